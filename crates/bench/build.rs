@@ -1,4 +1,4 @@
-//! Tells the program by which profile it is built: cargo knows profiles of our own by their folder alone.
+//! Passes the profile of the build to the program: cargo reports profiles of our own only by their folder.
 
 use std::path::Path;
 

@@ -111,7 +111,7 @@ fn filled(page: &str, goals: &Goals) -> Result<String, String> {
     Ok(out)
 }
 
-/// What is wrong with the part of the page that people write.
+/// The faults of the hand-written part of the page.
 fn by_hand(page: &str, findings: &mut Vec<String>) {
     let mut is_made = false;
     for (n, line) in page.lines().enumerate() {

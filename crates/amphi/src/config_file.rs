@@ -40,7 +40,7 @@ pub struct ConfigFile {
     /// The least protection of connections to other servers.
     #[serde(default, deserialize_with = "secure")]
     pub peers_secure: Option<Secure>,
-    /// Addresses that others are told.
+    /// Addresses that are reported to others.
     #[serde(default)]
     pub advertise: Vec<String>,
     /// Addresses of servers of the cluster to be part of.
@@ -56,7 +56,7 @@ pub struct ConfigFile {
     /// Polling of the workers, microseconds.
     #[serde(default, deserialize_with = "spin_us")]
     pub worker_spin_us: Option<u64>,
-    /// What tunables of the server begin with, by their names without `server.`.
+    /// First values of tunables of the server, by their names without `server.`.
     #[serde(default, deserialize_with = "tunables")]
     pub tunables: Vec<(String, String)>,
     /// Permission bits of Unix sockets, octal in quotes.
@@ -75,11 +75,11 @@ pub struct IdentityFields {
     pub file: Option<PathBuf>,
     /// Folder of the audit log.
     pub audit: Option<PathBuf>,
-    /// What happens while that cannot be written.
+    /// The behaviour while that cannot be written.
     pub audit_full: Option<WhenFull>,
 }
 
-/// What `amphi server --example-config` prints: every field, with its default where it has one.
+/// The output of `amphi server --example-config`: every field, with its default where it has one.
 pub const EXAMPLE: &str = r#"# Configuration of one AmphiFS server: amphi server --config FILE
 # Options on the command line win over this file. Paths that are not absolute count from the folder of this file.
 

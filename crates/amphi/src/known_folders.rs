@@ -5,7 +5,7 @@
 //!
 //! A folder that was in use and is empty, or has gone, is most often that of a disk that is not mounted. So the note
 //! lies apart from the folder: in `$AMPHI_STATE`, or `/var/lib/amphi-state` for root, or `$XDG_STATE_HOME/amphi` or
-//! `~/.local/state/amphi` for others. It is a help, no lock: who cannot write it goes on without.
+//! `~/.local/state/amphi` for others. It is a help, no lock: a process that cannot write it continues without.
 //!
 //! Bound: the last `FOLDERS_MAX` folders.
 
@@ -25,7 +25,7 @@ pub struct KnownFolders {
 }
 
 impl KnownFolders {
-    /// Those that this process goes by.
+    /// The folders that this process uses.
     pub fn here() -> KnownFolders {
         let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let system = || rustix::process::geteuid().is_root().then(|| PathBuf::from("/var/lib/amphi-state"));
@@ -33,7 +33,7 @@ impl KnownFolders {
         KnownFolders { dir: set("AMPHI_STATE").or_else(system).or_else(|| user().map(|dir| dir.join("amphi"))) }
     }
 
-    /// Those that are noted in `dir`.
+    /// The folders recorded in `dir`.
     #[cfg(test)]
     fn at(dir: &Path) -> KnownFolders {
         KnownFolders { dir: Some(dir.to_path_buf()) }
@@ -89,8 +89,8 @@ impl KnownFolders {
 mod tests {
     use super::*;
 
-    /// Goal: folders are remembered once, the last of them, and a place that cannot be written is an error and nothing
-    /// more. Method: more folders than there is room for.
+    /// Goal: folders are remembered once, the last of them, and a place that cannot be written is an error without
+    /// further effect. Method: more folders than the list holds.
     #[test]
     fn folders_are_remembered() {
         let place = tempfile::tempdir().expect("temporary folder");

@@ -1,10 +1,10 @@
 //! Log lines of one kind have a rate: whoever makes a server or a mount say something cannot fill the disk with it, nor
 //! hide other lines.
 //!
-//! Owns: counting lines by the place in the code that says them. Does not own: what is said, and to whom.
+//! Owns: counting lines by their place in the code. Does not own: the lines, and their receivers.
 //!
-//! What AMPHI_LOG=debug shows beyond is not limited: somebody looks for something then. Bound: one entry for each place
-//! that logs.
+//! Further lines under AMPHI_LOG=debug are not limited: they serve the search for an error. Bound: one entry for each
+//! place that logs.
 
 use amphi_env::Time;
 use amphi_env::real::monotonic;
@@ -15,7 +15,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Lines of one kind within `PERIOD`; what is beyond is counted, and the count is said with the next one.
+/// Lines of one kind within `PERIOD`; further ones are counted, and the count is logged with the next one.
 const LINES_MAX: u32 = 20;
 /// See there.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -75,8 +75,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
 mod tests {
     use super::*;
 
-    /// Goal: a kind of line is said so often in a period, and what was left out is counted once. Method: a flood over
-    /// three periods.
+    /// Goal: a kind of line is logged at most so often in a period, and the omitted lines are counted once. Method: a
+    /// flood over three periods.
     #[test]
     fn a_kind_has_a_rate() {
         let mut kind = Kind::default();

@@ -41,6 +41,10 @@ enum Command {
     Top(cmd::top::Top),
     Explain(cmd::explain::Explain),
     Advise(cmd::explain::Advise),
+    Record(cmd::record::Record),
+    Replay(cmd::replay::Replay),
+    WhatIf(cmd::what_if::WhatIf),
+    Verify(cmd::verify::Verify),
     Metrics(cmd::metrics::Metrics),
     Sync(cmd::sync::Sync),
     Stage(cmd::stage::Stage),
@@ -83,6 +87,10 @@ fn run(command: Command) -> Outcome {
         Command::Top(c) => c.run(),
         Command::Explain(c) => c.run(),
         Command::Advise(c) => c.run(),
+        Command::Record(c) => c.run(),
+        Command::Replay(c) => c.run(),
+        Command::WhatIf(c) => c.run(),
+        Command::Verify(c) => c.run(),
         Command::Metrics(c) => c.run(),
         Command::Sync(c) => c.run(),
         Command::Stage(c) => c.run(),
@@ -113,7 +121,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
-        // Where nobody reads the log any more, nothing is said, and the work goes on.
+        // Where the log is no longer read, nothing is logged, and the work continues.
         .log_internal_errors(false);
     tracing_subscriber::registry().with(filter).with(log_limit::LogLimit::default()).with(lines).init();
     if let Some(outcome) = cmd::mount_helper::run_if_named() {

@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
 /// A member that ran for so long starts anew with the shortest pause.
 const RAN_WELL: Duration = Duration::from_secs(60);
-/// The option with which a member makes zones; one that had some never makes others.
+/// The option with which a member makes zones; a member that had zones never makes others.
 const FORMAT: &str = "--format";
 /// How long a member may take to stop in order.
 const STOPPING: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ const STOPPING: Duration = Duration::from_secs(60);
 /// Ends this process when its parent does.
 pub fn end_with(parent: i32) -> Outcome {
     set_parent_process_death_signal(Some(Signal::TERM)).during(|| "watch the parent".into())?;
-    // It may have ended before the kernel was told.
+    // It may have ended before the kernel was notified.
     match getppid() {
         Some(pid) if pid.as_raw_nonzero().get() == parent => Ok(()),
         _ => Err(Failure::refused(format!("process {parent} is not the parent"))),
@@ -47,7 +47,7 @@ fn has_zones(dir: &Path) -> bool {
     names.map(|e| e.file_name()).any(|n| n.to_string_lossy().ends_with(".zone"))
 }
 
-/// Where the servers of one `amphi up` lie.
+/// The places of the servers of one `amphi up`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     data: PathBuf,
@@ -68,7 +68,7 @@ impl Site {
         // Also behind a gap: a server whose folder is not there is missed, not forgotten.
         let further = (1..SERVERS_MAX).rev().find(|k| member(*k).is_dir()).unwrap_or(0);
         let found = if alone || further > 0 || has_zones(&member(0)) { 1 + further } else { 0 };
-        // The first server makes its zones before any other does. Of the others it knows itself who is missed.
+        // The first server makes its zones before any other does. It knows which of the others are missing.
         if let Some(k) = (1..=further).find(|k| !alone && has_zones(&member(*k)) && !has_zones(&member(0))) {
             return Err(Failure::refused(format!(
                 "{}: server-{k} in it has zones, but neither server-0 nor the folder itself has those of the first server: is its folder mounted? Put \
@@ -143,7 +143,7 @@ impl Site {
         config.advertise = vec![self.socket(0)];
     }
 
-    /// Arguments of the others. Those without zones make some: the master refuses one that it has known with others.
+    /// Arguments of the others. Those without zones make some: the master refuses one that it knows with other zones.
     pub fn members(&self, storage: &Storage, key: Option<&Path>) -> Vec<Vec<String>> {
         let one = |k: u16| {
             let data = self.data.join(format!("server-{k}")).display().to_string();
@@ -176,7 +176,7 @@ impl Site {
     }
 }
 
-/// What the threads of a member share.
+/// The shared state of the threads of a member.
 #[derive(Default)]
 struct Watched {
     stopping: AtomicBool,
@@ -286,7 +286,7 @@ fn tend(args: &[String], watched: &Watched, ready: mpsc::Sender<Outcome>) {
 
 fn spawn(args: &[String]) -> std::io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
-    // The service manager hears this process alone.
+    // Only this process reports to the service manager.
     for name in amphi_host::notify::VARIABLES {
         command.env_remove(name);
     }
@@ -333,8 +333,8 @@ mod tests {
     use super::*;
     use crate::storage_kind::Rotational;
 
-    /// Goal: what lies in a data folder decides where servers go: one alone stays where it is, also when others join; a
-    /// cluster never shrinks. Method: folders made by hand.
+    /// Goal: the contents of a data folder decide the place of servers: a single one stays where it is, also when
+    /// others join; a cluster never shrinks. Method: folders made by hand.
     #[test]
     fn folders_of_servers() {
         let dir = tempfile::tempdir().expect("temporary folder");

@@ -8,7 +8,7 @@ use amphi_server::ServerConfig;
 use amphi_transport::{Secure, is_unix};
 use clap::Args;
 
-/// What stands between an address and its level.
+/// The separator between an address and its level.
 const SECURE: &str = ",secure=";
 
 /// A level as it is typed.
@@ -16,7 +16,7 @@ pub fn level(text: &str) -> Result<Secure, String> {
     Secure::parse(text).ok_or_else(|| format!("'{text}' is no level; there are off, mac and tls"))
 }
 
-/// What somebody who connects accepts.
+/// The least level that a client accepts.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LeastSecure {
     /// The least protection of connections over TCP that is accepted: off, mac (signed) or tls (encrypted) [default:

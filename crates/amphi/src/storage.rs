@@ -59,8 +59,8 @@ pub fn socket_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "give permission bits as chmod has them, for instance 0660".to_string())
 }
 
-/// Workers of one of so many servers that share a machine, unless somebody says: half of the cores, since those who
-/// work with what it serves need the others.
+/// Workers of one of so many servers that share a machine, by default: half of the cores, since the users of its files
+/// need the others.
 pub fn workers_of_one_of(servers: u16) -> u16 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = cores / 2 / usize::from(servers.max(1));

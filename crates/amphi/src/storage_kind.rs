@@ -15,7 +15,7 @@ const DEPTH_MAX: usize = 8;
 /// Parts of a model's name that say that there is no such disk.
 const VIRTUAL_MODELS: [&str; 5] = ["virtual", "qemu", "vbox", "vmware", "xen"];
 
-/// What an operator says of the storage.
+/// The operator's statement about the storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Rotational {
     /// Look at the device.

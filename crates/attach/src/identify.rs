@@ -1,7 +1,7 @@
 //! Finding out what a descriptor is.
 //!
-//! Owns: the questions to the kernel and to the mount, in order of what they cost. Does not own: who may learn
-//! something (`owner`), what is remembered (`table`, `maps`).
+//! Owns: the questions to the kernel and to the mount, in ascending order of cost. Does not own: which processes may
+//! learn (`owner`), the stored results (`table`, `maps`).
 //!
 //! The mount is asked twice. Another thread may put another file in the place of the number while the first question is
 //! on its way; the answer is then about the former file, and perhaps from after its close. If both answers are the
@@ -15,7 +15,7 @@ use amphi_shm::layout::{HANDLES, VERSION};
 use amphi_shm::talk::{IDENTIFY, Identity, REQUEST_MAGIC, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Mounts whose memory could not be had: after so many, nothing is tried any more.
+/// Mounts whose memory could not be had: after this many, nothing is tried any more.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 const FAILED_MAX: u32 = 3;
 
@@ -72,7 +72,7 @@ fn memory_of(identity: &Identity) -> Option<(usize, usize)> {
         return Some((board, map));
     }
     if board.is_none() && !sys::address_space_is_unlimited() {
-        // What is mapped here would be missing to the program.
+        // Memory mapped here would be missing to the program.
         FAILED.store(FAILED_MAX, Relaxed);
         return None;
     }

@@ -1,12 +1,12 @@
 //! The thin side of access without the kernel: reads of descriptors on a mount from memory that the mount shares.
 //!
-//! Owns: which descriptors of this process are open files of a mount (`table`), finding that out (`identify`), who may
-//! learn it (`owner`), the memory (`maps`), and the reads themselves (`read`). Does not own: the symbols that programs
-//! call (`preload`), the layout and the rules of the memory (`shm`).
+//! Owns: which descriptors of this process are open files of a mount (`table`), finding that out (`identify`), which
+//! processes may learn it (`owner`), the memory (`maps`), and the reads themselves (`read`). Does not own: the symbols
+//! that programs call (`preload`), the layout and the rules of the memory (`shm`).
 //!
-//! The kernel is the authority for everything that a descriptor is: number, dup, fork, exec, position, flags, rights.
-//! What is kept here are hints that the mount can make void. So a function answers `None` whenever it is in doubt, and
-//! the caller then makes the real call on the real descriptor.
+//! The kernel is the authority for all properties of a descriptor: number, dup, fork, exec, position, flags, rights.
+//! The state kept here are hints that the mount can invalidate. So a function answers `None` whenever it is in doubt,
+//! and the caller then makes the real call on the real descriptor.
 //!
 //! Invariants: no thread, no descriptor that stays, no allocation, no lock that a thread could wait for, no panic, no
 //! system call before the eighth read of a descriptor. Everything works in signal handlers and after `fork`.

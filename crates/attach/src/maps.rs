@@ -1,11 +1,11 @@
 //! The memory that mounts share, as this process has mapped it.
 //!
-//! Owns: the tables of boards and exports, making and replacing mappings. Does not own: asking for the memory
+//! Owns: the tables of boards and exports, making and replacing mappings. Does not own: requesting the memory
 //! (`identify`), reading it (`read`).
 //!
-//! Invariant: the address and the number of slots of a place never change once it was used. So a reader that was on its
-//! way when an export was given up reads memory that is mapped, whatever has come into its place; it finds the word of
-//! its descriptor or the state of the export changed.
+//! Invariant: the address and the number of slots of a place never change once it was used. So a reader that was under
+//! way when an export was abandoned reads memory that is mapped, even if its place was reused; it finds the word of its
+//! descriptor or the state of the export changed.
 
 use crate::owner::is_own_memory;
 use crate::{sys, table};
@@ -73,7 +73,7 @@ impl Export {
         self.slots
     }
 
-    /// Where bytes of a slot lie. Both must be inside: `rules::read` says so.
+    /// The address of bytes of a slot. Both must be inside: `rules::read` guarantees it.
     #[inline]
     pub(crate) fn bytes(&self, slot: usize, at: usize) -> *const u8 {
         (self.base + data_offset(self.slots.len()) + slot * SLOT_BYTES + at) as *const u8
@@ -147,7 +147,7 @@ pub(crate) fn add_board(fd: &sys::Owned, socket: [u64; 2]) -> Option<usize> {
     None
 }
 
-/// Maps an export of so many slots.
+/// Maps an export of this many slots.
 pub(crate) fn add_export(fd: &sys::Owned, board: usize, id: u64, slots: usize) -> Option<usize> {
     if slots == 0 || slots > SLOTS_MAX {
         return None;

@@ -1,8 +1,8 @@
 //! Which process this memory belongs to.
 //!
-//! A child of `vfork` runs in the memory of its parent with descriptors of its own. What it learnt would count for the
-//! parent, so it learns nothing. Two signs tell it: the counter that the wrapper of `vfork` raises, and a page that
-//! reads 0 in a child of `fork` and holds the id of the process that this memory belongs to otherwise.
+//! A child of `vfork` runs in the memory of its parent with descriptors of its own. Its results would count for the
+//! parent, so it stores none. Two signs tell it: the counter that the wrapper of `vfork` raises, and a page that reads
+//! 0 in a child of `fork` and holds the id of the process that this memory belongs to otherwise.
 
 use crate::sys;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};

@@ -5,12 +5,13 @@
 //!
 //! Order of a read: the word of the descriptor, the generation of its handle, the lease, the bytes by the rules of the
 //! memory, the generation and the word once more. A close of the handle that has returned has raised the generation;
-//! what the mount shows was right at a moment within the call.
+//! the bytes that the mount shows were right at a moment within the call.
 //!
 //! **Positions.** The kernel keeps the position of a descriptor, which other processes may share. `read_next` reads at
 //! the place where the position probably is, and then moves the position by that much with one `lseek`, which is atomic
-//! in the kernel and asks no mount. If the position was elsewhere, the moved part is this call's all the same: it reads
-//! there. It serves only reads that get all they ask for, so that it never has to give a part back in the common case.
+//! in the kernel and asks no mount. If the position was elsewhere, the moved part belongs to this call all the same: it
+//! reads there. It serves only reads that get all their bytes, so that it never has to move the position back in the
+//! common case.
 
 use crate::report::{Way, count};
 use crate::table::{self, Known, Shared};
@@ -29,7 +30,7 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Longest read that is served here: what one read of a mount is atomic for.
+/// Longest read that is served here: the size up to which a read of a mount is atomic.
 const READ_MAX: u64 = 8 << 20;
 
 /// Bytes are copied through the kernel, so that a bad buffer gives EFAULT instead of a signal.
@@ -40,7 +41,7 @@ pub fn set_strict() {
     STRICT.store(true, Relaxed);
 }
 
-/// Where the next byte goes.
+/// The address of the next byte.
 struct Cursor<'a> {
     pieces: &'a [Piece],
     at: usize,
@@ -48,7 +49,7 @@ struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// Copies bytes to where the pieces go on.
+    /// Copies bytes to where the pieces continue.
     #[inline]
     fn put(&mut self, mut from: *const u8, mut len: usize) {
         while len > 0 {
@@ -81,7 +82,7 @@ fn length(pieces: &[Piece]) -> Option<u64> {
     (sum <= READ_MAX).then_some(sum)
 }
 
-/// What the word of a descriptor says, if it says that it may be served here; finds it out if it is time to.
+/// The contents of the word of a descriptor, if it may be served here; determines them when it is time to.
 #[inline]
 fn look(fd: i32) -> Option<(&'static AtomicU64, u64, Shared)> {
     let place = table::word(fd)?;
@@ -216,7 +217,7 @@ pub unsafe fn read_next(fd: i32, pieces: &[Piece]) -> Option<usize> {
         // Perhaps the position is elsewhere: that costs a hundredth of what the mount would take.
         let now = sys::seek_by(fd, 0).ok()?;
         if now == at {
-            // Where the position will be when the kernel has read.
+            // The probable position when the kernel has read.
             hint.store(at.wrapping_add(len), Relaxed);
             return None;
         }
@@ -234,12 +235,12 @@ pub unsafe fn read_next(fd: i32, pieces: &[Piece]) -> Option<usize> {
         count(Way::Shared);
         return Some(len as usize);
     }
-    // The position was elsewhere, and what lies there is not shared. This part is this call's, as the position says.
+    // The position was elsewhere, and the bytes there are not shared. This part belongs to this call, by the position.
     // SAFETY: the caller vouches for the pieces.
     unsafe { from_kernel(fd, pieces, mine, len) }
 }
 
-/// Reads a part that the position has passed already through the kernel, and gives back what is behind its end.
+/// Reads a part that the position has passed already through the kernel, and moves it back by the part behind the end.
 #[cold]
 unsafe fn from_kernel(fd: i32, pieces: &[Piece], offset: u64, len: u64) -> Option<usize> {
     let mut read = 0;

@@ -64,7 +64,7 @@ pub fn count(way: Way) {
     }
 }
 
-/// What was counted, with words for people.
+/// The counters, with words for people.
 pub fn counts() -> impl Iterator<Item = (&'static str, u64)> {
     NAMES.iter().zip(&COUNTS).map(|(name, count)| (*name, count.load(Relaxed)))
 }

@@ -281,7 +281,7 @@ pub(crate) fn length(fd: &Owned) -> Result<u64, Failure> {
 
 const BOOTTIME: usize = 7;
 type Clock = unsafe extern "C" fn(i32, *mut [i64; 2]) -> i32;
-/// The clock in the memory that the kernel gives every process; 0: not looked for yet, 1: there is none.
+/// The clock in the memory that the kernel gives every process; 0: not searched for yet, 1: there is none.
 static CLOCK: AtomicUsize = AtomicUsize::new(0);
 
 unsafe extern "C" {
@@ -301,7 +301,7 @@ pub(crate) fn find_clock() {
     CLOCK.store(found.unwrap_or(1), Relaxed);
 }
 
-/// Where the function that reads clocks lies in the ELF image at `image`.
+/// The address of the function that reads clocks in the ELF image at `image`.
 ///
 /// # Safety
 /// There must be the image of a shared object that stays.

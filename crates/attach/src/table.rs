@@ -1,4 +1,4 @@
-//! What is known of the descriptors of this process: a word for each number.
+//! The known state of the descriptors of this process: a word for each number.
 //!
 //! Owns: the words, and when they stop counting. Does not own: finding out what a descriptor is (`identify`).
 //!
@@ -8,18 +8,18 @@
 //! | 1: an open file of a mount | 10: map; 2: board; 16: handle; 32: its generation |
 //! | 2: the kernel serves it | 52: a stamp |
 //!
-//! A word of kind 1 counts as long as the mount has not raised the generation of the handle, which it does before any
-//! close of the handle returns. Functions that change what a number means put a word of kind 0 with a new stamp there.
-//! Who finds out what a number means stores that only in the place of the very word that it has seen before; so a
-//! number that was closed and used again meanwhile is asked for again. A child of `fork` has the words of its parent,
-//! which count there as well: its descriptors are the same open files.
+//! A word of kind 1 is valid as long as the mount has not raised the generation of the handle, which it does before any
+//! close of the handle returns. Functions that change the meaning of a number put a word of kind 0 with a new stamp
+//! there. A thread that identifies a number stores the result only in the place of the very word that it has seen
+//! before; so a number that was closed and used again meanwhile is identified again. A child of `fork` has the words of
+//! its parent, which are valid there as well: its descriptors are the same open files.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Descriptors that are looked at; those with higher numbers are the kernel's.
 pub(crate) const DESCRIPTORS: usize = 4096;
-/// Reads after which it is found out what a descriptor is. That costs as much as two reads through a mount; who reads a
-/// small file reads twice, and then closes it.
+/// Number of reads after which a descriptor is identified. That costs as much as two reads through a mount; a program
+/// that reads a small file reads twice, and then closes it.
 const READS_FIRST: u64 = 7;
 /// How often that number doubles while mounts answer that they do not share what is read.
 const DOUBLED_MAX: u32 = 7;
@@ -33,7 +33,7 @@ const SHARED: u64 = 1;
 const KERNEL: u64 = 2;
 
 static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
-/// Where the position of a descriptor probably is.
+/// The probable position of a descriptor.
 static POSITIONS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 static STAMP: AtomicU64 = AtomicU64::new(1);
 /// Answers of mounts, one after the other, that they do not share a file.
@@ -51,7 +51,7 @@ pub fn is_off() -> bool {
     OFF.load(Relaxed)
 }
 
-/// An open file of a mount, as a word says.
+/// An open file of a mount, decoded from its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shared {
     pub(crate) map: usize,
@@ -103,7 +103,7 @@ pub(crate) fn known(word: u64) -> Known {
     }
 }
 
-/// One more read of a descriptor of which nothing is known. Returns whether it is time to find out what it is.
+/// One more read of an unidentified descriptor. Returns whether it is time to identify it.
 pub(crate) fn note_read(place: &AtomicU64, seen: u64) -> bool {
     let first = READS_FIRST << UNSHARED.load(Relaxed).min(DOUBLED_MAX);
     if (seen & READS) >> READS_SHIFT >= first {
@@ -122,7 +122,7 @@ pub(crate) fn note_answer(is_shared: bool) {
     }
 }
 
-/// Stores what a descriptor is if its word is still `seen`.
+/// Stores the identity of a descriptor if its word is still `seen`.
 pub(crate) fn learn(place: &AtomicU64, seen: u64, shared: Option<Shared>) {
     let now = match shared {
         Some(shared) => shared.word(),

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Mutex;
 
-/// The tables are of the process: tests that count on what nobody else puts there take turns.
+/// The tables are of the process: tests that rely on exclusive use of them take turns.
 static TURN: Mutex<()> = Mutex::new(());
 const LEASE_NS: u64 = 60_000_000_000;
 
@@ -34,7 +34,7 @@ fn knows(fd: i32, shared: Shared) {
 }
 
 /// Goal: a descriptor is read from the memory of its export as long as its word, the generation of its handle and the
-/// lease count, and no longer. Method: a story for each; the numbers are no descriptors, so nothing is asked for.
+/// lease count, and no longer. Method: a story for each; the numbers are no descriptors, so nothing is requested.
 #[test]
 fn what_stops_reads() {
     let _turn = TURN.lock();

@@ -1,11 +1,11 @@
 //! `amphi bench breakdown`: where the time of a buffered and of a direct write goes (Figure 2 of autoIO, FAST'24):
 //! copies, cache management, locks, transport, disk.
 //!
-//! One stream of the client library to a server behind a Unix socket. Parts are what client and server count for
-//! themselves; the copy into the cache is measured beside, as memcpy of the same bytes to and from memory of the same
-//! size, for as many of them as the mount counted as copied: whole units are adopted with their memory. What runs at
-//! the same time as something else counts in full, so the parts of a buffered write may be more than its time on the
-//! clock. Write-back goes one request at a time here, so a buffered write takes longer than it does otherwise.
+//! One stream of the client library to a server behind a Unix socket. Parts are the counters of client and server; the
+//! copy into the cache is measured separately, as memcpy of the same bytes to and from memory of the same size, for as
+//! many of them as the mount counted as copied: whole units are adopted with their memory. Work that runs at the same
+//! time as other work counts in full, so the parts of a buffered write may exceed its elapsed time. Write-back goes one
+//! request at a time here, so a buffered write takes longer than it does otherwise.
 
 use super::Run;
 use super::embedded::Remote;
@@ -37,7 +37,7 @@ const PARTS: [&str; 9] = [
 /// Measures both modes at some sizes.
 pub fn run(run: &mut Run) -> Outcome {
     let remote = Remote::start(&run.dir.join("breakdown"), Way::Unix)?;
-    // One write-back at a time: else requests that wait for each other would count as time of the transport.
+    // One write-back at a time: otherwise requests that wait for each other would count as time of the transport.
     remote.set("writeback.flight_bytes=1M")?;
     let sizes: &[(usize, u64)] = match run.quick {
         true => &[(1 << 20, 0)],

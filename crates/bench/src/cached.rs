@@ -1,4 +1,4 @@
-//! `amphi bench library`: what a cached operation costs in the client library, and what a stat of the server costs.
+//! `amphi bench library`: the cost of a cached operation in the client library, and of a stat of the server.
 //!
 //! Cached 4 KiB reads and writes beside `memcpy` of the same bytes at the same places: hot (64 KiB, the processor's
 //! cache) and large (64 MiB, main memory). A stat beside a bare ping-pong over the same way with the same polling.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-/// What a mount is set to whose own way of reading is measured: by default the kernel serves what it can.
+/// Setting of a mount whose own reads are measured: by default the kernel serves the reads that it can.
 pub const OWN_READS: &str = "hybrid.kernel_cache=off";
 
 /// A cluster with a mount, in a process of its own.

@@ -1,7 +1,7 @@
 //! `amphi demo`: the main job on real input, from nothing to nothing left running.
 //!
-//! Owns the order of the steps and what is said about them; the steps are in `demo/`. Everything goes through
-//! the program's own front end: a child process `amphi up` and the mount it makes.
+//! Owns the order of the steps and their messages; the steps are in `demo/`. Everything goes through the program's own
+//! front end: a child process `amphi up` and the mount it makes.
 
 mod cluster;
 mod folder;
@@ -46,7 +46,7 @@ pub struct Demo {
     largest: u64,
 }
 
-/// What stays of a demo.
+/// The results that stay of a demo.
 const TABLE: &str = "table.txt";
 const PICTURE: &str = "stream.svg";
 const RESULTS: [&str; 2] = [TABLE, PICTURE];
@@ -64,7 +64,7 @@ fn done(what: &str, since: Time) {
     println!("  {what:<60} {:>7.1} s", monotonic().since(since).as_secs_f64());
 }
 
-/// What this program prints if it is started with `args` and `path`, each line a bit to the right.
+/// The output of this program with `args` and `path`, each line indented a little.
 fn shown(args: &[&str], path: &Path) -> Outcome<String> {
     let program = std::env::current_exe().during(|| "find this program".into())?;
     let out = Command::new(program).args(args).arg(path).output();
@@ -76,7 +76,7 @@ fn shown(args: &[&str], path: &Path) -> Outcome<String> {
     Ok(String::from_utf8_lossy(&out.stdout).lines().map(|line| format!("  {line}\n")).collect())
 }
 
-/// Prints one screen of `amphi top`, while a file of 8 MiB is written again and again, and what `amphi explain` says of
+/// Prints one screen of `amphi top`, while a file of 8 MiB is written repeatedly, and the output of `amphi explain` for
 /// that file.
 fn looked_at(mount: &Path, stop: &Stop) -> Outcome {
     let (ended, written) = (AtomicBool::new(false), mount.join("looked-at"));

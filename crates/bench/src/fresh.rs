@@ -2,7 +2,7 @@
 //!
 //! Owns: the comparisons. First and second passes over a file, by who serves the reads: `hybrid.kernel_cache` auto, on
 //! and off, beside the local file system. Writes of a GiB, and of the next one by the same mount, through the cache
-//! beside `O_DIRECT`: where new memory is dear a cache must not grow for them.
+//! beside `O_DIRECT`: where new memory is expensive a cache must not grow for them.
 
 use super::Run;
 use super::cluster::Cluster;

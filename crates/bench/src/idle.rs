@@ -34,7 +34,7 @@ pub fn run(run: &mut Run) -> Outcome {
         ];
         let series = alternate(run, state, arms)?;
         let (memory, cpu) = (Goal::AtMost(MEMORY_GOAL_MIB), Goal::AtMost(CPU_GOAL_PERCENT));
-        // What the cache holds after work is for use and bounded by its own limit.
+        // Memory of the cache after work is in use and bounded by its own limit.
         let memory_goal = (state == "fresh").then_some(memory);
         table.row(vec![
             state.into(),

@@ -1,9 +1,8 @@
-//! `amphi bench mount`: what programs do again and again on files that nobody changes: the kernel of a mount can serve
-//! it.
+//! `amphi bench mount`: repeated operations of programs on unchanged files: the kernel of a mount can serve them.
 //!
-//! Owns: the comparisons. Sides: the local file system, a mount that is alone, a mount beside a second one that has
-//! looked at all of it. All of them have done everything once before (the warm-up round), so what is measured is warm.
-//! What mounts do that have just been started follows (`fresh`).
+//! Owns: the comparisons. Sides: the local file system, a mount in sole mode, a mount beside a second one that has read
+//! all of it. All of them have done everything once before (the warm-up round), so the caches are warm. Measurements of
+//! mounts that have just been started follow (`fresh`).
 
 use super::Run;
 use super::clock::now;
@@ -96,7 +95,7 @@ fn prepare(run: &Run, places: &[PathBuf]) -> Outcome {
             .during(|| format!("write in {}", place.display()))?;
         tree::copy(&source, &place.join("tree"), &Stop::default())?;
         for args in [&["init", "-q"][..], &["add", "-A"], &["commit", "-q", "-m", "all"]] {
-            // Where there is no git its row is left out.
+            // Without git its row is omitted.
             let _ = ended(git(place, args));
         }
         if let Some(library) = python_library() {
@@ -106,7 +105,7 @@ fn prepare(run: &Run, places: &[PathBuf]) -> Outcome {
     Ok(())
 }
 
-/// What the modules need: neither installed packages nor tests.
+/// The files that the modules need: neither installed packages nor tests.
 fn copy_library(from: &Path, to: &Path) -> Outcome {
     const LEFT_OUT: [&str; 5] = ["site-packages", "test", "idlelib", "ensurepip", "lib2to3"];
     std::fs::create_dir_all(to).during(|| format!("make {}", to.display()))?;

@@ -1,8 +1,8 @@
 //! `amphi bench`: measurements with their goals, ratios taken in one run. A benchmark is not a test.
 //!
-//! Owns: the command line, the order that benchmarks run in. Does not own: what all share (`run`). Each benchmark
-//! is a file of `bench/`. Invariants: sides of a comparison take turns within one run; every sample is kept; what was
-//! started is stopped and unmounted, also after an error or a signal.
+//! Owns: the command line, the order that benchmarks run in. Does not own: the parts that all share (`run`). Each
+//! benchmark is a file of `bench/`. Invariants: sides of a comparison take turns within one run; every sample is kept;
+//! what was started is stopped and unmounted, also after an error or a signal.
 
 mod bare;
 mod breakdown;
@@ -152,7 +152,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Runs what was asked for.
+    /// Runs the selected benchmarks.
     pub fn run(mut self) -> Outcome {
         match self.workload.take() {
             Some(Workload::Ior(ior)) => return ior.run(),

@@ -102,7 +102,7 @@ impl LibraryFile {
         self.client.fsync(&self.ctx, &self.file, false).wait(None).during(|| format!("fsync {}", self.name))
     }
 
-    /// One write of all of `buf`, which is given away, and served on this thread if it can be.
+    /// One write of all of `buf`, whose ownership passes to the client, and served on this thread if possible.
     fn write(&self, at: u64, mut buf: Buf) -> Outcome {
         let len = buf.len();
         let done = match self.client.try_write_buf(&self.ctx, &self.file, at, &mut buf, Hints::default()) {
@@ -213,7 +213,7 @@ impl LibraryFile {
         }
     }
 
-    /// One write into the cache; waits if it must. Whether it was served on this thread.
+    /// One write into the cache; waits if it must. Returns whether it was served on this thread.
     pub fn cached_write(&self, at: u64, bytes: &[u8]) -> Outcome<bool> {
         match self.client.try_write(&self.ctx, &self.file, at, bytes, Hints::default()) {
             Some(_) => Ok(true),

@@ -43,7 +43,7 @@ impl Machine {
         }
     }
 
-    /// What comes before a command line that runs there, with the files of here.
+    /// The prefix of a command line that runs there, with the files of this machine.
     fn enter(&self) -> Vec<String> {
         vec!["nsenter".into(), format!("--net=/proc/{}/ns/net", self.holder.id()), "--".into()]
     }
@@ -116,12 +116,12 @@ impl Links {
         format!("tcp:{}:0", Links::address(0))
     }
 
-    /// What comes before a command of the servers.
+    /// The prefix of a command of the servers.
     pub fn server(&self) -> Vec<String> {
         self.machines[0].enter()
     }
 
-    /// What comes before a command of mount `n`.
+    /// The prefix of a command of mount `n`.
     pub fn mount(&self, n: usize) -> Vec<String> {
         self.machines[n + 1].enter()
     }

@@ -1,10 +1,11 @@
-//! `amphi bench locks`: what a lock costs when there are 100,000 on one file: time for each to enqueue, memory for
+//! `amphi bench locks`: the cost of a lock when there are 100,000 on one file: time for each to enqueue, memory for
 //! each.
 //!
-//! Owns: the workload. Two sessions of a server in a process of its own ask for locks of 8 bytes, each between two of
+//! Owns: the workload. Two sessions of a server in a process of its own request locks of 8 bytes, each between two of
 //! the other's, in an order that jumps about. They are sent as raw requests: a mount keeps at most `locks.max` of them.
-//! The time is that of the whole way, some requests under way at a time; beside it stands the same way with a request
-//! that does nothing, and one that meets a lock of the other session, which is called back and given back first.
+//! The time is that of the whole round trip, some requests under way at a time; compared with the round trip of a
+//! request that does nothing, and of one that conflicts with a lock of the other session, which is called back and
+//! returned first.
 
 use super::Run;
 use super::idle::memory_mib;
@@ -31,7 +32,7 @@ const DEPTH: u64 = 16;
 const STRIDE: u64 = 16;
 /// Coprime to all numbers of locks: visits every place once, far from the one before.
 const JUMP: u64 = 618_033;
-/// What an enqueue may take.
+/// The goal for the time of an enqueue.
 const GOAL_US: f64 = 20.0;
 
 /// Measures a server with more and more locks on one file.
@@ -82,7 +83,7 @@ pub fn run(run: &mut Run) -> Outcome {
     Ok(())
 }
 
-/// What was found with so many locks held.
+/// The results with this many locks held.
 #[derive(Default)]
 struct Row {
     held: u64,
@@ -144,7 +145,7 @@ impl LinkEvents<RealEnv> for Events {
             Push::Callback { target, lock, .. } => (target, Request::LockCancel { locks: vec![lock] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change }),
             Push::Revoke { target, id, .. } => (target, Request::Revoked { ids: vec![id] }),
-            // Nothing is written, nobody asks for a size.
+            // There are no writes and no requests for a size.
             _ => return,
         };
         if let (Some(env), Some(link)) = (&*self.env.borrow(), self.link.borrow().upgrade()) {
@@ -193,7 +194,7 @@ async fn make_file(session: &Session) -> Outcome<ObjectId> {
     }
 }
 
-/// Microseconds for each of `SAMPLE` requests, and what came of them.
+/// Microseconds for each of `SAMPLE` requests, and their results.
 async fn timed<T>(work: impl Future<Output = Outcome<T>>) -> Outcome<(f64, T)> {
     let start = super::clock::now();
     let result = work.await?;
@@ -220,7 +221,7 @@ async fn each<T, F: Future<Output = Outcome<T>>>(
     Ok(all.into_iter().flatten().collect())
 }
 
-/// Where lock `n` begins: those below the most that are held mix, those beyond lie between them.
+/// The start of lock `n`: those below the largest number held mix, those beyond lie between them.
 fn place(n: u64) -> u64 {
     let (most, beyond) = (HELD[2], n >= HELD[2]);
     n * JUMP % most * STRIDE + if beyond { STRIDE / 2 } else { 0 }

@@ -22,7 +22,7 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Kernel release.
     pub kernel: String,
-    /// What its idle cores do.
+    /// The state of its idle cores.
     pub idle: String,
     /// File system of the storage folder.
     pub storage: String,

@@ -15,12 +15,12 @@ pub struct MemoryGroup {
 /// Names of files of a version.
 struct Files {
     root: &'static str,
-    /// What is there if groups with a limit can be made there.
+    /// The file that exists if groups with a limit can be made there.
     marker: &'static str,
     limit: &'static str,
     /// The most that was used.
     peak: &'static str,
-    /// Where a line `oom_kill N` says how many processes the kernel has killed.
+    /// The file with a line `oom_kill N`, the number of processes that the kernel has killed.
     kills: &'static str,
 }
 
@@ -68,7 +68,7 @@ impl MemoryGroup {
         )))
     }
 
-    /// What comes before a command line that runs in it: a shell enters the group and becomes the program.
+    /// The prefix of a command line that runs in it: a shell enters the group and becomes the program.
     pub fn enter(&self) -> Vec<String> {
         let procs = self.procs.display().to_string();
         vec!["sh".into(), "-c".into(), "echo $$ > \"$0\" && exec \"$@\"".into(), procs]

@@ -1,12 +1,12 @@
 //! `amphi bench model`: large transfers beside the serial model 1/(1/disk + 1/transport + 1/FUSE), each term measured
 //! in the same rounds.
 //!
-//! The model is what a file system reaches whose parts work one after the other at their bare speed. Disk: O_DIRECT on
-//! the storage folder, for writes the faster of new blocks and existing ones, to the end of one sync. Transport: a
-//! hand-over to the thread that serves and back (in-process), or the payload over a bare socket. FUSE: the do-nothing
-//! target. Beside one stream, four at once: how far beyond the model the parts get when they overlap. Beside the disk
-//! with one buffer, the disk with as much memory as the file has, which is what a program that writes, and a cache that
-//! is filled, give it.
+//! The model is the throughput of a file system whose parts work one after the other at their bare speed. Disk:
+//! O_DIRECT on the storage folder, for writes the faster of new blocks and existing ones, to the end of one sync.
+//! Transport: a hand-over to the thread that serves and back (in-process), or the payload over a bare socket. FUSE: the
+//! do-nothing target. Beside one stream, four at once: how far the parts exceed the model when they overlap. Beside the
+//! disk with one buffer, the disk with as much memory as the file has, as a program that writes, and a cache that is
+//! filled, use it.
 
 use super::Run;
 use super::cluster::{Cluster, OWN_READS, set_mode};

@@ -25,7 +25,7 @@ pub struct Setup<'a> {
     pub group: Option<&'a MemoryGroup>,
     /// Mbit/s of the link between each mount and the servers; none: all share a Unix socket.
     pub link_mbit: Option<u32>,
-    /// The mounts serve all reads themselves: what is measured is their own way, as the papers have it.
+    /// The mounts serve all reads themselves: their own way is measured, as in the papers.
     pub own_reads: bool,
 }
 
@@ -40,7 +40,7 @@ pub struct Mounts {
     _links: Option<Links>,
 }
 
-/// What all on a network share.
+/// The key of all processes on a network.
 const KEY: &str = "a key of a benchmark that nobody else can reach";
 
 impl Mounts {
@@ -113,7 +113,7 @@ impl Mounts {
     pub fn set(&self, assignment: &str) -> Outcome {
         let name = assignment.split('=').next().unwrap_or_default();
         if !self.before.borrow().contains_key(name) {
-            // What cannot be read is refused below.
+            // An unreadable value is refused below.
             let now = control::read_if_any(&self.dirs[0], &format!("user.amphi.tunables.{name}"));
             let now = now.ok().flatten().unwrap_or_default();
             let mut before = self.before.borrow_mut();

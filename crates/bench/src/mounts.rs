@@ -1,5 +1,5 @@
-//! `amphi bench mounts`: what a second mount costs and what it sees, by two client libraries of one server on a Unix
-//! socket.
+//! `amphi bench mounts`: the cost of a second mount, and when it sees changes, by two client libraries of one server on
+//! a Unix socket.
 //!
 //! Owns: the comparisons. Sides: one mount does all of it, or a bare ping-pong on a socket of the same type with the
 //! same polling. Messages are counted by the clients' own counters, so that "round trips" is a number and not a guess
@@ -87,7 +87,7 @@ pub fn run(run: &mut Run) -> Outcome {
     two.stop()
 }
 
-/// Two mounts write one byte in turn: the lock goes to and fro, with what was written under it.
+/// Two mounts write one byte in turn: the lock alternates between them, with the data written under it.
 fn ping_pong(run: &mut Run, two: &Two) -> Outcome {
     let a = LibraryFile::create(two.client(0), "byte")?;
     let b = LibraryFile::open(two.client(1), "byte")?;
@@ -154,7 +154,7 @@ fn ping_pong(run: &mut Run, two: &Two) -> Outcome {
     a.remove()
 }
 
-/// stat of a file that the other mount writes, of one that nobody writes, and of one that is known.
+/// stat of a file that the other mount writes, of one without a writer, and of one that is known.
 fn stats(run: &mut Run, two: &Two) -> Outcome {
     let mut table = Table::new(
         "stat by one mount (us, median and range)",
@@ -272,7 +272,7 @@ fn blocks(run: &mut Run, two: &Two) -> Outcome {
     a.remove()
 }
 
-/// Both read the same file; what the server pays when the second reads what it has cached.
+/// Both read the same file; the cost for the server when the second mount reads cached data again.
 fn rereads(run: &mut Run, two: &Two) -> Outcome {
     let a = LibraryFile::create(two.client(0), "reread")?;
     a.prepare(REREAD_BYTES)?;

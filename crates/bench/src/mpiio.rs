@@ -61,7 +61,7 @@ const SIDES_ON_TWO: [Side; 3] = [
 struct Place<'a> {
     name: &'static str,
     dir: &'a Path,
-    /// Where the second half of the ranks reaches them.
+    /// The path by which the second half of the ranks reaches them.
     other: Option<&'a Path>,
     sides: &'static [Side],
 }
@@ -72,7 +72,7 @@ impl Place<'_> {
         self.other.is_none() || pattern.name == "hard"
     }
 
-    /// How many locks its mounts have been asked to give back.
+    /// The number of locks that were called back from its mounts.
     fn callbacks(&self) -> Outcome<u64> {
         let Some(other) = self.other else { return Ok(0) };
         let of = |mount: &Path| -> Outcome<u64> {
@@ -166,7 +166,7 @@ fn library(run: &Run, name: &'static str, mpi: Mpi) -> Outcome<Option<Library>> 
     Ok(Some(Library { name, mpi, shim, program }))
 }
 
-/// What one run of a side came to.
+/// The result of one run of a side.
 type Counters = BTreeMap<String, u64>;
 
 /// One run: seconds to write and to read. `other`: the file as the second half of the ranks has it.
@@ -309,12 +309,12 @@ fn compare(run: &mut Run, library: &Library, place: &Place<'_>) -> Outcome {
     Ok(())
 }
 
-/// What the ratio of times should be.
+/// The goal for the ratio of times.
 fn goal(pattern: &str, place: &str, side: usize) -> Option<Goal> {
     match (pattern, place, side) {
         ("btio", "AmphiFS", 1 | 2) => Some(Goal::AtLeast(5.0)),
         ("hard", "two mounts", 1 | 2) => Some(Goal::AtLeast(2.0)),
-        // One kernel orders all ranks there, so nothing is to be won; it should cost nothing.
+        // One kernel orders all ranks there, so no gain is possible; it should cost nothing.
         ("hard", "AmphiFS", 1 | 2) => Some(Goal::AtLeast(0.9)),
         ("large", _, 1) => Some(Goal::AtLeast(0.9)),
         (_, "local", 1) => Some(Goal::AtLeast(0.75)),

@@ -1,7 +1,7 @@
 //! `amphi bench polling`: what it buys to poll briefly before sleeping: the worker after its last work, the caller
 //! while it waits.
 //!
-//! Back to back, and with a pause of 1 ms before each call, in which everybody has gone to sleep.
+//! Back to back, and with a pause of 1 ms before each call, in which all threads have gone to sleep.
 
 use super::Run;
 use super::cluster::{Cluster, set_mode};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const WORKER_SPINS_US: [u64; 3] = [0, 200, 2000];
 const CLIENT_SPINS_US: [u64; 2] = [0, 200];
-/// What reads and writes work on.
+/// The bytes that reads and writes use.
 const SPAN_BYTES: u64 = 16 << 20;
 const ATTRIBUTE: &str = "user.bench";
 const GAP: Duration = Duration::from_millis(1);

@@ -1,9 +1,9 @@
 //! `amphi bench preload`: reads of cached files without a call of the kernel (`amphi run`).
 //!
 //! Owns: the comparisons. Sides: a copy of memory, the library on a mount, the same mount without the library, the page
-//! cache of the local file system. Each side is a child process of this program (`probe`) that is told what to do, so
-//! that the sides of one row differ in the library and in the file alone. Also: what the library costs programs that
-//! never touch a mount.
+//! cache of the local file system. Each side is a child process of this program (`probe`) that receives its commands,
+//! so that the sides of one row differ in the library and in the file alone. Also: the cost of the library for programs
+//! that never touch a mount.
 
 use super::Run;
 use super::clock::now;
@@ -65,7 +65,7 @@ impl Drop for Probe {
     }
 }
 
-/// The child: does what is told on standard input until that ends.
+/// The child: executes the commands on standard input until that ends.
 #[expect(clippy::disallowed_types, reason = "it reads by the functions of libc, as programs do")]
 pub fn probe(path: &Path) -> Outcome {
     let mut file = std::fs::File::open(path).during(|| format!("open {}", path.display()))?;
@@ -181,7 +181,7 @@ fn record(run: &mut Run, table: &mut Table, what: &str, (call, size): (&str, usi
     }
 }
 
-/// What programs pay that never touch a mount.
+/// The cost for programs that never touch a mount.
 fn others(run: &mut Run, local: &Path, library: &Path) -> Outcome {
     let mut table = Table::new(
         "What the library costs programs that never touch a mount (median and range)",

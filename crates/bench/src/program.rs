@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 pub struct Program {
     child: Child,
     mount: Option<PathBuf>,
-    /// What it said when it was ready.
+    /// Its message when it was ready.
     ready: String,
     /// Open as long as the child shall run.
     _stdin: Option<ChildStdin>,
@@ -101,7 +101,7 @@ impl Program {
         Ok((server, addr))
     }
 
-    /// What it said when it was ready.
+    /// Its message when it was ready.
     pub fn ready(&self) -> &str {
         &self.ready
     }

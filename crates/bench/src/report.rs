@@ -1,6 +1,6 @@
-//! `Report`: what a run found: tables for people, JSON for machines, goals beside the numbers.
+//! `Report`: the results of a run: tables for people, JSON for machines, goals beside the numbers.
 //!
-//! Owns: the form of both. Invariant: a number that stands in a table stands in the JSON with all its samples.
+//! Owns: the form of both. Invariant: a number in a table is in the JSON as well, with all its samples.
 
 use super::machine::Machine;
 use super::series::Series;
@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What a number should be.
+/// The goal for a number.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
@@ -102,7 +102,7 @@ impl Finding {
 /// Everything a run found.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Where and how it ran.
+    /// The machine and the conditions of the run.
     pub machine: Machine,
     /// In the order of measuring.
     pub findings: Vec<Finding>,

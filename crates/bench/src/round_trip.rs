@@ -131,7 +131,8 @@ impl RoundTrip {
         }
     }
 
-    /// One thread asks as a caller of the client does (spins, then parks); the other answers as a worker does.
+    /// One thread sends requests as a caller of the client does (spins, then parks); the other answers as a worker
+    /// does.
     fn thread(self, rounds: usize) -> io::Result<Vec<u64>> {
         let slot = Arc::new(Slot::default());
         let theirs = slot.clone();
@@ -166,7 +167,7 @@ fn finished((result, buf): (io::Result<()>, Buf)) -> io::Result<Buf> {
     result.map(|()| buf)
 }
 
-/// Where two threads hand over to each other.
+/// The slot by which two threads hand over to each other.
 #[derive(Default)]
 struct Slot {
     asked: AtomicU64,

@@ -1,4 +1,4 @@
-//! What all benchmarks of a run share: folder, rounds, stopping, where results go.
+//! The common state of all benchmarks of a run: folder, rounds, stopping, the place of results.
 
 use crate::report::{Report, Table};
 use amphi_host::failure::{Failure, Outcome};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What all benchmarks of a run share.
+/// The common state of all benchmarks of a run.
 pub struct Run {
     /// Working folder.
     pub dir: PathBuf,
@@ -16,7 +16,7 @@ pub struct Run {
     pub pairs: usize,
     /// Fewer sizes, shorter samples.
     pub quick: bool,
-    /// What was found so far.
+    /// The results so far.
     pub report: Report,
     /// Measure only rows whose name contains this.
     pub only: Option<String>,
@@ -50,7 +50,7 @@ impl Run {
         Duration::from_millis(if self.quick { 30 } else { 100 })
     }
 
-    /// Where the picture `name` goes, if pictures are wanted.
+    /// The path of the picture `name`, if pictures are wanted.
     pub fn picture(&self, name: &str) -> Option<PathBuf> {
         self.plots.as_ref().map(|dir| dir.join(format!("{name}.svg")))
     }

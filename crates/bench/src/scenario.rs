@@ -2,9 +2,9 @@
 //! same run.
 //!
 //! Owns: where the mounts are, taking turns with the variants (`variant`). Each scenario is a file of `scenario/`: a
-//! table of the baselines for all sizes, one of auto without each part (`parts`) for telling ones, which way requests
-//! went (`reasons`), pictures. Invariants: all variants of a table run on one cluster, in turn, each round on a fresh
-//! file; every read checks what it read.
+//! table of the baselines for all sizes, one of auto without each part (`parts`) for representative ones, the ways of
+//! requests (`reasons`), pictures. Invariants: all variants of a table run on one cluster, in turn, each round on a
+//! fresh file; every read is verified.
 
 pub mod mixed;
 pub mod overcache;
@@ -33,10 +33,10 @@ use variant::Variant;
 /// wait for.
 const LINK_MBIT: u32 = 1000;
 
-/// Where the mounts of a scenario are.
+/// The place of the mounts of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Behind the name of a workload.
+    /// The suffix of the name of a workload.
     pub name: &'static str,
     /// In titles.
     pub title: &'static str,
@@ -80,7 +80,7 @@ pub fn clear(cluster: &Mounts, tasks: &mut Tasks) -> Outcome {
     Ok(())
 }
 
-/// What a sample of one variant found: numbers in a fixed order, and counters.
+/// The result of a sample of one variant: numbers in a fixed order, and counters.
 pub struct Sample {
     /// As many for each variant.
     pub values: Vec<f64>,
@@ -88,7 +88,7 @@ pub struct Sample {
     pub counted: Counted,
 }
 
-/// What all rounds found of one variant.
+/// The results of all rounds of one variant.
 #[derive(Default)]
 pub struct Found {
     /// In the order of `Sample::values`.

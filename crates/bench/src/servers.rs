@@ -103,7 +103,7 @@ pub fn run(run: &mut Run) -> Outcome {
     );
     let mut measure = |run: &mut Run, what: &str, unit: &str, less_is_better: bool, arms: Vec<Arm<'_>>| -> Outcome {
         let series = alternate(run, what, arms)?;
-        // Of the speed, whichever way it is told: of times the one of one process over that of two.
+        // Of the speed, in either unit: of times that of one process over that of two.
         let ratio = if less_is_better { series[0].over(&series[1]) } else { series[1].over(&series[0]) };
         let goal = Goal::AtLeast(0.95);
         table.row(vec![

@@ -1,4 +1,4 @@
-//! `amphi bench sessions`: what 1,000 sessions cost a server, beside 10: memory for each, and the rate of small
+//! `amphi bench sessions`: the cost of 1,000 sessions for a server, beside 10: memory for each, and the rate of small
 //! requests over all of them.
 //!
 //! All clients run on one thread of this process, each with a connection of its own; each request goes to another

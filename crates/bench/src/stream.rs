@@ -218,8 +218,8 @@ pub fn drop_kernel_cache(path: &Path) -> Outcome {
 mod tests {
     use super::*;
 
-    /// Goal: what was prepared is read in transfers of any size from where it begins, and bytes that are not there are
-    /// not taken for it. Method: files with and without a shift; reads of another file's bytes and past the end.
+    /// Goal: a prepared file is read in transfers of any size from its start, and other bytes are not mistaken for it.
+    /// Method: files with and without a shift; reads of another file's bytes and past the end.
     #[test]
     fn prepared_files_are_read() {
         let path = std::env::temp_dir().join(format!("amphi-prepared-{}", std::process::id()));

@@ -1,6 +1,6 @@
 //! How the arms of a comparison take turns (A B B A).
 //!
-//! Owns: the order of arms, rounds, the warm-up round. Does not own: what is measured, what becomes of the samples
+//! Owns: the order of arms, rounds, the warm-up round. Does not own: the measurements, the use of the samples
 //! (`series`).
 
 use super::clock::now;
@@ -9,7 +9,7 @@ use super::series::Series;
 use amphi_host::failure::Outcome;
 use std::time::Duration;
 
-/// One side of a comparison: a name and what takes one sample.
+/// One side of a comparison: a name and the function that takes one sample.
 pub struct Arm<'a> {
     name: String,
     sample: Box<dyn FnMut() -> Outcome<f64> + 'a>,
@@ -23,8 +23,8 @@ impl<'a> Arm<'a> {
 }
 
 /// The order of `count` arms in a round: each comes behind each other one equally often, in `count` rounds or twice as
-/// many if that is odd (Williams 1949, designs balanced for residual effects), so that none always meets what the same
-/// other one left behind.
+/// many if that is odd (Williams 1949, designs balanced for residual effects), so that none always runs after the same
+/// other one.
 pub fn order(round: usize, count: usize) -> Vec<usize> {
     let zigzag = (0..count).map(|i| if i % 2 == 0 { i / 2 } else { count - 1 - i / 2 });
     let mut order: Vec<usize> = zigzag.map(|at| (at + round / (1 + count % 2)) % count).collect();
@@ -93,7 +93,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     /// Goal: every arm is in every round once, and each comes right behind each other one equally often. Method: all
-    /// rounds of a whole design, for the numbers of arms that there are.
+    /// rounds of a whole design, for the numbers of arms that occur.
     #[test]
     fn neighbours_are_balanced() {
         for count in 2..=12 {

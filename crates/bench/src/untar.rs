@@ -78,7 +78,7 @@ pub fn run(run: &mut Run) -> Outcome {
     null.stop()
 }
 
-/// The table of a tree of so many files and bytes; `counts`: requests, transactions and log groups of each step.
+/// The table of a tree of this many files and bytes; `counts`: requests, transactions and log groups of each step.
 fn show(run: &mut Run, (files, bytes): (usize, u64), series: &[Series], counts: &[[Series; 3]; 4]) {
     let mut table = Table::new(
         format!("Tree of {files} entries, {} (seconds, median and range)", amphi_host::size::show(bytes)),

@@ -1,7 +1,7 @@
 //! Workloads of several processes on several mounts, in the manner of IOR and mdtest.
 //!
 //! Owns: where a workload runs (`place`), its processes and their common start (`tasks`), the two workloads (`ior`,
-//! `mdtest`), reading and writing (`transfers`), what is kept of single calls (`latency`). Does not own: the scenarios
+//! `mdtest`), reading and writing (`transfers`), the records of single calls (`latency`). Does not own: the scenarios
 //! that use them (`scenario`), the clusters (`cluster`). Option names are those of IOR 4 and mdtest 4 where they have
 //! one.
 
@@ -15,7 +15,7 @@ pub mod transfers;
 
 use serde::{Deserialize, Serialize};
 
-/// What one process is to do, told before its phases.
+/// The work of one process, sent before its phases.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// Pieces of files.
@@ -55,7 +55,7 @@ impl Phase {
     }
 }
 
-/// What one process did in a phase. Times are nanoseconds of the machine's monotonic clock.
+/// The result of one process in a phase. Times are nanoseconds of the machine's monotonic clock.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     /// Before the open.

@@ -1,7 +1,7 @@
 //! The functions that C sees.
 //!
-//! Owns: checking pointers and sizes, finding what a number stands for, one function for each call; here those that
-//! open and close. Does not own: what the calls do (`cluster`, `node`, `queue`).
+//! Owns: checking pointers and sizes, finding the object of a number, one function for each call; here those that open
+//! and close. Does not own: the operations of the calls (`cluster`, `node`, `queue`).
 
 mod data;
 mod names;
@@ -355,7 +355,7 @@ pub unsafe extern "C" fn amphi_opendir(at_handle: AmphiHandle, path: *const c_ch
     })
 }
 
-/// Where a path begins, by the way to it.
+/// The start of a path, by the way to it.
 enum Way<'a> {
     Cluster(&'a Arc<Cluster>, amphi_types::Ino),
     Node(crate::node::Base),
@@ -364,7 +364,7 @@ enum Way<'a> {
 impl At {
     fn way(&self) -> Way<'_> {
         match self {
-            At::Fs(Fs::Cluster(cluster)) => Way::Cluster(cluster, amphi_types::Ino::ROOT),
+            At::Fs(Fs::Cluster(cluster)) => Way::Cluster(cluster, cluster.root()),
             At::Fs(Fs::Node(node)) => Way::Node(node.base()),
             At::Dir(Dir::Cluster(dir)) => Way::Cluster(&dir.fs, dir.ino),
             At::Dir(Dir::Node(dir)) => Way::Node(dir.base()),

@@ -87,6 +87,11 @@ fn unreachable(failure: Failure) -> Fail {
 }
 
 impl Cluster {
+    /// The root of the paths.
+    pub(crate) fn root(&self) -> Ino {
+        self.client.root()
+    }
+
     pub(crate) fn open(how: How) -> Done<Cluster> {
         let name = how.servers.join(" ");
         let mut config = amphi_host::client::client_config(how.cache_bytes, &how.tunables).map_err(refused)?;
@@ -94,7 +99,7 @@ impl Cluster {
         let proves = Credentials::read(how.key.as_deref(), how.identity.as_deref()).map_err(refused)?;
         let umask = how.umask.or_else(|| status("Umask").and_then(|mask| u16::from_str_radix(&mask, 8).ok()));
         let cred = own_cred()?;
-        // Nobody is told of the end: calls find out.
+        // The end is not notified: calls find out.
         let (ended, _) = mpsc::channel();
         let running =
             amphi_host::client::start_client(how.servers, proves, how.spin, config, ended).map_err(unreachable)?;
@@ -112,7 +117,7 @@ impl Cluster {
         running.map_or(Ok(()), Running::stop).map_err(|failure| Fail::new(libc::EIO, failure.text))
     }
 
-    /// What a client that has ended has in its cache may be older than what others have written since.
+    /// Cached data of a client that has ended may be older than later writes of others.
     ///
     /// Errors: `ENOTCONN`.
     #[inline]
@@ -201,7 +206,7 @@ impl Cluster {
                 Found::Absent { dir, name } => (dir, name),
             };
             let made = self.client.create(ctx, dir, &name, perm, wants).wait(None)?;
-            // Somebody else may have made something there meanwhile.
+            // Another client may have made another object there meanwhile.
             if made.attr.kind == Kind::File {
                 if !made.created && wants.truncate {
                     self.after_cut(ctx, &made.attr)?;
@@ -241,7 +246,7 @@ impl Cluster {
             if attr.kind != Kind::Dir {
                 return fail(libc::ENOTDIR);
             }
-            // The right to list is asked for now, as open(2) does.
+            // The right to list is requested now, as open(2) does.
             if !ctx.cred.has_access(Kind::Dir, attr.perm, (attr.uid, attr.gid), 4) {
                 self.client.readdir(ctx, attr.ino, 0, 3, false).wait(None)?;
             }
@@ -303,7 +308,7 @@ impl Cluster {
     pub(crate) fn rmdir(&self, base: Ino, path: &[u8]) -> Done<()> {
         self.walked(|ctx| match walk::last(&self.client, ctx, base, path)? {
             Last::Name { dir, name, .. } => Ok(self.client.rmdir(ctx, dir, &name).wait(None)?),
-            Last::Dot(ino) if ino == Ino::ROOT => fail(libc::EBUSY),
+            Last::Dot(ino) if ino == self.client.root() => fail(libc::EBUSY),
             Last::Dot(_) => fail(libc::EINVAL),
             Last::DotDot(_) => fail(libc::ENOTEMPTY),
         })
@@ -341,7 +346,7 @@ impl Cluster {
         })
     }
 
-    /// Where a new name that is no directory may be made.
+    /// The place where a new name that is no directory may be made.
     fn new_name(&self, ctx: &Ctx, base: Ino, path: &[u8]) -> Done<(Ino, Vec<u8>)> {
         match walk::last(&self.client, ctx, base, path)? {
             Last::Name { dir, name, slash: false } => Ok((dir, name)),
@@ -389,7 +394,7 @@ impl Cluster {
         })
     }
 
-    /// Whose attribute a call names; whether the caller may is for the servers to say.
+    /// The inode whose attribute a call names; the servers check the rights of the caller.
     fn attribute(&self, base: Ino, path: Option<(&[u8], bool)>, name: &[u8]) -> Done<(Ctx, Ino)> {
         if !(1..=limits::XATTR_NAME_MAX).contains(&name.len()) {
             return fail(libc::ERANGE);
@@ -461,7 +466,7 @@ fn set_of(set: &AmphiSetattr, attr: &Attr, kills: bool, is_open: bool) -> Done<S
         size: has(AMPHI_SET_SIZE).then_some(set.size),
         atime: time(AMPHI_SET_ATIME, AMPHI_SET_ATIME_NOW, set.atime)?,
         mtime: time(AMPHI_SET_MTIME, AMPHI_SET_MTIME_NOW, set.mtime)?,
-        // A change of the owner takes the bits away from everybody, a cut from those who may not keep them.
+        // A change of the owner clears the bits for every caller, a truncate for callers who may not keep them.
         kill_suidgid: attr.kind != Kind::Dir && (owner || (has(AMPHI_SET_SIZE) && kills)),
         open_for_write: is_open && has(AMPHI_SET_SIZE),
         ..SetAttr::default()

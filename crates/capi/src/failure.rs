@@ -1,5 +1,4 @@
-//! Failures as C sees them: a negative errno, and a text of the thread that says what happened, to which path and what
-//! to do.
+//! Failures as C sees them: a negative errno, and a text of the thread with the event, the path and advice.
 //!
 //! Owns: the border that no panic crosses. Does not own: what failed.
 
@@ -9,7 +8,7 @@ use std::cell::RefCell;
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What went wrong; `why` goes before what the errno says.
+/// The failure; `why` goes before the meaning of the errno.
 #[derive(Debug)]
 pub(crate) struct Fail {
     pub(crate) errno: i32,
@@ -50,7 +49,7 @@ thread_local! {
     static TEXT: RefCell<[u8; TEXT_MAX]> = const { RefCell::new([0; TEXT_MAX]) };
 }
 
-/// What an errno means, for people.
+/// The meaning of an errno, for people.
 fn meaning(errno: i32) -> String {
     match Errno::from_raw(errno) {
         Errno::Io if errno != libc::EIO => std::io::Error::from_raw_os_error(errno).to_string(),
@@ -58,7 +57,7 @@ fn meaning(errno: i32) -> String {
     }
 }
 
-/// What to do about it.
+/// Advice about it.
 fn advice(errno: i32) -> &'static str {
     match errno {
         libc::ENOENT => "check the path, which begins at the handle that it is given with",
@@ -82,7 +81,7 @@ fn advice(errno: i32) -> &'static str {
     }
 }
 
-/// Where the text of a failure gets its path from.
+/// The source of the path in the text of a failure.
 pub(crate) enum Subject<'a> {
     None,
     Path(&'a dyn Fn() -> String),

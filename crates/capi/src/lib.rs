@@ -1,9 +1,9 @@
 //! `libamphi`: the file system as a C library, `amphi.h`.
 //!
-//! Owns: the functions that C sees and what they check (`calls`), their types (`abi`), numbers for what is open
+//! Owns: the functions that C sees and their checks (`calls`), their types (`abi`), numbers for open objects
 //! (`registry`, `process`), errors as numbers and texts (`failure`), the two ways to the files (`cluster`: a client of
 //! this process; `node`: the kernel's descriptors on a mount), queues (`queue`), memory for direct I/O (`memory`). Does
-//! not own: what an operation does (`client`), the memory that a mount shares (`attach`).
+//! not own: the effect of an operation (`client`), the memory that a mount shares (`attach`).
 //!
 //! Invariants: no panic leaves a function; no pointer of the library is shown, so a number that is wrong is an error;
 //! every failure is a negative errno, and a text of the thread. In a child of `fork` all numbers of the parent are

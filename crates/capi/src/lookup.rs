@@ -1,4 +1,4 @@
-//! Finding what a number stands for, as a call needs it.
+//! Finding the object of a number, as a call needs it.
 
 use crate::failure::{Done, fail};
 use crate::object::{Dir, File, Fs, Kind, Object};
@@ -21,7 +21,7 @@ fn running_dir(dir: &Dir) -> Done<Dir> {
     Ok(dir.clone())
 }
 
-/// Where a path begins: a file system, at its root, or an open directory.
+/// The start of a path: a file system, at its root, or an open directory.
 pub(crate) enum At {
     Fs(Fs),
     Dir(Dir),

@@ -4,6 +4,8 @@
 //! a write may take it (`cluster`).
 //!
 //! It begins on a page, and on a huge page if it is at least as long as one: direct I/O then moves longer pieces.
+//! Behind `amphi_open_cluster` with a server of this machine it comes from the memory that the server is given, so that
+//! a write from it is copied once, by the server. A child of `fork` does not have that memory at all.
 
 use crate::failure::{Done, fail};
 use crate::process::{own, own_or_new};
@@ -21,7 +23,7 @@ const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 /// Shorter writes are cheaper to copy than to lend, bytes.
 const LEND_MIN: usize = 64 << 10;
-/// Between two looks whether memory has come back.
+/// The interval between two checks whether memory has come back.
 const LOOK: Duration = Duration::from_micros(20);
 
 /// The memory that is in use, by its first byte.
@@ -29,10 +31,11 @@ type Arenas = RwLock<BTreeMap<usize, Arena>>;
 
 struct Arena {
     len: usize,
-    mapped: (usize, usize),
+    /// Nothing if it is from the client's buffers, which a server on this machine reads where they lie.
+    mapped: Option<(usize, usize)>,
 }
 
-/// The memory of this process. A child of `fork` has copies of its parent's, which it cannot give back.
+/// The memory of this process. A child of `fork` has copies of its parent's, which it cannot return.
 fn arenas() -> Done<&'static Arenas> {
     match own()?.arenas.load(Acquire) {
         0 => fail(libc::EINVAL),
@@ -53,13 +56,19 @@ fn arenas_or_new() -> Done<&'static Arenas> {
     arenas()
 }
 
-/// Gives memory of so many bytes, zeroed.
+/// Gives memory of this many bytes, zeroed.
 pub(crate) fn alloc(len: usize) -> Done<NonNull<c_void>> {
     if len == 0 || len > isize::MAX as usize - HUGE - PAGE {
         return fail(libc::EINVAL);
     }
     let arenas = arenas_or_new()?;
     let len = len.next_multiple_of(PAGE);
+    if len >= LEND_MIN
+        && let Some(memory) = amphi_env::buf::take_passable(len)
+    {
+        arenas.write().insert(memory.as_ptr() as usize, Arena { len, mapped: None });
+        return Ok(memory.cast());
+    }
     let align = if len >= HUGE { HUGE } else { PAGE };
     let room = len + align - PAGE;
     // SAFETY: a new mapping.
@@ -70,7 +79,7 @@ pub(crate) fn alloc(len: usize) -> Done<NonNull<c_void>> {
         // SAFETY: advice about the mapping just made; without it the pages are small.
         let _ = unsafe { madvise(first as *mut c_void, len, Advice::LinuxHugepage) };
     }
-    arenas.write().insert(first, Arena { len, mapped: (base as usize, room) });
+    arenas.write().insert(first, Arena { len, mapped: Some((base as usize, room)) });
     NonNull::new(first as *mut c_void).map_or_else(|| fail(libc::ENOMEM), Ok)
 }
 
@@ -79,12 +88,16 @@ pub(crate) fn alloc(len: usize) -> Done<NonNull<c_void>> {
 /// Errors: `EINVAL` if it is not from `alloc`.
 pub(crate) fn free(memory: *mut c_void) -> Done<()> {
     let Some(arena) = arenas()?.write().remove(&(memory as usize)) else { return fail(libc::EINVAL) };
-    // SAFETY: mapped by `alloc`, and the caller gives it back.
-    unsafe { munmap(arena.mapped.0 as *mut c_void, arena.mapped.1) }?;
+    match (arena.mapped, NonNull::new(memory.cast::<u8>())) {
+        // SAFETY: mapped by `alloc`, and the caller gives it back.
+        (Some((base, room)), _) => unsafe { munmap(base as *mut c_void, room) }?,
+        (None, Some(memory)) => drop(amphi_env::buf::give_back_passable(memory, arena.len)),
+        (None, None) => {}
+    }
     Ok(())
 }
 
-/// Memory that a write has; whoever waits gets it back.
+/// Memory that a write uses; the waiting caller gets it back.
 pub(crate) struct Lent(Arc<()>);
 
 impl Lent {
@@ -122,8 +135,8 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
 mod tests {
     use super::*;
 
-    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; what
-    /// is freed twice is refused. Method: each once.
+    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; a
+    /// second free is refused. Method: each once.
     #[test]
     fn memory_is_lent_and_comes_back() {
         for len in [1, 4096, 4097, 2 << 20, (2 << 20) + 1] {

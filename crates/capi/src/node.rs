@@ -97,7 +97,7 @@ impl Node {
         Ok(Node { name, root, device })
     }
 
-    /// Any directory, for tests of what does not look at it.
+    /// Any directory, for tests that do not check it.
     #[cfg(test)]
     pub(crate) fn unchecked(path: &CStr) -> Done<Node> {
         let root = rustix::fs::open(path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())?;
@@ -174,7 +174,7 @@ fn nofollow(follow: bool) -> c_int {
 impl Base {
     pub(crate) fn open_file(self, path: &CStr, flags: i32, mode: u32) -> Done<NodeFile> {
         let inner = inside(path)?;
-        // Nobody waits for the other end of a pipe.
+        // The open does not wait for the other end of a pipe.
         let how = flags | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
         // SAFETY: a C string.
         let fd = told(unsafe { libc::openat(self.0, inner.as_ptr(), how, mode) }.into())? as c_int;
@@ -384,8 +384,7 @@ impl NodeFile {
     pub(crate) fn close(self: Arc<Self>) -> Done<()> {
         let fd = match Arc::try_unwrap(self) {
             Ok(mut file) => file.fd.take().map(IntoRawFd::into_raw_fd),
-            // A close of any descriptor asks the mount what there is to tell.
-            // SAFETY: no memory is involved.
+            // A close of any descriptor requests pending errors from the mount. SAFETY: no memory is involved.
             Err(shared) => Some(told(unsafe { libc::fcntl(shared.raw(), libc::F_DUPFD_CLOEXEC, 0) }.into())? as c_int),
         };
         let Some(fd) = fd else { return Ok(()) };

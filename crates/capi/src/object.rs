@@ -15,7 +15,7 @@ pub(crate) enum Kind {
     Queue = 4,
 }
 
-/// What a number stands for.
+/// The object of a number.
 pub(crate) enum Object {
     Fs(Fs),
     File(File),

@@ -1,7 +1,7 @@
 //! Which process this is, found out without a system call or a lock.
 //!
-//! Owns: a page that reads as zeros in a child of `fork` (`MADV_WIPEONFORK`), and what a child is told. Does not own:
-//! what hangs on the page (`registry`, `memory`).
+//! Owns: a page that reads as zeros in a child of `fork` (`MADV_WIPEONFORK`), and the error in a child. Does not own:
+//! the uses of the page (`registry`, `memory`).
 
 use crate::failure::{Done, Fail};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
@@ -12,7 +12,7 @@ use std::sync::atomic::{
 
 const PAGE: usize = 4096;
 
-/// What belongs to one process; all of it reads as 0 in a child.
+/// The state of one process; all of it reads as 0 in a child.
 #[repr(C)]
 pub(crate) struct Own {
     is_own: AtomicUsize,
@@ -35,7 +35,7 @@ fn root() -> Option<&'static Own> {
     }
 }
 
-/// What a child of `fork` is told.
+/// The error in a child of `fork`.
 pub(crate) fn forked() -> Fail {
     Fail::new(
         libc::ENOTCONN,
@@ -44,7 +44,7 @@ pub(crate) fn forked() -> Fail {
     )
 }
 
-/// What belongs to this process.
+/// The state of this process.
 ///
 /// Errors: `EBADF` if there is nothing, `ENOTCONN` in a child of `fork` that has made nothing yet.
 #[inline]
@@ -68,7 +68,7 @@ pub(crate) fn own_or_new() -> Done<&'static Own> {
         // SAFETY: as above.
         unsafe { madvise(page, PAGE, Advice::LinuxWipeOnFork) }
             .map_err(|_| Fail::new(libc::ENOSYS, "libamphi needs Linux 4.14 or later"))?;
-        // Whoever is second leaves a page behind.
+        // The second thread leaves a page behind.
         let _ = ROOT.compare_exchange(0, page as usize, SeqCst, SeqCst);
     }
     if let Some(own) = root() {
@@ -79,8 +79,8 @@ pub(crate) fn own_or_new() -> Done<&'static Own> {
 
 /// Notes that a client of a cluster is about to start.
 ///
-/// Errors: `ENOTCONN` in a child of a process that had one: its threads are missing here, and what they held is held
-/// for good.
+/// Errors: `ENOTCONN` in a child of a process that had one: its threads are missing here, and the locks that they held
+/// are never released.
 pub(crate) fn note_cluster() -> Done<()> {
     let own = own_or_new()?;
     if CLUSTERS.load(SeqCst) && own.has_cluster.load(SeqCst) == 0 {

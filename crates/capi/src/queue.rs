@@ -2,10 +2,10 @@
 //!
 //! Owns: which requests are under way, and their completions. Does not own: what a request does (`cluster`, `node`).
 //!
-//! A queue is used by one thread at a time; there may be many. Over a cluster what the cache serves is done at once;
-//! the rest begins on the submitting thread and goes on on the client's, whether or not anybody waits, and bytes are
-//! copied by whoever takes the completion. Over a mount the requests go through an io_uring on the kernel's
-//! descriptors.
+//! A queue is used by one thread at a time; there may be many. Over a cluster requests that the cache serves are done
+//! at once; the rest begins on the submitting thread and continues on the client's, with or without a waiting thread,
+//! and bytes are copied by the thread that takes the completion. Over a mount the requests go through an io_uring on
+//! the kernel's descriptors.
 //!
 //! Invariant: each request has one completion, also when its client ends before it.
 
@@ -63,9 +63,9 @@ impl Queue {
         }
     }
 
-    /// Takes requests, as many as have room. Returns how many; what is wrong with one its completion says.
+    /// Accepts requests, as many as fit. Returns how many; an error of one is in its completion.
     ///
-    /// Errors: `EAGAIN` if there is no room for any.
+    /// Errors: `EAGAIN` if none fits.
     pub(crate) fn submit(&self, count: usize, request: impl Fn(usize) -> Asked) -> Done<i64> {
         self.used(|way| {
             let taken = match way {
@@ -121,17 +121,17 @@ struct Finished {
     answer: Answer,
 }
 
-/// What the client's thread leaves for whoever takes completions.
+/// The client's thread leaves these for the thread that takes completions.
 struct Shared {
     done: ArrayQueue<Finished>,
-    /// So many completions wake who waits; 0: nobody waits.
+    /// The number of completions that wakes the waiting thread; 0: none waits.
     need: AtomicUsize,
     waiter: Mutex<Option<Thread>>,
 }
 
 impl Shared {
     fn push(&self, finished: Finished) {
-        // There is room for all that may be under way.
+        // It is large enough for all that may be under way.
         let _ = self.done.push(finished);
         let need = self.need.load(SeqCst);
         if need != 0
@@ -354,13 +354,13 @@ fn begin(fs: &Arc<Cluster>, request: &AmphiRequest, file: File) -> Done<Begun> {
 struct InRing {
     tag: u64,
     file: Arc<NodeFile>,
-    /// Of a read: the memory, and where in the file.
+    /// Of a read: the memory, and the offset in the file.
     read: Option<(Target, u64)>,
 }
 
 impl InRing {
-    /// What the kernel says, but for reads that end early: it cuts those of a ring where it takes the end of the file
-    /// to be, and another mount may have written behind that. A read by call asks the mount.
+    /// The kernel's result, except for reads that end early: it shortens those of a ring at its own end of the file,
+    /// and another mount may have written behind that. A read by call sends a request to the mount.
     fn result(self, told: i32) -> i64 {
         let told = i64::from(told);
         let (Some((Target(piece), offset)), Ok(read)) = (self.read, usize::try_from(told)) else { return told };
@@ -407,7 +407,7 @@ impl NodeQueue {
                 }
             }
         }
-        // What the kernel does not take now it takes with the next call.
+        // Requests that the kernel does not accept now it accepts with the next call.
         if let Err(e) = self.ring.submit()
             && !matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::EINTR))
         {

@@ -1,12 +1,11 @@
 //! Numbers for what is open.
 //!
-//! Owns: the numbers, and that what a number stands for stays while a call uses it. Does not own: what that is
-//! (`object`).
+//! Owns: the numbers, and that the object of a number stays while a call uses it. Does not own: the objects (`object`).
 //!
-//! A number has its place (20 bits), a generation (32 bits) and the kind of what it stands for (4 bits), and is never
-//! negative. A thread that uses one writes it into a cell of its own, and then looks whether the place still holds it;
-//! a close first empties the place, and then waits until no cell shows the number (hazard pointers). So a call takes no
-//! lock and writes to no memory that other threads write to, and a close waits for the short calls that hold on to the
+//! A number has its place (20 bits), a generation (32 bits) and the kind of its object (4 bits), and is never negative.
+//! A thread that uses one writes it into a cell of its own, and then checks whether the place still holds it; a close
+//! first empties the place, and then waits until no cell shows the number (hazard pointers). So a call takes no lock
+//! and writes to no memory that other threads write to, and a close waits for the short calls that hold on to the
 //! object itself; longer ones hold a share of it.
 //!
 //! The table belongs to one process (`process`): a child of `fork` has none of the numbers.
@@ -28,7 +27,7 @@ const CHUNK: usize = 1024;
 /// Handles that may be open at a time, at most.
 const HANDLES_MAX: usize = 1 << PLACE_BITS;
 
-/// What a number stands for.
+/// The object of a number.
 struct Place {
     /// The number that counts; 0: none.
     number: AtomicU64,
@@ -116,7 +115,7 @@ impl Registry {
         Ok(number as i64)
     }
 
-    /// Takes what a number stands for out of the table, once no call uses it.
+    /// Removes the object of a number from the table, once no call uses it.
     ///
     /// Errors: `EBADF`.
     pub(crate) fn remove(&self, number: i64) -> Done<Object> {
@@ -141,7 +140,7 @@ impl Registry {
     }
 }
 
-/// Uses what a number stands for, which stays meanwhile: only for what does not wait.
+/// Uses the object of a number, which stays meanwhile: only for operations that do not wait.
 ///
 /// Errors: `EBADF` for a number that is not open, or of another kind; those of `registry`.
 #[inline]
@@ -163,7 +162,7 @@ pub(crate) fn with<R>(number: i64, kinds: &[Kind], use_it: impl FnOnce(&Object) 
     done
 }
 
-/// Which number a thread uses. Never given back: a thread that ends leaves its cell to another one.
+/// Which number a thread uses. Never returned: a thread that ends leaves its cell to another one.
 #[repr(align(128))]
 struct Cell {
     number: AtomicU64,
@@ -275,7 +274,7 @@ mod tests {
         with(number, &[Kind::Fs], |_| Ok(())).map_err(|failed| failed.errno)
     }
 
-    /// Goal: a number counts from its insertion to its removal, for its kind alone, and does not come again. Method: a
+    /// Goal: a number is valid from its insertion to its removal, for its kind alone, and is not used again. Method: a
     /// place that is used many times, numbers that were changed.
     #[test]
     fn numbers_count_once() {
@@ -295,8 +294,8 @@ mod tests {
         }
     }
 
-    /// Goal: what a thread uses is there until it has done, whoever removes it. Method: threads that use numbers which
-    /// one thread replaces; each use looks at the object twice.
+    /// Goal: an object in use by a thread exists until the thread has finished, whoever removes it. Method: threads
+    /// that use numbers which one thread replaces; each use reads the object twice.
     #[test]
     fn objects_stay_while_they_are_used() {
         let registry = registry_or_new().expect("a table");

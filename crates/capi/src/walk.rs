@@ -1,10 +1,10 @@
 //! Paths in a cluster, component by component.
 //!
-//! Owns: symbolic links, `.` and `..`, slashes at the end. Does not own: names and permissions, which the client asks
-//! for with the credentials of the caller.
+//! Owns: symbolic links, `.` and `..`, slashes at the end. Does not own: names and permissions, which the client
+//! requests with the credentials of the caller.
 //!
 //! A path begins at the root if its first byte is a slash, as does the target of a symbolic link, and otherwise at the
-//! directory that it is given with. Nothing leads above the root.
+//! directory that it is given with. No path leads above the root.
 
 use crate::failure::{Done, fail};
 use amphi_client::{Client, Ctx};
@@ -30,7 +30,7 @@ struct Walk<'a> {
     client: &'a Client,
     ctx: &'a Ctx,
     at: Ino,
-    /// What is left, the next component last.
+    /// The remaining components, the next one last.
     rest: Vec<Vec<u8>>,
     /// The end of the path has to be a directory.
     slash: bool,
@@ -48,7 +48,7 @@ impl<'a> Walk<'a> {
             PATH_MAX.. => return fail(libc::ENAMETOOLONG),
             _ => {}
         }
-        let at = if path.starts_with(b"/") { Ino::ROOT } else { base };
+        let at = if path.starts_with(b"/") { client.root() } else { base };
         let slash = path.ends_with(b"/");
         Ok(Walk { client, ctx, at, rest: components(path).rev().collect(), slash, links: 0 })
     }
@@ -68,7 +68,7 @@ impl<'a> Walk<'a> {
             return fail(libc::ENOENT);
         }
         if target.starts_with(b"/") {
-            self.at = Ino::ROOT;
+            self.at = self.client.root();
         }
         if self.rest.is_empty() {
             self.slash |= target.ends_with(b"/");
@@ -126,7 +126,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The end of a path and where it lies, for what makes or removes names.
+/// The last name of a path and its directory, for calls that make or remove names.
 pub(crate) fn last(client: &Client, ctx: &Ctx, base: Ino, path: &[u8]) -> Done<Last> {
     Walk::new(client, ctx, base, path)?.last()
 }
@@ -136,7 +136,7 @@ pub(crate) fn end(client: &Client, ctx: &Ctx, base: Ino, path: &[u8], follow: bo
     Walk::new(client, ctx, base, path)?.end(follow)
 }
 
-/// Where a file is opened that may have to be made.
+/// The place where a file is opened that may have to be made.
 pub(crate) enum Found {
     /// It is there.
     There(Attr),
@@ -144,7 +144,7 @@ pub(crate) enum Found {
     Absent { dir: Ino, name: Vec<u8> },
 }
 
-/// What a path shows, or where it ends if only its last name is missing; a symbolic link at the end leads on.
+/// The inode of a path, or its end if only its last name is missing; a symbolic link at the end is followed.
 pub(crate) fn found(client: &Client, ctx: &Ctx, base: Ino, path: &[u8], follow: bool) -> Done<Found> {
     let mut walk = Walk::new(client, ctx, base, path)?;
     loop {

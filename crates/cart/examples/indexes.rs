@@ -5,7 +5,7 @@
 //! of the processor, the best of all rounds, and in each round every index has its turn, so that what else the machine
 //! does hits all of them.
 //!
-//! Memory is what the index has taken from the allocator: the bytes that it asked for, and these with what glibc's
+//! Memory is what the index has taken from the allocator: the bytes that it requested, and these with what glibc's
 //! allocator adds (8 bytes, multiples of 16, at least 32).
 
 use amphi_cart::Cart;
@@ -20,7 +20,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Counts the bytes in use: as asked for, and as glibc's allocator takes them.
+/// Counts the bytes in use: as requested, and as glibc's allocator takes them.
 struct Counting;
 
 static ASKED: AtomicUsize = AtomicUsize::new(0);
@@ -69,7 +69,7 @@ const DIR_BYTES: usize = 4;
 struct Key<'a> {
     dir: u64,
     name: &'a [u8],
-    /// What identifies the name in an index that knows no directories, without and with NUL behind it.
+    /// The key of the name in an index without directories, without and with NUL behind it.
     whole: &'a [u8],
     c_str: &'a CStr,
     value: u64,

@@ -20,7 +20,7 @@ fn split_key(rest: &[u8]) -> (u8, &[u8]) {
 
 /// A name that is not in the tree, as seen from the node where the search for it has ended.
 struct New<'a> {
-    /// What follows the bytes of the nodes above.
+    /// The bytes behind those of the nodes above.
     rest: &'a [u8],
     value: u64,
 }
@@ -80,7 +80,7 @@ impl Cart {
         old
     }
 
-    /// A node for the only name that goes on with `rest`, of at least one byte.
+    /// A node for the only name that continues with `rest`, of at least one byte.
     fn tail(&mut self, rest: &[u8], value: u64) -> u32 {
         let (prefix, key) = rest.split_at(rest.len() - 1);
         let shape = Shape { leaves: 1, links: 0, prefix: prefix.len(), width: width_of(value) };
@@ -91,7 +91,7 @@ impl Cart {
         address
     }
 
-    /// What `shape` becomes with one more name.
+    /// The form of `shape` with one more name.
     fn with(shape: Shape, new: &New<'_>) -> Shape {
         if new.rest.len() > 1 {
             Shape { links: shape.links + 1, ..shape }
@@ -137,7 +137,7 @@ impl Cart {
         self.set_place(place, above);
     }
 
-    /// The name goes on behind the key of a leaf: a new node with both names takes the leaf's place.
+    /// The name continues behind the key of a leaf: a new node with both names takes the leaf's place.
     fn extend_leaf(&mut self, place: Place, address: u32, leaf: usize, new: New<'_>) {
         let (key, behind) = split_key(new.rest);
         let new = New { rest: behind, ..new };

@@ -16,9 +16,9 @@
 //! | 4 k | links: addresses of nodes |
 //! | | free bytes |
 //!
-//! What a search reads of a node, the prefix and the keys, is in front and mostly in one line of the processor's cache.
-//! The keys of leaves and links are one array, which one search covers. The prefix becomes shorter or longer within the
-//! block, and what follows is moved.
+//! The parts of a node that a search reads, the prefix and the keys, are in front and mostly in one line of the
+//! processor's cache. The keys of leaves and links are one array, which one search covers. The prefix becomes shorter
+//! or longer within the block, and the following parts are moved.
 //!
 //! Edits are in place: their callers have made room.
 
@@ -37,7 +37,7 @@ const WORD: usize = 8;
 /// Longest name, in bytes.
 pub const NAME_MAX: usize = 255;
 
-/// What a node has: enough to know how many bytes it needs.
+/// The counts of a node's parts: enough to compute its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) leaves: usize,
@@ -130,12 +130,12 @@ impl Padded {
     }
 }
 
-/// What a key of a node stands for.
+/// The meaning of a key of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// A name that ends behind the key, or before it if the key is 0. It is the leaf with this index.
     Leaf(usize),
-    /// Names that go on in another node. It is the link with this index.
+    /// Names that continue in another node. It is the link with this index.
     Link(usize),
 }
 
@@ -158,7 +158,7 @@ impl<'a> Node<'a> {
         &self.bytes[HEAD..self.shape.keys_at()]
     }
 
-    /// Whether a name goes on with the prefix at a place.
+    /// Whether a name continues with the prefix at a place.
     #[inline(always)]
     pub(crate) fn has_prefix(&self, name: &Padded, at: usize) -> bool {
         let len = self.shape.prefix;
@@ -314,7 +314,7 @@ impl<'a> NodeMut<'a> {
         self.set_value(from.leaves, value);
     }
 
-    /// Adds a node for the names that go on behind `key`. The key is new.
+    /// Adds a node for the names that continue behind `key`. The key is new.
     pub(crate) fn add_link(&mut self, key: u8, address: u32) {
         let from = self.shape();
         let to = Shape { links: from.links + 1, ..from };

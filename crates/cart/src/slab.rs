@@ -5,8 +5,7 @@
 //! A slab is one piece of memory of at most 16 KiB with blocks of one size. An address is the number of the slab and,
 //! in units of 4 bytes, the place of the block in it. The slab may be moved while it grows, because addresses are no
 //! pointers. The free blocks of a slab are a list within these blocks, and the slabs of one size that have a free block
-//! are a list as well, so that allocating and freeing take constant time. A slab whose last block is freed is given
-//! back.
+//! are a list as well, so that allocating and freeing take constant time. A slab whose last block is freed is returned.
 //!
 //! Invariants: each slab that is not full is in the list of its size. Behind the last block of a slab there are
 //! `READ_PAST` more bytes, so that a reader may load a whole vector at any byte of a block.

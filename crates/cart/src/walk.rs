@@ -34,7 +34,7 @@ impl<'a> Walk<'a> {
 
     /// Calls `visit` for all names, in the order in which nodes have their entries.
     pub(crate) fn for_each(mut self, mut visit: impl FnMut(&[u8], u64)) {
-        // What is left to do of a node: the links from this one on. Leaves are visited when the node is entered.
+        // The remaining work of a node: the links from this one on. Leaves are visited when the node is entered.
         let mut links = Vec::with_capacity(self.frames.len());
         if let Some(frame) = self.frames.last() {
             Self::leaves(self.slabs, frame, &mut self.name, &mut visit);

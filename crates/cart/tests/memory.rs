@@ -1,4 +1,4 @@
-//! What the index says about its memory, compared with what the allocator gave it.
+//! The index's own statement about its memory, compared with the allocations.
 
 use amphi_cart::Cart;
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -86,6 +86,7 @@ impl Handler for OneFile {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
     fn connected(&self, _: Guest, _: &Peer) {}

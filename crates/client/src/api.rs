@@ -14,8 +14,8 @@ use crate::telemetry::jobs::{JOB_VARIABLES, JobName};
 pub trait Clock: Send + Sync + 'static {
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
-    /// Nanoseconds of a clock that goes on while the machine sleeps: what the server takes for expired after a time
-    /// must not be used longer here. The simulator's machines do not sleep.
+    /// Nanoseconds of a clock that also runs while the machine sleeps: what expires at the server after a time must not
+    /// be used longer here. The simulator's machines do not sleep.
     fn boot_ns(&self) -> u64 {
         self.now_ns()
     }
@@ -26,8 +26,8 @@ pub trait Clock: Send + Sync + 'static {
 /// Reads a small text file such as `/proc/meminfo`; `None` if it cannot be read.
 pub type ReadText = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// What a program says of how it uses a range of a file, or all of it; as `posix_fadvise`, which the kernel keeps to
-/// itself.
+/// A program's advice about a range of a file, or all of it, as with `posix_fadvise`, which the kernel does not pass
+/// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileAdvice {
     /// Nothing any more.
@@ -36,9 +36,9 @@ pub enum FileAdvice {
     Random,
     /// It reads in sequence.
     Sequential,
-    /// It reads the range soon.
+    /// The program will read the range soon.
     WillNeed,
-    /// It does not need the range any more.
+    /// The program does not need the range any more.
     DontNeed,
     /// It reads everything once.
     Once,
@@ -55,12 +55,14 @@ pub struct ClientConfig {
     pub clock: Arc<dyn Clock>,
     /// Reads `/proc/meminfo` and the memory group's files; without it there is no memory limit but `cache_bytes`.
     pub read_text: Option<ReadText>,
-    /// User who may use the hidden control attributes beside the super-user: the owner of the mount process.
+    /// The user who may use the hidden control attributes beside root: the owner of the mount process.
     pub owner_uid: u32,
     /// The job of opens whose [`Ctx`] names none: a library has one for all it does (`in_job_of`).
     pub job: Option<JobName>,
     /// Variables of an environment that name a job, the first that is set; none: there are no jobs.
     pub job_variables: Vec<String>,
+    /// Writes to all files are as to files of commit consistency.
+    pub commit: bool,
     /// Most connections to a server, at least 1: a server with several workers is best reached over one for each.
     pub links_max: u16,
 }
@@ -76,6 +78,7 @@ impl ClientConfig {
             owner_uid: 0,
             job: None,
             job_variables: JOB_VARIABLES.map(String::from).to_vec(),
+            commit: false,
             links_max: LINKS_MAX,
         }
     }
@@ -97,7 +100,8 @@ pub struct Ctx {
     pub pid: u32,
     /// Thread of the caller: the stream of its requests.
     pub tid: u32,
-    /// What the environment of the caller's process asks for, if the front end knows; counts when it opens a file.
+    /// The I/O mode in the environment of the caller's process, if the front end knows it; it is used when the process
+    /// opens a file.
     pub io_mode: Option<IoMode>,
     /// The job that the caller's process belongs to, if the front end knows; counts when it opens a file.
     pub job: Option<JobName>,
@@ -108,7 +112,7 @@ pub struct Ctx {
     pub umask: u16,
 }
 
-/// What a front end knows of a program.
+/// The data of a front end about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// A number for its executable, the same for all its processes; 0: unknown.
@@ -124,7 +128,7 @@ impl Ctx {
     }
 }
 
-/// What a name shows that a front end may keep.
+/// The object of a name that a front end may cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameShows {
     /// A directory, which has no other name.
@@ -136,7 +140,7 @@ pub enum NameShows {
 }
 
 impl NameShows {
-    /// What a name shows, with these attributes or none.
+    /// The kind of result for these attributes, or for none.
     pub fn of(attr: Option<&Attr>) -> NameShows {
         match attr {
             Some(attr) if attr.kind == Kind::Dir => NameShows::Directory(attr.ino),
@@ -157,25 +161,25 @@ pub struct LentName {
     pub shows: NameShows,
 }
 
-/// What a front end has lent on to a cache of its own (the kernel's), as the client takes it back.
+/// The caches of a front end (the kernel's cache), as the client invalidates them.
 pub trait KernelPages: Send + Sync + 'static {
     /// Drops the cached pages of `range` of an inode, after dirty ones were written back by ordinary writes; `done` is
     /// called then, on any thread. Must not block: the writes come while the pages are being dropped.
     fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
-    /// As `drop_pages`, for a write that replaces bytes in pages. Both go on beside each other: this one may wait for
-    /// reads that wait for locks of the cluster, the other one never does.
+    /// As `drop_pages`, for a write that replaces bytes in pages. Both may run concurrently: this one may wait for
+    /// reads that wait for extent locks, the other one never does.
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
-    /// Drops the attributes of an inode; no answer to a question from before this counts any more. False if the inode
-    /// is not known, so that an answer which makes it known may still be on its way. Does not wait. Whoever keeps none
-    /// need not know of it.
+    /// Drops the attributes of an inode; the kernel ignores answers to earlier requests. Returns false if the inode is
+    /// not known, so that an answer which makes it known may still be on its way. It does not wait. A front end that
+    /// caches none need not implement it.
     fn drop_attributes(&self, _: Ino) -> bool {
         true
     }
 
-    /// Whether the size by which it goes is one that it was told since whatever was taken back. If not, reads of files
-    /// that others may extend are not left to it.
+    /// Whether the size that the front end uses is one that it was told since the last invalidation. If not, it may not
+    /// serve reads of files that other mounts may extend.
     fn follows_sizes(&self) -> bool {
         true
     }
@@ -186,14 +190,14 @@ pub trait KernelPages: Send + Sync + 'static {
         done();
     }
 
-    /// Another mount has moved a directory to `name` in `dir`, or removed it there. Whoever keeps directories at the
-    /// places where it was shown them looks there; `done` is called when that is done, or cannot be at once, on any
-    /// thread. Does not wait.
+    /// Another mount has moved a directory to `name` in `dir`, or removed it there. A front end that keeps directories
+    /// at the places where they were shown looks the name up; `done` is called on any thread when that is done, or
+    /// cannot be done at once. It does not wait.
     fn show_directory(&self, _: Ino, _dir: Ino, _name: &[u8], done: Box<dyn FnOnce() + Send>) {
         done();
     }
 
-    /// Drops what is kept of directories that are open: others may change them from now on. Does not wait.
+    /// Drops cached listings of open directories, because other mounts may change them from now on. It does not wait.
     fn drop_listings(&self) {}
 }
 
@@ -275,10 +279,10 @@ impl OpenFlags {
     }
 }
 
-/// What a front end knows about a read or write beside its bytes.
+/// The data of a front end about a read or write beside its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// The application may go on with a further piece: this one is as large as the front end can carry.
+    /// The application may continue with a further piece: this one is as large as the front end can carry.
     pub may_continue: bool,
     /// The page cache of the kernel writes mapped pages back.
     pub write_back: bool,
@@ -294,7 +298,7 @@ pub struct Hints {
     pub stable: bool,
 }
 
-/// Where a write goes: what a front end knows of the call counts for more than how the file was opened.
+/// Where a write goes: what a front end knows of the call takes precedence over how the file was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteTo {
     /// To its offset; to the end of the file if that was opened to append.
@@ -316,13 +320,13 @@ pub enum WriteTo {
 pub struct Dirent {
     /// Name, with `.` and `..`.
     pub name: Vec<u8>,
-    /// Cookie to go on after this entry.
+    /// Cookie to continue after this entry.
     pub cookie: u64,
     /// Inode.
     pub ino: Ino,
     /// Kind.
     pub kind: Kind,
-    /// Attributes, if asked for and at hand; never for `.` and `..`.
+    /// Attributes, if requested and at hand; never for `.` and `..`.
     pub attr: Option<Attr>,
 }
 

@@ -32,10 +32,10 @@ impl CachedFile for Inode {
 
 /// End of the bytes of a file that are dirty or on their way to the server; 0 without any.
 pub(crate) fn dirty_end(cache: &PageCache, file: &Inode) -> u64 {
-    // What comes back from a flight is dirty again before the flight has ended.
+    // Bytes that a flight puts back are dirty again before the flight has ended.
     let before = file.flights.lock().last_end();
     let dirty = cache.dirty_end(file);
-    // What leaves is entered among the flights before it is no longer dirty.
+    // Bytes that are being sent are entered among the flights before they become clean.
     let flights = file.flights.lock().last_end();
     dirty.max(flights).max(before)
 }

@@ -22,6 +22,7 @@ use crate::ops::read::exports;
 use crate::ops::walks;
 use crate::ops::write_behind;
 use crate::prefetch::small_files;
+use crate::telemetry::record::Recorder;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::{TABLE, Tunable, Tunables};
 use amphi_dlm::Mode;
@@ -78,7 +79,7 @@ impl Client {
             mount.policy.look_at_memory();
             let mut bytes = mount.first_cache_bytes();
             if mount.policy.growth.is_dear() {
-                // The cache turns round in what it has: only what it may take beyond that is touched ahead.
+                // The cache reuses its memory: only what it may take beyond that is touched ahead.
                 bytes = bytes.min(mount.cache_bytes().saturating_sub(mount.cache.used_bytes()));
             }
             Some(usize::try_from(bytes).unwrap_or(usize::MAX))
@@ -91,25 +92,25 @@ impl Client {
         self.mount.queue.waker.wake();
     }
 
-    /// The rule of caching in force, which a front end notes before it asks for what it may keep.
+    /// The caching mode in force, which a front end notes before it sends a request whose answer it may cache.
     pub fn rule(&self) -> Rule {
         sharing::rule_for_front(&self.mount)
     }
 
-    /// What a front end may keep of answers to questions that it asked under `rule`: nothing, unless this mount has
-    /// been alone since. To be dropped when the answer has been given.
+    /// The timeout that a front end may give to answers to requests that it sent under `rule`: none, unless this mount
+    /// has been in sole mode since. To be dropped when the answer has been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
         sharing::lend(&self.mount, rule)
     }
 
-    /// In company: for how long a front end may keep these attributes, which it is about to give as an answer. It is
-    /// told before they change (`KernelPages::drop_attributes`).
+    /// In shared mode: the timeout for these attributes, which the front end is about to give as an answer. The front
+    /// end is told before they change (`KernelPages::drop_attributes`).
     pub fn lend_attributes(&self, attr: &Attr) -> Duration {
         tokens::lend_attributes(&self.mount, attr)
     }
 
-    /// The export of an open file, in which programs of this machine read what is cached of it; `make` makes one for a
-    /// length in bytes. `None` if reads of this open file have to come as calls. From now on `show` fills it.
+    /// The export of an open file, in which programs on this machine read cached bytes of it; `make` makes one for a
+    /// length in bytes. `None` if reads of this open file have to be system calls. From now on `show` fills the export.
     pub fn export(&self, file: &OpenFile, make: impl FnOnce(u64) -> Option<Arc<Export>>) -> Option<Arc<Export>> {
         exports::export(&self.mount, file, make)
     }
@@ -119,17 +120,18 @@ impl Client {
         exports::unexport(&self.mount, ino);
     }
 
-    /// A read is about to be served that came as a call: up to there the program may have read what it was shown.
+    /// A read that came as a system call is about to be served: the program may have read the export up to there.
     pub fn passed(&self, file: &OpenFile, offset: u64) {
         exports::passed(&self.mount, file, offset);
     }
 
-    /// A read of `len` bytes that came as a call was answered: puts what follows into the export, if there is one.
+    /// A read of `len` bytes that came as a system call was answered: copies the following bytes into the export, if
+    /// there is one.
     pub fn show(&self, file: &OpenFile, offset: u64, len: usize) {
         exports::show(&self.mount, file, offset, len as u64);
     }
 
-    /// Until when, by the clock that goes on during suspend, programs may use what is in exports; 0: no longer.
+    /// Until when, by the clock that also runs during suspend, programs may use exports; 0: no longer.
     pub fn exports_end_ns(&self) -> u64 {
         exports::lease_end_ns(&self.mount)
     }
@@ -144,8 +146,8 @@ impl Client {
         self.mount.tunables.get(Tunable::LendNames) != 0 && !self.is_alone()
     }
 
-    /// What a front end that walks over names by itself is told of one: an inode with its attributes, or `NoEnt`. Only
-    /// what is known under tokens, so that nothing is waited for; `None` where that is not enough.
+    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. Only what
+    /// is known under tokens, so that nothing is waited for; `None` if that is not sufficient.
     pub fn known_name(&self, dir: Ino, name: &[u8]) -> Option<Result<Attr>> {
         let name = Name::new(name.to_vec()).ok()?;
         let known = lent_names::known(&self.mount, dir, &name)?;
@@ -153,8 +155,8 @@ impl Client {
         Some(known)
     }
 
-    /// In company: for how long a front end may keep a name, which it is about to give as an answer to itself. It is
-    /// told when the name changes (`KernelPages::take_names`), and the change waits for it.
+    /// In shared mode: the timeout for a name, which the front end is about to give as an answer to its own lookup
+    /// thread. The front end is told when the name changes (`KernelPages::take_names`), and the change waits for it.
     pub fn lend_name(&self, lent: &LentName) -> Duration {
         lent_names::lend(&self.mount, lent)
     }
@@ -165,8 +167,8 @@ impl Client {
             && Name::new(name.to_vec()).is_ok_and(|name| lent_names::is_lent(&self.mount, dir, &name, shows))
     }
 
-    /// The number of the loan with which a front end may keep that a name shows nothing. One that asks for the name
-    /// keeps nothing of it at that moment.
+    /// The number of the timeout under which a front end may cache that a name does not exist. A thread that looks the
+    /// name up has no running timeout for it at that moment.
     pub fn absent_loan(&self, dir: Ino, name: &[u8]) -> Option<u64> {
         if !self.mount.coherence.tokens.names.is_any_noted() {
             return None;
@@ -174,7 +176,7 @@ impl Client {
         lent_names::absent(&self.mount, dir, &Name::new(name.to_vec()).ok()?)
     }
 
-    /// The front end has shown that it keeps nothing of that loan any more; it need not be asked to give it back.
+    /// The front end has shown that nothing is cached under that timeout any more; it need not invalidate it.
     pub fn absent_loan_is_over(&self, dir: Ino, name: &[u8], loan: u64) {
         if let Ok(name) = Name::new(name.to_vec()) {
             lent_names::is_over(&self.mount, dir, &name, loan);
@@ -196,7 +198,7 @@ impl Client {
         self.mount.coherence.shards.has(dir)
     }
 
-    /// Counts a look-up that the kernel has asked for.
+    /// Counts a look-up that the kernel has requested.
     pub fn count_lookup(&self) {
         self.mount.stats.count(Count::LookupKernel);
     }
@@ -217,6 +219,11 @@ impl Client {
         sharing::knows_directories(&self.mount, rule)
     }
 
+    /// The recordings of this mount.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.mount.panel.recorder
+    }
+
     /// Variables of an environment that name a job ([`JobName::find`](crate::JobName::find)).
     pub fn job_variables(&self) -> &[String] {
         &self.mount.jobs.variables
@@ -227,23 +234,23 @@ impl Client {
         self.mount.coherence.sharing.is_alone()
     }
 
-    /// Whether no other mount has been there since this one came: nobody else has changed anything.
+    /// Whether no other mount has existed since this one began, so that nobody else has changed anything.
     pub fn has_always_been_alone(&self) -> bool {
         self.mount.coherence.sharing.has_always_been_alone()
     }
 
-    /// Whoever caches file data outside, and gives it back when somebody else wants to write it; `None` ends that.
+    /// Sets the front end that caches file data, and drops it when another mount wants to write it; `None` removes it.
     pub fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
         self.mount.coherence.sharing.set_pages(pages);
     }
 
-    /// Whoever hears of closes before locks are given up; `None` ends that.
+    /// Sets the front end that reports closes before their locks are released; `None` removes it.
     pub fn set_closes(&self, closes: Option<Arc<dyn Closes>>) {
         self.mount.coherence.file_locks.set_closes(closes);
     }
 
-    /// Who serves the reads of a file that `ctx` has just opened, and what a front end may keep of its pages. To be
-    /// asked once for each open file, before its first read.
+    /// Who serves the reads of a file that `ctx` has just opened, and which pages a front end may keep. To be called
+    /// once for each open file, before its first read.
     pub fn front_cache(&self, ctx: &Ctx, open: &OpenFile) -> ops::front::FrontCache {
         ops::front::front_cache(&self.mount, ctx, open)
     }
@@ -274,7 +281,7 @@ impl Client {
 /// `walks`).
 impl Client {
     /// The operation of a thread ([`Ctx::tid`]) was answered `Stale`, so the thread will walk its path again: what it
-    /// looks up from now on stays until the operation has ended.
+    /// looks up from now on is held until the operation has ended.
     pub fn walk_failed(&self, thread: u32) {
         self.mount.coherence.walks.failed(thread, None, self.mount.clock.now_ns());
     }
@@ -340,6 +347,17 @@ impl Client {
         self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))
     }
 
+    /// The root of the mount: that of the file system, or the top of the tree to which the client's key is bound. Known
+    /// when anything has been answered.
+    pub fn root(&self) -> Ino {
+        self.mount.cluster.root()
+    }
+
+    /// Attributes of the root of the mount. Errors: `Stale` if the tree to which the client's key is bound is gone.
+    pub fn root_attr(&self, ctx: &Ctx) -> Pending<Attr> {
+        self.start(ops::attr::of_root(self.mount.clone(), ctx.clone()))
+    }
+
     /// The project to which an inode is charged, 0: none. Errors: `Stale`.
     pub fn project(&self, ctx: &Ctx, ino: Ino) -> Pending<u32> {
         let (mount, ctx) = (self.mount.clone(), ctx.clone());
@@ -356,8 +374,7 @@ impl Client {
         self.start(ops::attr::setattr(self.mount.clone(), ctx.clone(), ino, set, file.cloned()))
     }
 
-    /// As `setattr`; whoever is refused is looked at again: with the credentials that `again` names it is asked once
-    /// more.
+    /// As `setattr`; if the request is refused, it is sent once more with the credentials that `again` returns.
     pub fn setattr_again(
         &self,
         ctx: &Ctx,
@@ -469,7 +486,7 @@ impl Client {
         self.start(ops::open::tmpfile(self.mount.clone(), ctx.clone(), dir, perm, flags))
     }
 
-    /// Opens a file. It closes itself when the last reference is dropped; what is dirty is written later.
+    /// Opens a file. The file is closed when the last reference is dropped; dirty bytes are written later.
     pub fn open(&self, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Pending<Arc<OpenFile>> {
         if let Some(file) = small_files::take(&self.mount, ctx, ino, flags) {
             return Pending::ready(Ok(file));
@@ -482,16 +499,16 @@ impl Client {
         ops::read::try_read(&self.mount, ctx, file, offset, into, hints)
     }
 
-    /// As `try_read` of up to `len` bytes, but lends the cache's memory instead of copying it: what the loans show
-    /// stays as it was now, and a write to these bytes meanwhile costs a copy of 64 KiB.
+    /// As `try_read` of up to `len` bytes, but returns the cache's memory instead of a copy: its content does not
+    /// change, and a write to these bytes meanwhile costs a copy of 64 KiB.
     pub fn try_lend(&self, ctx: &Ctx, file: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Loans> {
         ops::read::try_lend(&self.mount, ctx, file, offset, len, hints)
     }
 
-    /// After a read of `len` bytes at `offset`: if it went on where the one before had ended, and what follows is in
-    /// the page cache, brings as much into the processor's cache, for a read on this thread or one beside it. Takes 0.1
-    /// us for each KiB; for a thread that has nothing else to do while the program is at it. Reads count that are
-    /// followed by this call.
+    /// After a read of `len` bytes at `offset`: if it continued where the previous one had ended, and the following
+    /// bytes are in the page cache, loads as many into the processor's cache, for a read on this thread or a
+    /// neighbouring one. This takes 0.1 us for each KiB; it is for a thread that has nothing else to do while the
+    /// program runs. It works for reads that are followed by this call.
     pub fn warm_next(&self, file: &OpenFile, offset: u64, len: usize) {
         ops::read::warm_next(&self.mount, file, offset, len as u64);
     }
@@ -506,9 +523,9 @@ impl Client {
         ops::write::try_write(&self.mount, ctx, file, offset, Source::Copied(bytes), hints)
     }
 
-    /// As `try_write` of all bytes of `data`. If they are just one unit of the cache (`UNIT_BYTES` at a multiple of
+    /// As `try_write` of all bytes of `data`. If they are exactly one unit of the cache (`UNIT_BYTES` at a multiple of
     /// that, in memory of that size), the cache keeps their memory and leaves other memory of that size there, of
-    /// arbitrary content. So with several units, 1 MiB at most, in place of which nothing is left.
+    /// arbitrary content. The same holds for several units, 1 MiB at most, but then no memory is left in exchange.
     pub fn try_write_buf(
         &self,
         ctx: &Ctx,
@@ -521,8 +538,8 @@ impl Client {
         ops::write::try_write(&self.mount, ctx, file, offset, source, hints)
     }
 
-    /// A front end could not tell whether a write went to the end of the file (`WriteTo::OffsetAtEnd`): has it found
-    /// out for the next ones, without waiting, once a second at most.
+    /// A front end could not determine whether a write went to the end of the file (`WriteTo::OffsetAtEnd`): requests
+    /// the end for the next writes, without waiting, once a second at most.
     pub fn learn_end(&self, file: &OpenFile) {
         ops::attr::learn_end(&self.mount, &file.file);
     }
@@ -535,9 +552,9 @@ impl Client {
         self.start(ops::write::write(self.mount.clone(), ctx.clone(), file.clone(), offset, data, hints))
     }
 
-    /// What close shows: of an open file that can write, the latest failure of write-back that it was not told of.
-    /// Waits for large writes that have returned and are on their way by then, not for dirty bytes in the cache. Who
-    /// only reads leaves failures to those who write or sync.
+    /// The result of close: for an open file that can write, the latest failure of write-back that was not reported to
+    /// it. Waits for large writes that have returned and are under way, not for dirty bytes in the cache. Files that
+    /// are open only for reading leave failures to callers that write or sync.
     pub fn flush(&self, _ctx: &Ctx, file: &Arc<OpenFile>) -> Pending<()> {
         let file = file.clone();
         self.start(async move {
@@ -585,8 +602,8 @@ impl Client {
         self.start(ops::seek::lseek(self.mount.clone(), ctx.clone(), file.clone(), offset, whence))
     }
 
-    /// Lock-ahead: asks for locks on `range`, for writing or reading, and does not wait. They are granted just as
-    /// asked, or refused if anybody is in the way.
+    /// Lock-ahead: requests locks on `range`, for writing or reading, and does not wait. They are granted exactly as
+    /// requested, or refused if another lock conflicts.
     ///
     /// Errors: `BadFd` if it is not open for that; `Inval` for no bytes; `Busy` if too many are under way.
     pub fn lock_ahead(&self, file: &OpenFile, range: ByteRange, write: bool) -> Result<Ahead> {
@@ -596,8 +613,8 @@ impl Client {
         ahead::ahead(&self.mount, file, if write { Mode::Write } else { Mode::Read }, range)
     }
 
-    /// As `lock_ahead`, and waits until the servers have answered, which ask nobody for it: `Asked` if one has refused.
-    /// Errors as there.
+    /// As `lock_ahead`, and waits for the servers' answers, which wait for no other mount: `Asked` if one has refused.
+    /// Errors are those of `lock_ahead`.
     pub fn lock_ahead_answered(&self, file: &Arc<OpenFile>, range: ByteRange, write: bool) -> Pending<Ahead> {
         if !(if write { file.flags.write } else { file.flags.read }) {
             return Pending::ready(Err(Errno::BadFd));
@@ -606,9 +623,9 @@ impl Client {
         self.start(ahead::answered(self.mount.clone(), file.clone(), mode, range))
     }
 
-    /// A program says how it uses the file: in sequence, at random and once count for all reads of the file on this
-    /// mount until it closes the file, here and in the memory of the servers. `WillNeed` brings the range into the
-    /// cache, as much as is read ahead of one stream; `DontNeed` gives up what is cached of it and not dirty.
+    /// A program says how it uses the file: `Sequential`, `Random` and `Once` apply to all reads of the file on this
+    /// mount until the program closes the file, here and in the servers' read caches. `WillNeed` loads the range into
+    /// the cache, up to the read-ahead of one stream; `DontNeed` drops clean cached bytes of it.
     ///
     /// Errors: `BadFd` if it is not open for reading.
     pub fn advise(&self, file: &OpenFile, range: ByteRange, advice: FileAdvice) -> Result<()> {
@@ -635,14 +652,16 @@ impl Client {
         self.start(group_lock::lock(self.mount.clone(), file.clone(), group, wait, interrupt))
     }
 
-    /// The open file leaves its group. If it is the last of this mount, everything is written back before others go on.
+    /// The open file leaves its group. If it is the last of this mount, everything is written back before others
+    /// continue.
     ///
     /// Errors: `Inval` if it is no member; `Io` if the group was lost; failures of write-back.
     pub fn group_unlock(&self, file: &Arc<OpenFile>) -> Pending<()> {
         self.start(group_lock::unlock(self.mount.clone(), file.clone()))
     }
 
-    /// Whether anybody waits for the end of the group that the open file is a member of, on this mount or another one.
+    /// Whether another open file waits for the end of the group that the open file is a member of, on this mount or
+    /// another one.
     ///
     /// Errors: `Inval` if it is no member; `Io` if the group was lost.
     pub fn group_wanted(&self, file: &Arc<OpenFile>) -> Pending<bool> {

@@ -1,9 +1,9 @@
 //! Coherence: what this mount may keep, for how long, and what it gives back when another mount wants it.
 //!
-//! Owns: the rule for a mount that is alone, tokens for names and attributes, the lease, locks of applications, pages
-//! of a front end, opens and closes that the servers count. Does not own: the tables of all that (`tables::coherence`),
-//! cached locks of the cluster, which need write-back (`locks`), the protocol (`dlm`), cached bytes (`cache`) and
-//! inodes (`inode`).
+//! Owns: sole mode, tokens for names and attributes, the lease, file locks of applications, the pages that a front end
+//! caches, and opens and closes that the servers count. Does not own: the tables of all that (`tables::coherence`),
+//! cached extent locks, which need write-back (`locks`), the protocol (`dlm`), cached bytes (`cache`) and inodes
+//! (`inode`).
 
 pub(crate) mod attributes;
 pub(crate) mod bare;

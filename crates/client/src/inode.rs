@@ -1,11 +1,11 @@
 //! Files the client knows something about, and open files.
 //!
-//! Owns: per inode what is known of it (`known`), the size as this mount sees it (`size`), how much is cached and dirty
-//! (`cached`), requests under way (`flights`, `fills`), failures; per open file its streams. Does not own: cached bytes
-//! (`cache`), messages.
+//! Owns: for each inode its attributes (`known`), its size as this mount sees it (`size`), how much is cached and dirty
+//! (`cached`), requests under way (`flights`, `fills`), and failures; for each open file its streams. Does not own:
+//! cached bytes (`cache`), messages.
 //!
-//! The parts of an inode know nothing of it; `file` puts them together; open files, the table, and whatever holds an
-//! inode lie above that.
+//! The parts of an inode do not use the inode; `file` combines them; open files, the table, and whatever holds an inode
+//! are above that.
 
 pub(crate) mod cluster_locks;
 pub(crate) mod direct_stream;

@@ -24,7 +24,7 @@ use crate::writeback::writeback_errors;
 use amphi_env::Env;
 use amphi_env::memory_groups;
 use amphi_transport::local::LocalDialer;
-use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery};
+use amphi_transport::{Carried, Link, LinkConfig, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
 use amphi_wire::{Answer, Call, Lane, Push, Reply, Request, Welcome};
 use futures_util::future::{Either, select};
@@ -64,10 +64,10 @@ pub struct IoHalf {
     end: End,
 }
 
-/// What the connection to one server tells.
+/// The events of the connection to one server.
 pub(crate) struct Events<E: Env> {
     env: E,
-    /// There was a connection and there is none now.
+    /// A connection existed and is lost now.
     down: Cell<bool>,
     mount: Arc<Mount>,
     links: Weak<Links<E>>,
@@ -86,8 +86,8 @@ impl<E: Env> Events<E> {
         }
     }
 
-    /// Whether this is the master's connection: it alone says whether the session goes on and whether there are other
-    /// mounts.
+    /// Whether this is the master's connection: only the master says whether the session continues and whether there
+    /// are other mounts.
     fn is_master(&self) -> bool {
         self.links.upgrade().is_some_and(|links| links.is_master(&self.seat))
     }
@@ -141,9 +141,20 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         }
     }
 
+    fn carried(&self, carried: Carried) {
+        let stats = &self.mount.stats;
+        for (count, bytes) in
+            [(Count::PayloadPassed, carried.beside_bytes), (Count::PayloadInline, carried.inline_bytes)]
+        {
+            if bytes > 0 {
+                stats.bytes(count, bytes);
+            }
+        }
+    }
+
     fn welcomed(&self, welcome: &Welcome) {
-        // A server that does not know the session any more may have let others on: what it granted is not renewed by
-        // its greeting.
+        // A server that does not know the session any more may have granted rights to other mounts: its welcome does
+        // not renew what it granted.
         if welcome.resumed {
             self.mount.coherence.sharing.leases.surely_heard(self.seat.lease(), self.mount.clock.boot_ns());
         }
@@ -158,8 +169,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     async fn restarted(&self, recovery: Recovery<E>) -> Result<(), Errno> {
         let links = self.links.upgrade().ok_or(Errno::Canceled)?;
         if links.is_master(&self.seat) {
-            // Once it is lost it stays so, also if the connection broke before the server was told, and the server
-            // greets it as one that it knows.
+            // A lost session stays lost, also if the connection broke before the server was informed, and the server
+            // welcomes it as one that it knows.
             let over = !recovery.welcome().resumed && !sharing::may_go_on(&self.mount);
             if over || self.mount.coherence.sharing.is_lost() {
                 locks::session_end::lose(
@@ -173,12 +184,13 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             }
             self.mount.cluster.learn(recovery.welcome());
         } else if !recovery.welcome().resumed {
-            // The session has ended and was begun anew: what it had before may be sent by who goes on alone, and by
-            // nobody else.
+            // The session has ended and was begun anew: only a mount that may continue in sole mode may send what it
+            // had before.
             links.hear_master().await?;
         }
         links.catch_up(&recovery).await;
-        // The others still know what they granted. Until this session has presented itself nobody changes a name.
+        // The other servers still know what they granted. Until this session has presented what it holds, no mount
+        // changes a name.
         let targets = links.targets_of(&self.seat, recovery.welcome().pool);
         tokens::lose(&self.mount, &targets).await;
         targets.iter().for_each(|target| locks::restoring(&self.mount, *target));
@@ -186,7 +198,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             targets.iter().for_each(|target| self.mount.writeback.grants.begin_anew(*target));
         }
         for target in targets {
-            // Before what tells the target that the session has said everything.
+            // This comes before the message that tells the target that the session has presented everything.
             file_locks::represent(&self.mount, &recovery, target).await?;
             represent(&self.mount, &recovery, target).await?;
         }
@@ -204,8 +216,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 }
 
-/// Presents what is open on one target to a server that this mount speaks to for the first time, and that was restarted
-/// since the session began: other servers may have opened it there for the session.
+/// Presents what is open on one target to a server to which this mount connects for the first time, and which was
+/// restarted since the session began: other servers may have opened files there for the session.
 pub(crate) async fn represent_opens<E: Env>(mount: &Mount, link: &Link<E>, target: TargetId) -> Result<(), Errno> {
     let op = Request::Represent { opens: locks::opens(mount, target), locks: Vec::new() };
     let call = Call { target, cred: Cred::root(), op };
@@ -317,8 +329,8 @@ async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
 
 /// Writes everything back at the end.
 ///
-/// Errors: that of bytes which were lost, now or before, and of which no `fsync`, `close` or sync of all files was
-/// told; nobody else is left to hear of it.
+/// Errors: that of lost bytes, now or before, that no `fsync`, `close` or sync of all files has reported; nothing else
+/// is left to report it.
 async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
     mount.coherence.walks.clear();
     opened_ahead::lose(mount, None);
@@ -334,8 +346,8 @@ async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amp
         );
     }
     flush::flush_all(mount).await;
-    // What they have is safe from the end of their processes; whether from that of their machines is for them to see
-    // to.
+    // Data on the servers survives the end of their processes; this sync decides whether it survives that of their
+    // machines.
     let synced = crate::ops::sync::sync_targets(mount, (0..mount.cluster.pool()).map(TargetId).collect(), None);
     match select(pin!(synced), pin!(links.until_unreachable(env, END_PATIENCE))).await {
         Either::Left((Ok(()), _)) => {}
@@ -367,6 +379,7 @@ async fn tick<E: Env>(env: E, mount: Arc<Mount>, links: Rc<Links<E>>) {
         mount.coherence.walks.tick(mount.clock.now_ns());
         small_files::tick(&mount);
         large_reads::tick(&mount);
+        mount.panel.recorder.tick(mount.clock.now_ns());
         links.tune();
         links.mind_silence();
         look_at_memory(&mount);
@@ -384,7 +397,7 @@ pub(crate) fn look_at_memory(mount: &Mount) {
     };
     let short = is_short();
     amphi_env::buf::decay(short);
-    // What only waits for its next use is given back before anybody is sent another way for it.
+    // Memory that is kept only for reuse is freed before requests become direct because of it.
     mount.policy.group_short.store(short && is_short(), Ordering::Relaxed);
     if mount.tunables.on(Tunable::Memory) && mount.tunables.on(Tunable::CallerMemory) {
         let looks = mount.policy.caller_memory.look(&**read, trees, memory_groups::SHORT_PERCENT, mount.clock.now_ns());

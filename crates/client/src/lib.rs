@@ -1,19 +1,20 @@
 //! The client core: what every front end (FUSE, preload, C API, simulator) uses to reach the file system.
 //!
 //! Owns: operations on names and files, open files, the page cache, write-back, read-ahead, the hybrid decision,
-//! striping, the lock cache's use, tunables and counters of a mount. Does not own: messages (`wire`), connections and
-//! reconnecting (`transport`), lock rules (`dlm`), what the kernel wants to hear (`fuse`).
+//! striping, the use of the lock cache, tunables and counters of a mount. Does not own: messages (`wire`), connections
+//! and reconnecting (`transport`), lock rules (`dlm`), the kernel's protocol (`fuse`).
 //!
-//! Two halves. [`Client`] is `Clone + Send + Sync`: plain data under short locks, no environment; a cache hit is
-//! served on the calling thread without a hop. [`IoHalf`] owns the environment and the connections on a thread of its
-//! own; it sends what the other half queues and runs the background work (write-back, read-ahead, lock callbacks).
-//! Operations are futures that are polled by whoever waits for them, so copies into and out of the cache run on the
-//! threads of the callers; one that is abandoned (interrupt, drop) is handed to the I/O half and finishes there.
+//! The client has two halves. [`Client`] is `Clone + Send + Sync`: plain data under short locks, without an
+//! environment; a cache hit is served on the calling thread, without involving another one. [`IoHalf`] owns the
+//! environment and the connections on a thread of its own; it sends what the other half queues and runs the background
+//! work (write-back, read-ahead, lock callbacks). Operations are futures that are polled by the threads that wait for
+//! them, so copies into and out of the cache run on the threads of the callers; an operation that is abandoned
+//! (interrupt, drop) is passed to the I/O half and finishes there.
 //!
-//! Invariants: order of locks is range lock, then page, then lock reference; none but the range lock is held across
-//! an await. Valid cached bytes lie under a lock of the lock cache. The way a request takes never changes what is read
-//! later. The number that drove the design: a hop to another thread costs 30-60 us when it sleeps, a cached 4 KiB
-//! read 0.3 us.
+//! Invariants: the order of locks is range lock, then page, then lock reference; only the range lock is held across an
+//! await. Valid cached bytes are covered by a lock of the lock cache. Whether a request is buffered or direct never
+//! changes what is read later. The number that drove the design: passing work to another thread costs 30-60 us if it
+//! sleeps; a cached read of 4 KiB costs 0.3 us.
 #![forbid(unsafe_code)]
 
 pub mod api;
@@ -52,5 +53,7 @@ pub use ops::front::FrontCache;
 pub use policy::decision;
 pub use policy::readahead;
 pub use policy::readers::Pieces;
+pub use telemetry::calls::{CallNotes, noting};
 pub use telemetry::jobs::{JOB_VARIABLES, JobName};
+pub use telemetry::record;
 pub use telemetry::status;

@@ -1,11 +1,11 @@
 //! Locks of the cluster under which this client caches.
 //!
-//! Owns: asking for locks, what becomes of callbacks, restarts of a server. Does not own: the way of a lock back
+//! Owns: requesting locks, handling callbacks, and restarts of a server. Does not own: how a lock is returned
 //! (`returning`), the table of lock caches (`tables::coherence::locks`), the rules (`dlm`).
 //!
-//! Invariants: a cached byte lies under a lock that is held. A write in the cache that pins no lock checks a bit of its
-//! file (`ClusterLocks::whole`) under the lock of the cache's shard; the bit goes before the flush that precedes the
-//! lock's return, so that flush finds every such write. Order: table of locks, then shard.
+//! Invariants: every cached byte is covered by a lock that is held. A write into the cache that pins no lock checks a
+//! bit of its file (`ClusterLocks::whole`) under the lock of the cache's shard; the bit is cleared before the flush
+//! that precedes the lock's return, so that this flush finds every such write. Lock order: table of locks, then shard.
 
 pub(crate) mod ahead;
 pub(crate) mod coming;
@@ -31,20 +31,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
-/// How often servers are told of locks that they asked back and that calls still use: far below the time after which a
-/// client that does not answer is evicted.
+/// How often `LockKept` is sent for called-back locks that calls still use: far below the time after which a client
+/// that does not answer is evicted.
 const KEPT_NS: u64 = 2_000_000_000;
-/// For how long after a callback servers hear that a lock will come that is not in use any more: because its grant is
-/// on its way, or the kernel is giving its pages back. Whoever takes longer hangs.
+/// How long after a callback `LockKept` also names a lock that is not in use any more, because its grant is on its way,
+/// or the kernel is dropping its pages. A client that takes longer hangs.
 const ASKED_BACK_NS: u64 = 25_000_000_000;
 
-/// Where the target is in the id of a glimpse.
+/// The position of the target in the id of a glimpse.
 const GLIMPSE_TARGET_SHIFT: u32 = 48;
 
-/// A file is being made, for as long as this lives.
+/// A file is being made, as long as this value lives.
 pub(crate) struct MakingFile(Arc<Mount>);
 
-/// To be called before a request that may bring a lock with its answer.
+/// To be called before a request whose answer may bring a lock.
 pub(crate) fn making(mount: &Arc<Mount>) -> MakingFile {
     mount.coherence.locks.making.lock().under_way += 1;
     MakingFile(mount.clone())
@@ -60,7 +60,7 @@ impl Drop for MakingFile {
     }
 }
 
-/// The part of each object that holds bytes of the range, from its first byte to its last.
+/// The part of each object that contains bytes of the range, from the first byte to the last.
 fn spans(file: &Inode, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
     file.layout().spans(file.ino, range)
 }
@@ -69,7 +69,7 @@ fn wire_mode(mode: Mode) -> LockMode {
     if mode == Mode::Write { LockMode::Write } else { LockMode::Read }
 }
 
-/// Tells the lock cache when files of the locks that are next to go were used without a pin.
+/// Informs the lock cache of the last uses without a pin of those files whose locks would be returned next.
 fn note_uses(mount: &Mount, cache: &mut LockCache) {
     for (id, object) in cache.oldest() {
         if let Some(file) = mount.files.get(object.ino) {
@@ -83,7 +83,7 @@ pub(crate) fn hold_group(mount: &Arc<Mount>, target: TargetId, object: ObjectId,
     mount.coherence.locks.with(target, |cache| cache.hold_group(mount.clock.now_ns(), lock, object, GroupId(group)));
 }
 
-/// Gives group locks back and waits until the servers know.
+/// Returns group locks and waits until the servers have confirmed it.
 pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]) {
     for &(target, id) in locks {
         let held = mount.coherence.locks.with(target, |cache| {
@@ -105,9 +105,9 @@ pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]
     mount.coherence.locks.answered.until(gone).await;
 }
 
-/// The last name of a file has gone: its idle locks go back with the next tick, many together, unless somebody here has
-/// it open or what is dirty of it is just being given up. Otherwise server and mount would keep them until they are
-/// old.
+/// The last name of a file is gone: its idle locks are returned with the next tick, many together, unless a program has
+/// the file open or its dirty bytes are just being discarded. Otherwise mount and server would keep these locks until
+/// they reach their maximum age.
 pub(crate) fn nameless(mount: &Mount, ino: Ino) {
     let targets: BTreeSet<TargetId> = match mount.files.get(ino) {
         Some(file) if file.open_count() > 0 || file.cached.dirty_bytes.load(SeqCst) > 0 => return,
@@ -116,13 +116,13 @@ pub(crate) fn nameless(mount: &Mount, ino: Ino) {
             let stripes = layout.stripes_below(file.size().max(1)).min(u32::from(layout.pool));
             (0..stripes).map(|stripe| layout.target(ino, stripe)).collect()
         }
-        // Files that were forgotten here are small as a rule, and have what came when they were made.
+        // A file that is not in the table is usually small, and has only the lock that came when it was made.
         None => BTreeSet::from([ino.target()]),
     };
     mount.coherence.locks.nameless.lock().extend(targets.into_iter().map(|target| (target, ino)));
 }
 
-/// A write lock on all of the first object that came with the answer that made the file.
+/// A write lock on all of the first object, which came with the answer that made the file.
 pub(crate) fn given(mount: &Arc<Mount>, file: &Inode, lock: u64) {
     let (object, target) = (ObjectId { ino: file.ino, stripe: 0 }, file.ino.target());
     let mut making = mount.coherence.locks.making.lock();
@@ -144,18 +144,18 @@ pub(crate) fn given(mount: &Arc<Mount>, file: &Inode, lock: u64) {
     pump(mount, target);
 }
 
-/// Sets the bit of an object if a usable write lock covers all of it. Under the table's lock: a lock that is on its way
-/// back is not usable, and its bit goes after it was closed.
+/// Sets the bit of an object if a usable write lock covers all of it. This is done under the table's lock: a lock that
+/// is being returned is not usable, and its bit is cleared after it was closed for new uses.
 fn note_whole(cache: &LockCache, file: &Inode, object: ObjectId) {
     let bit = stripe_bit(object.stripe);
     if file.locks.whole.load(SeqCst) & bit == 0 && cache.covers(object, Mode::Write, ByteRange::ALL).is_some() {
-        // Others may have changed the end since this mount had the lock before.
+        // Other mounts may have changed the end since this mount had the lock before.
         file.locks.end_kept.store(false, SeqCst);
         file.locks.whole.fetch_or(bit, SeqCst);
     }
 }
 
-/// `Push::Glimpse`: says how long an object is as far as this mount has written it, unless that is being said.
+/// `Push::Glimpse`: answers how long an object is as far as this mount has written it, unless an answer is on its way.
 pub(crate) fn glimpse(mount: &Arc<Mount>, id: u64, object: ObjectId) {
     if !mount.coherence.locks.glimpsed.lock().insert(id) {
         return;
@@ -170,13 +170,13 @@ pub(crate) fn glimpse(mount: &Arc<Mount>, id: u64, object: ObjectId) {
     let sent = mount.send(Lane::Answer, target, &Cred::root(), op, None, 0);
     let mount2 = mount.clone();
     mount.spawn(async move {
-        // Where it failed, the server asks again.
+        // If sending failed, the server sends the glimpse again.
         let _ = sent.await;
         mount2.coherence.locks.glimpsed.lock().remove(&id);
     });
 }
 
-/// The server asks for a lock back.
+/// The server calls a lock back.
 pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, lock: u64) {
     mount.stats.count(Count::LockCallback);
     let file = mount.files.get(object.ino);
@@ -184,7 +184,7 @@ pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, l
     let id = {
         let mut names = mount.coherence.locks.names.lock();
         if let Some(early) = names.restoring.get_mut(&target) {
-            // Perhaps a lock whose new name is not known yet.
+            // This may be a lock whose new id is not known yet.
             early.push((object, lock));
             return;
         }
@@ -255,7 +255,7 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
     }
 }
 
-/// The session is over: no lock is held any more.
+/// The session is over, so no lock is held any more.
 pub(crate) fn lose_all(mount: &Arc<Mount>) {
     let targets: Vec<TargetId> = mount.coherence.locks.caches.lock().keys().copied().collect();
     for file in mount.files.all() {
@@ -274,7 +274,7 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     mount.coherence.locks.answered.notify();
 }
 
-/// Locks of `target` to present to a restarted server.
+/// Locks of `target` that have to be presented to a restarted server.
 pub(crate) fn represent(mount: &Mount, target: TargetId) -> (Vec<LockId>, Vec<HeldLock>) {
     let held = mount.coherence.locks.with(target, LockCache::represent);
     returning::going_is_over(mount, target);
@@ -287,7 +287,7 @@ pub(crate) fn represent(mount: &Mount, target: TargetId) -> (Vec<LockId>, Vec<He
     (held.iter().map(|l| l.id).collect(), held.iter().map(wire).collect())
 }
 
-/// A restarted server took locks back, in the order they were presented, under names of its own.
+/// A restarted server has granted the presented locks, in the order in which they were presented, under new ids.
 pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], taken: &[u64]) {
     let early = {
         let mut names = mount.coherence.locks.names.lock();
@@ -314,7 +314,7 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
             mount.coherence.locks.left(&[(target, *id)]);
         }
     }
-    // What was given back to the server that is gone need not be told again.
+    // Locks that were returned to the server before its restart need not be cancelled again.
     let leaving: Vec<_> =
         mount.coherence.locks.leaving.lock().iter().filter(|(of, _)| *of == target).copied().collect();
     let gone: Vec<_> = mount
@@ -324,7 +324,7 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     mount.coherence.locks.left(&gone);
     pump(mount, target);
     if taken.len() < ids.len() {
-        // Of a lock that was lost nothing is returned that its pages would go before.
+        // If the lock was lost, its pages need not be dropped before a cancel.
         for (file, locks) in take_due(mount, target) {
             let mount2 = mount.clone();
             mount.spawn(async move { front_pages::take_back(&mount2, &file, target, &locks).await });
@@ -332,12 +332,12 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     }
 }
 
-/// `target` has restarted; from now on it may call back locks by names that only its answer to `represent` tells.
+/// `target` has restarted; from now on it may call back locks by ids that only its answer to `represent` contains.
 pub(crate) fn restoring(mount: &Mount, target: TargetId) {
     mount.coherence.locks.names.lock().restoring.insert(target, Vec::new());
 }
 
-/// Opens of `target` to present to a restarted server.
+/// Opens of `target` that have to be presented to a restarted server.
 pub(crate) fn opens(mount: &Mount, target: TargetId) -> Vec<(Ino, amphi_wire::Access)> {
     let mut opens = Vec::new();
     for file in mount.files.all().into_iter().filter(|f| f.ino.target() == target) {

@@ -15,7 +15,9 @@ use crate::policy::{Policy, growth};
 use crate::tables::coherence::Coherence;
 use crate::tables::prefetch::Prefetch;
 use crate::tables::writeback::{FLIGHT_PARTS_MAX, WriteBack};
+use crate::telemetry::calls::{self, Wait};
 use crate::telemetry::jobs::{Job, JobName, Jobs};
+use crate::telemetry::record::Recorder;
 use crate::telemetry::stats::{Count, FileEvent, Stats};
 use crate::telemetry::tunables::{Tunable, Tunables};
 use amphi_env::Buf;
@@ -53,9 +55,9 @@ pub(crate) struct Mount {
     pub(crate) life: Life,
 }
 
-/// What the machine is to a mount.
+/// Properties of the machine that a mount uses.
 pub(crate) struct Host {
-    /// Who may turn knobs, beside root.
+    /// The user who may change tunables, beside root.
     pub(crate) owner_uid: u32,
     /// Reads a file of the machine, for memory groups.
     pub(crate) read_text: Option<ReadText>,
@@ -65,15 +67,16 @@ pub(crate) struct Host {
     pub(crate) coarse_ns: AtomicU64,
 }
 
-/// What control attributes have shown.
+/// What control attributes have shown and begun.
 pub(crate) struct Panel {
+    pub(crate) recorder: Arc<Recorder>,
     /// The last thing that one complained about.
     pub(crate) complaint: Mutex<String>,
-    /// The statuses that were shown last, by the process that asked: who reads a long one reads on in its own.
+    /// The statuses that were shown last, by calling process: a process that reads a long one continues in its own.
     pub(crate) shown_status: Mutex<VecDeque<(u32, Vec<u8>)>>,
 }
 
-/// Where the mount is on its way to its end.
+/// How far the end of the mount has progressed.
 pub(crate) struct Life {
     pub(crate) stopping: AtomicBool,
     /// Everything was written back after `stopping`.
@@ -84,7 +87,7 @@ pub(crate) struct Life {
     pub(crate) pauses: Pauses,
 }
 
-/// Of the cache's size: what write-back may have under way beside it, and what one stream is read ahead by.
+/// Part of the cache's size that write-back may have under way beside it, and by which one stream is read ahead.
 const BESIDE_PART: u64 = 8;
 /// A stream may always be read ahead by so much.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
@@ -123,7 +126,7 @@ impl Mount {
         Mount {
             stats: Stats::new(config.clock.now_ns()),
             jobs: Jobs::new(config.job, config.job_variables),
-            policy: Policy::default(),
+            policy: Policy { commit: config.commit, ..Policy::default() },
             queue: Queue::default(),
             cluster: Cluster::default(),
             cache: PageCache::above(writeback.grants.clone()),
@@ -131,7 +134,7 @@ impl Mount {
             coherence: Coherence::new(&tunables),
             writeback,
             prefetch: Prefetch::default(),
-            panel: Panel { complaint: Mutex::new(complaint), shown_status: Mutex::default() },
+            panel: Panel { recorder: Arc::default(), complaint: Mutex::new(complaint), shown_status: Mutex::default() },
             host: Host {
                 owner_uid: config.owner_uid,
                 read_text: config.read_text,
@@ -164,6 +167,11 @@ impl Mount {
         }
     }
 
+    /// Whether a write to the file may land after it has returned, without a lock.
+    pub(crate) fn is_commit(&self, file: &Inode) -> bool {
+        self.policy.commit || file.is_commit()
+    }
+
     /// Bytes that write-back may have under way: those are copies beside the cache, so of a small one only a part.
     pub(crate) fn flight_max(&self) -> u64 {
         self.tunables.get(Tunable::FlightBytes).min(self.tunables.get(Tunable::CacheBytes) / BESIDE_PART)
@@ -185,7 +193,7 @@ impl Mount {
         self.tunables.get(Tunable::ReadAheadBytes) > 0
     }
 
-    /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache
+    /// Bytes that one stream may be read ahead: fewer if more are under way for all, since these are beside the cache
     /// as well.
     pub(crate) fn window_max(&self) -> u64 {
         let part = self.tunables.get(Tunable::CacheBytes) / BESIDE_PART;
@@ -294,8 +302,8 @@ impl Mount {
         self.send_call(lane, Call { target, cred: cred.clone(), op }, payload, pad, false)
     }
 
-    /// Sends what the server of `target` has to hear for as long as the session lasts: that something is given back. It
-    /// is not given up where that server cannot be reached for long; an error means that the session, or the mount, has
+    /// Sends a message that the server of `target` has to get as long as the session lasts: that something is returned.
+    /// It is not given up if that server cannot be reached for long; an error means that the session, or the mount, has
     /// ended.
     pub(crate) fn insist(
         &self,
@@ -321,9 +329,14 @@ impl Mount {
         let out = Outgoing { lane, call, payload, pad, answer, deadline: None, insist };
         let queued = self.coherence.sharing.check().and_then(|()| self.queue.push_call(out));
         let grants = self.writeback.grants.clone();
+        let noted = calls::current().map(|_| (self.clock.clone(), self.clock.now_ns()));
         async move {
             queued?;
-            match answered.await {
+            let answered = answered.await;
+            if let Some((clock, asked_ns)) = noted {
+                calls::note_wait(Wait::Server, clock.now_ns().saturating_sub(asked_ns));
+            }
+            match answered {
                 Ok(outcome) => {
                     if let Ok((Answer { grant: Some(grant), .. }, _)) = &outcome {
                         grants.limits.told(target, grant);

@@ -1,10 +1,10 @@
 //! Policy: which way a request takes, from what is known and measured.
 //!
 //! Owns: the hybrid decision and who serves reads, as pure functions, and their inputs: access locality of a file,
-//! measured throughput of the two ways and the thresholds that follow from it, what new memory costs beside it, memory
+//! measured throughput of buffered and direct requests and the resulting thresholds, the cost of new memory, memory
 //! groups of the mount and of the calling processes, rotational storage; how far one stream is read ahead, which
-//! records follow each other at equal distances, who reads in which pieces.
-//! Does not own: carrying a decision out (`ops`).
+//! records follow each other at equal distances, in which pieces programs read. Does not own: carrying a decision out
+//! (`ops`).
 
 pub(crate) mod caller_memory;
 pub mod decision;
@@ -26,27 +26,29 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use throughput::Throughput;
 
-/// What the decision looks at beside the request itself.
+/// The inputs of the decision beside the request itself.
 #[derive(Default)]
 pub(crate) struct Policy {
     /// The memory group is above its share; measured by the I/O half.
     pub(crate) group_short: AtomicBool,
-    /// Where memory groups are, for the I/O half.
+    /// The trees of memory groups, for the I/O half.
     pub(crate) memory_trees: OnceLock<Trees>,
     /// Memory pressure of the groups of the processes that call.
     pub(crate) caller_memory: CallerMemory,
     /// Targets on rotating storage.
     pub(crate) rotational: Rotational,
-    /// What direct requests and the cache carry.
+    /// The measured throughput of direct and buffered requests.
     pub(crate) throughput: Throughput,
     /// Whether the cache turns round in the memory that it has.
     pub(crate) growth: Growth,
-    /// Who reads in which pieces.
+    /// In which pieces programs read.
     pub(crate) readers: Readers,
+    /// Writes to all files may land after they have returned (docs/SEMANTICS.md, "Commit consistency").
+    pub(crate) commit: bool,
 }
 
 impl Policy {
-    /// Compares what new memory costs with what the disks carry, for the bound of the cache.
+    /// Compares the cost of new memory with the speed of the disks, for the bound of the cache.
     pub(crate) fn look_at_memory(&self) {
         self.growth.look(amphi_env::buf::new_page_ns(), self.throughput.fastest_direct());
     }

@@ -1,9 +1,11 @@
 //! Telemetry: what a mount counts and says of itself, and what can be set while it runs.
 //!
-//! Owns: counters of the mount, of files, open files and jobs; the status document; tunables. Does not own: where
-//! something is counted; every room counts its own events.
+//! Owns: counters of the mount, of files, open files and jobs; recordings of calls; the status document; tunables. Does
+//! not own: where something is counted; every room counts its own events.
 
+pub mod calls;
 pub(crate) mod jobs;
+pub mod record;
 pub(crate) mod stats;
 pub mod status;
 pub(crate) mod tunables;

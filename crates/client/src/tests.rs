@@ -7,6 +7,7 @@ mod batch;
 mod busy;
 mod cluster;
 mod coherence;
+mod commit;
 mod control;
 mod counters;
 mod damaged;

@@ -48,7 +48,7 @@ impl Run {
     }
 }
 
-/// What blocks are for. A full zone must still be able to shrink, so edge blocks of truncates and punches may use the
+/// The use of blocks. A full zone must still be able to shrink, so edge blocks of truncates and punches may use the
 /// last blocks. Overwrites may use most of them, because they free as many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -119,7 +119,7 @@ impl Allocator {
         }
     }
 
-    /// Sets whether the file system below has no room for blocks that have no storage there yet.
+    /// Sets whether the file system below has no space for blocks that have no storage there yet.
     pub fn set_tight(&mut self, tight: bool) {
         self.tight = tight;
     }
@@ -135,7 +135,7 @@ impl Allocator {
             Purpose::Growth if self.tight => self.available().min(self.backed_free),
             Purpose::Growth => self.available(),
             Purpose::Overwrite => self.free.saturating_sub(self.reserve / SHRINK_SHARE),
-            // These are few blocks, for which the file system below has some room left.
+            // These are few blocks, for which the file system below has some space left.
             Purpose::Shrink => self.free,
         }
     }
@@ -421,8 +421,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Goal: the allocator hands out free blocks only, as many as asked, and its counts are right. Method:
-        /// random takes and frees on 10,000 blocks against a vector of flags.
+        /// Goal: the allocator returns free blocks only, the requested number, and its counts are right. Method: random
+        /// takes and frees on 10,000 blocks against a vector of flags.
         #[test]
         fn matches_a_vector_of_flags(
             ops in proptest::collection::vec((0u8..7, 1u64..3000, 0u64..10_000), 1..120),
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(out, [Run { start: 15_000, blocks: 5000 }]);
     }
 
-    /// Goal: large writes take blocks that were written before, in pieces of 1 MiB if need be, and small ones stay
+    /// Goal: large writes take blocks that were written before, in pieces of 1 MiB if necessary, and small ones stay
     /// where their object is. Method: an object grows at the end of what was ever taken, after others were freed in
     /// front of it.
     #[test]

@@ -7,7 +7,7 @@
 //! weighs it before and after, in the blocks that it touches.
 //!
 //! Owners are not stored, because the inode has them. They are known while the target counts (`set_counting`), which it
-//! does if some account of the cluster is limited, or when somebody asks. While it does not count, nothing is weighed.
+//! does if some account of the cluster is limited, or on request. While it does not count, no blocks are counted.
 //!
 //! Invariant: while the target counts, the counts are the sums over all objects whose owner is known.
 
@@ -17,7 +17,7 @@ use amphi_types::limits::BLOCK;
 use amphi_types::{Account, ByteRange, ObjectId, Owner};
 use std::ops::Bound;
 
-/// What an object weighed before a change.
+/// The blocks of an object before a change.
 #[derive(Clone, Copy)]
 pub(crate) struct Weighed {
     owner: OwnerIndex,
@@ -116,7 +116,7 @@ impl DataStore {
         Weighed { owner, blocks }
     }
 
-    /// Charges the owner with what the change has added, or has given back.
+    /// Charges the owner with the blocks that the change has added, or has freed.
     pub(crate) fn charge(&mut self, object: ObjectId, range: ByteRange, before: Weighed) {
         if before.owner == OwnerIndex::NOBODY {
             return;

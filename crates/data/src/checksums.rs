@@ -161,7 +161,8 @@ impl Checksums {
         self.emptied.extend(emptied);
     }
 
-    /// Appends the deletion of some items whose blocks are free. Nobody reads these items, so it does not matter when.
+    /// Appends the deletion of some items whose blocks are free. These items are not read, so the moment does not
+    /// matter.
     pub(crate) fn delete_emptied(&mut self, alloc: &Allocator, txn: &mut Txn) {
         for _ in 0..EMPTIED_MAX {
             let Some(group) = self.emptied.pop_first() else { return };

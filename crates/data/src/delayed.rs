@@ -12,7 +12,7 @@
 //! Invariants:
 //!
 //! * Extents of an object do not overlap. A later write cuts earlier ones in its own record.
-//! * `reserved` is the number of blocks that contain at least one delayed byte. So many blocks are kept free for
+//! * `reserved` is the number of blocks that contain at least one delayed byte. This many blocks are kept free for
 //!   flushes, which therefore always find room. The plan of a flush uses up a part of that number (`lent`) until it
 //!   ends.
 //! * Of an extent that is `logged`, the log has all bytes (`logged`). If the memory is lost, they are read from there,

@@ -1,4 +1,4 @@
-//! `Grants`: free blocks that are kept for what sessions have in their caches (docs/design/grants.md).
+//! `Grants`: free blocks that are reserved for the caches of sessions (docs/design/grants.md).
 //!
 //! Owns: how many blocks each session was granted, the items of these grants, and how many of the blocks plans under
 //! way have taken. Does not own: how much is granted to whom (the server), which bytes a session has covered with its
@@ -11,8 +11,8 @@
 //! Invariants:
 //!
 //! * The item of a session is its grant without plans under way: if a plan ends with the process, it has taken nothing.
-//! * `total` is the sum of all grants, minus what plans have taken. So many blocks are free and reserved for their
-//!   sessions, unless the file system below has lost its room.
+//! * `total` is the sum of all grants, minus what plans have taken. This many blocks are free and reserved for their
+//!   sessions, unless the file system below has become full.
 //!
 //! Bound: the sessions that the target knows.
 
@@ -82,7 +82,7 @@ impl Grants {
         self.sessions.get(&session).map(|held| held.blocks)
     }
 
-    /// The grant that the session may be told of, when records up to `kept` survive a kill.
+    /// The grant that may be reported to the session, when records up to `kept` survive a kill.
     pub fn told(&self, session: SessionId, kept: u64) -> Option<u64> {
         let held = self.sessions.get(&session)?;
         let (record, blocks) = held.raised;
@@ -94,7 +94,7 @@ impl Grants {
         self.sessions.iter().filter(|(_, held)| held.blocks > held.lent).map(|(session, _)| *session).collect()
     }
 
-    /// The session has a cache, and is granted blocks from now on when there is room.
+    /// The session has a cache, and is granted blocks from now on when there is space.
     pub fn begin(&mut self, session: SessionId) {
         if !self.sessions.contains_key(&session) {
             self.serials += 1;
@@ -124,7 +124,7 @@ impl Grants {
         }
     }
 
-    /// The session returns so many blocks.
+    /// The session returns this many blocks.
     pub fn give_back(&mut self, session: SessionId, blocks: u64, txn: &mut Txn) {
         if let Some(held) = self.sessions.get_mut(&session) {
             let back = blocks.min(held.blocks - held.lent);
@@ -210,9 +210,9 @@ mod tests {
 
     const S: SessionId = SessionId(7);
 
-    /// Goal: what a session is told never exceeds what a kill leaves it, and a plan that ends behind its session
-    /// changes nothing. Method: raises that are not kept, loans that are spent, refilled and returned, a session that
-    /// ends and begins again; items into another store.
+    /// Goal: a reported grant never exceeds the state after a kill, and a plan that ends behind its session changes
+    /// nothing. Method: raises that are not kept, loans that are spent, refilled and returned, a session that ends and
+    /// begins again; items into another store.
     #[test]
     fn grants_are_told_when_they_are_kept() {
         let (mut grants, mut txn) = (Grants::default(), Txn::default());

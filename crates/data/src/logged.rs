@@ -5,8 +5,8 @@
 //!
 //! Logged bytes are what the disk would contain if the `fsync` that logged them had written them there. A later write
 //! into memory keeps them, because a loss of power may take that write and bring them back. A record that flushes,
-//! cuts, overwrites or removes their range deletes them. Nobody reads them while the memory of the accepted bytes
-//! exists. A start shows those whose memory is gone.
+//! cuts, overwrites or removes their range deletes them. They are not read while the memory of the accepted bytes
+//! exists. A start shows those without that memory.
 //!
 //! Invariants: pieces do not overlap and lie in one block each, so a cut logs less than two blocks again. Each byte
 //! lies under a delayed extent of its object.
@@ -156,8 +156,8 @@ mod tests {
     use super::*;
     use amphi_types::Ino;
 
-    /// Goal: pieces are what was put last, in blocks, without what was cut; items and counts follow. Method: random
-    /// puts and cuts of one object beside a map of bytes, and a map of items.
+    /// Goal: pieces are the bytes put last, in blocks, without removed ones; items and counts agree. Method: random
+    /// puts and removals of one object beside a map of bytes, and a map of items.
     #[test]
     fn pieces_are_what_was_put_last() {
         let id = ObjectId { ino: Ino(9), stripe: 1 };

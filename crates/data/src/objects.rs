@@ -19,7 +19,7 @@ use std::ops::Bound;
 const LEAF_MAX: usize = 64;
 /// Objects that a full vector gets room for.
 const GROWTH: usize = 8;
-/// Room that is given back.
+/// Unused capacity of a leaf, in objects, above which the leaf is shrunk.
 const SPARE_MAX: usize = 2 * GROWTH;
 
 type Leaf = Vec<(ObjectId, Object)>;

@@ -1,4 +1,4 @@
-//! Plans: what a server reads and writes for an operation, and what a commit frees.
+//! Plans: the reads and writes of a server for an operation, and the blocks that a commit frees.
 //!
 //! Owns: the form of plans. Does not own: how they are made and committed (`write`, `trim`, `store`).
 //!
@@ -34,7 +34,7 @@ pub struct Segment {
     pub physical: u64,
     /// Number of blocks.
     pub blocks: u32,
-    /// What happens to the extents at commit.
+    /// The change of the extents at commit.
     pub kind: SegmentKind,
 }
 
@@ -72,7 +72,7 @@ pub struct WritePlan {
     pub object: ObjectId,
     /// Bytes written.
     pub range: ByteRange,
-    /// What to write where: ascending, and together exactly `aligned()`.
+    /// The pieces to write and their places: ascending, and together exactly `aligned()`.
     pub segments: SmallVec<[Segment; 4]>,
     /// Blocks to read first, at most two.
     pub edges: SmallVec<[Edge; 2]>,
@@ -105,7 +105,7 @@ impl WritePlan {
         self.checksums = checksums;
     }
 
-    /// Changes the checksum of a block, because its content has changed or nobody must read it any more.
+    /// Changes the checksum of a block, because its content has changed or must not be read any more.
     pub fn set_checksum(&mut self, file_block: u64, checksum: Checksum) {
         if self.checksums.is_empty() && checksum != Checksum::DAMAGED {
             return;
@@ -121,7 +121,7 @@ impl WritePlan {
         self.checksums.get(from..from + s.blocks as usize)
     }
 
-    /// Where a file block of the write goes.
+    /// The physical place of a file block of the write.
     pub fn physical(&self, file_block: u64) -> Option<u64> {
         let of = |s: &&Segment| (s.file_block..s.file_block + u64::from(s.blocks)).contains(&file_block);
         self.segments.iter().find(of).map(|s| s.physical + (file_block - s.file_block))
@@ -197,7 +197,7 @@ impl ReadPlan {
     }
 }
 
-/// What a truncate does with the object's end.
+/// The effect of a truncate on the object's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
     /// The end is lowered to the size if it lies beyond. For objects that do not contain the file's last byte.

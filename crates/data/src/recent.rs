@@ -55,7 +55,8 @@ mod tests {
     use super::*;
     use amphi_types::Ino;
 
-    /// Goal: only what is still there is found, and the memory is bounded. Method: put, move, forget, overflow.
+    /// Goal: only images that are still valid are found, and the memory is bounded. Method: put, move, forget,
+    /// overflow.
     #[test]
     fn only_what_is_there() {
         let (object, image) = (ObjectId { ino: Ino(3), stripe: 0 }, Rc::<[u8]>::from(vec![1; BLOCK as usize]));

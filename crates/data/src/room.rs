@@ -1,7 +1,7 @@
 //! How many blocks may still be taken, and by whom.
 //!
-//! Owns: what remains of the free blocks after those that are kept back, promised to delayed bytes, or granted to
-//! sessions. Does not own: each of these numbers (`alloc`, `delayed`, `grants`), taking blocks (`store`).
+//! Owns: the number of free blocks after those that are reserved, promised to delayed bytes, or granted to sessions.
+//! Does not own: each of these numbers (`alloc`, `delayed`, `grants`), taking blocks (`store`).
 
 use crate::alloc::Purpose;
 use crate::extent::Object;
@@ -16,7 +16,7 @@ impl DataStore {
         holes(o, from, to).iter().map(|(_, blocks)| blocks).sum()
     }
 
-    /// Blocks that growth may still take: those that are promised to nobody, and `own` blocks of the caller's grant.
+    /// Blocks that growth may still take: those without a promise, and `own` blocks of the caller's grant.
     pub(crate) fn growth_room(&self, own: u64) -> u64 {
         self.room(Purpose::Growth, own)
     }

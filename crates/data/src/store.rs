@@ -72,7 +72,7 @@ pub struct DataStore {
     pub checksums: Checksums,
     /// Accepted bytes that have no blocks yet.
     pub delayed: Delayed,
-    /// Blocks that are kept for what sessions have in their caches.
+    /// Blocks that are reserved for the caches of sessions.
     pub grants: Grants,
     /// The number of the memory in which delayed extents lie.
     pub(crate) memory: Option<u64>,
@@ -226,7 +226,7 @@ impl DataStore {
         self.alloc.backed_free() + self.pending
     }
 
-    /// Sets whether the file system below has no room for blocks that have no storage there yet. If it has none, only
+    /// Sets whether the file system below has no space for blocks that have no storage there yet. If it has none, only
     /// blocks that already have storage are taken.
     pub fn set_tight(&mut self, tight: bool) {
         self.alloc.set_tight(tight);

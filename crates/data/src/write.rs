@@ -30,7 +30,7 @@ impl DataStore {
     /// A generation above the object's is accepted and not remembered, because truncates reach an object before the
     /// writes that follow them.
     ///
-    /// Blocks that `fresh` selects are not overwritten in place: until the commit everybody reads the old bytes, even
+    /// Blocks that `fresh` selects are not overwritten in place: until the commit all readers get the old bytes, even
     /// after a crash in the middle of the write. The blocks that the write adds come from the grant of `holder`.
     ///
     /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace` (nothing taken), `FileTooBig`,
@@ -47,9 +47,9 @@ impl DataStore {
         self.plan_blocks(object, range, fresh, Purpose::Growth, holder)
     }
 
-    /// As `plan_write`, for a write that found no room: blocks that replace others may come from the reserve. Only one
+    /// As `plan_write`, for a write that found no space: blocks that replace others may come from the reserve. Only one
     /// caller at a time plans in this way, and the blocks that it freed before have been released. At most
-    /// `overwrite_room` blocks at a time find room.
+    /// `overwrite_room` blocks at a time find space.
     pub fn plan_overwrite(
         &mut self,
         object: ObjectId,
@@ -67,7 +67,7 @@ impl DataStore {
         self.alloc.room(Purpose::Overwrite).saturating_sub(self.delayed.promised())
     }
 
-    /// Whether there is room for the blocks that a write of `range` adds to its object, including the grant of
+    /// Whether there is space for the blocks that a write of `range` adds to its object, including the grant of
     /// `holder`.
     pub fn has_room_to_grow(&self, object: ObjectId, range: ByteRange, holder: Option<SessionId>) -> bool {
         let span = range.align_out(BLOCK);
@@ -84,7 +84,7 @@ impl DataStore {
     }
 
     /// Plans to write delayed bytes to blocks, and what lies between them in their blocks. `range` is one of
-    /// `Delayed::runs`, whose blocks the caller holds exclusively. There is room: it was reserved when the bytes were
+    /// `Delayed::runs`, whose blocks the caller holds exclusively. There is space: it was reserved when the bytes were
     /// accepted.
     ///
     /// Errors: `NoSpace` if the file system below has no storage for what was reserved.
@@ -233,7 +233,7 @@ impl DataStore {
         adopted
     }
 
-    /// Number of blocks that accepting `range` would promise, if there is room for them.
+    /// Number of blocks that accepting `range` would promise, if there is space for them.
     ///
     /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace`, `FileTooBig`, `Inval` for an empty
     /// range.

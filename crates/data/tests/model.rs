@@ -1,13 +1,13 @@
 //! Model check of the data store: random operations against byte vectors, through a disk in memory that executes
 //! the plans, with crashes of the machine in between.
 //!
-//! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become
-//! stable only now and then; a crash forgets the others and loses or tears a write that was under way.
+//! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become stable
+//! only sometimes; a crash forgets the others and loses or tears a write that was under way.
 //!
-//! Blocks get checksums in some stretches of the operations. One that has a checksum reads as it says, in every state
-//! that a crash leaves.
+//! Blocks get checksums in some stretches of the operations. One that has a checksum matches it, in every state after a
+//! crash.
 //!
-//! Writes are also accepted into memory and flushed later. Records are kept now and then: a kill of the process forgets
+//! Writes are also accepted into memory and flushed later. Records are kept sometimes: a kill of the process forgets
 //! those that are not, and leaves the memory as it is; a crash of the machine takes the memory.
 
 use amphi_data::{
@@ -79,7 +79,7 @@ struct Bench {
     store: DataStore,
     model: BTreeMap<ObjectId, Model>,
     items: Items,
-    /// What a crash of the machine leaves.
+    /// The state after a crash of the machine.
     stable_items: Items,
     stable_model: BTreeMap<ObjectId, Model>,
     /// Bytes written since the last stable point: a crash may leave the old or the new ones.
@@ -87,7 +87,7 @@ struct Bench {
     freed: Vec<Freed>,
     clock: u64,
     txns: Vec<Txn>,
-    /// What a kill of the process leaves, as with the machine; the bytes written since.
+    /// The state after a kill of the process, as with the machine; the bytes written since.
     kept_items: Items,
     kept_model: BTreeMap<ObjectId, Model>,
     unkept: BTreeMap<ObjectId, Vec<bool>>,
@@ -203,8 +203,8 @@ impl Bench {
         }
     }
 
-    /// What the server does with a write plan, up to but without the commit. `sectors`: which 512-byte sectors
-    /// reach the disk.
+    /// The steps of the server for a write plan, up to but without the commit. `sectors`: which 512-byte sectors reach
+    /// the disk.
     fn write(
         &mut self,
         object: ObjectId,
@@ -252,8 +252,8 @@ impl Bench {
         Ok(Some(plan))
     }
 
-    /// A write that found no room, with what is kept back for overwrites. It is refused if it grows where nothing may,
-    /// or has more blocks than are kept back; not for anything else.
+    /// A write that found no space, with the reserve for overwrites. It is refused if it grows where nothing may, or
+    /// has more blocks than the reserve; not for another reason.
     fn overwrite(
         &mut self,
         object: ObjectId,
@@ -311,7 +311,7 @@ impl Bench {
         }
     }
 
-    /// These bytes may be the old or the new ones after a crash or a kill.
+    /// After a crash or a kill these bytes may be the old or the new ones.
     fn note_written(&mut self, object: ObjectId, range: ByteRange) {
         for written in [&mut self.written, &mut self.unkept] {
             let seen = written.entry(object).or_default();
@@ -396,7 +396,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What a sync of few bytes does: they are logged and not flushed.
+    /// The effect of a sync of few bytes: they are logged and not flushed.
     fn log_all(&mut self) {
         let of = |file| self.store.delayed.unlogged(file, usize::MAX).unwrap_or_default();
         let mut parts = of(None);
@@ -453,7 +453,7 @@ impl Bench {
         Ok(())
     }
 
-    /// After a crash: everything is as in `model` but bytes that are excused, which become what is there.
+    /// After a crash: all bytes are as in `model` except excused ones, for which the model takes the present ones.
     fn settle(
         &self,
         model: &mut BTreeMap<ObjectId, Model>,
@@ -473,7 +473,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Gives an owner to objects that have none, and now and then another one to an object that has.
+    /// Gives an owner to objects that have none, and sometimes another one to an object that has.
     fn own(&mut self) {
         self.store.set_counting(!self.clock.is_multiple_of(29));
         let owner = |n: u64| Owner { uid: (n % 3) as u32, gid: 7, project: (n % 2) as u32 };
@@ -577,7 +577,7 @@ impl Bench {
                     }
                 }
                 self.model.retain(|o, _| o.ino != ino);
-                // The truncate generations are gone with the objects; so is what was written to them.
+                // The truncate generations are gone with the objects; so are the bytes written to them.
                 self.written.retain(|o, _| o.ino != ino || self.stable_model.contains_key(o));
                 self.unkept.retain(|o, _| o.ino != ino || self.kept_model.contains_key(o));
             }
@@ -661,7 +661,7 @@ impl Bench {
         self.freed.clear();
         self.txns.clear();
         self.dead.clear();
-        // The memory has gone, and what it had with it.
+        // The memory has gone, with its contents.
         self.memory.fill(0xDD);
         let mut txn = Txn::default();
         for (object, range) in self.store.delayed.objects().collect::<Vec<_>>() {
@@ -724,8 +724,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Every byte of a hole is zero, runs of data ascend without touching, and those asked for in parts are those asked
-    /// for at once.
+    /// Every byte of a hole is zero, runs of data ascend without touching, and those requested in parts are those
+    /// requested at once.
     fn compare_seek(&self, object: ObjectId, bytes: &[u8]) -> Result<(), String> {
         let (all, known_to) = self.store.data_runs(object, 0, usize::MAX);
         ensure!(known_to.is_none(), "not all of {object:?}");

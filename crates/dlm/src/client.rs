@@ -39,7 +39,7 @@ pub struct CacheLimits {
     pub trim_batch: usize,
     /// Cancels that nobody waits for are sent together after this time, unless another message takes them along.
     pub cancel_linger_ns: u64,
-    /// So many returned locks make a cancel message leave. With 1 each lock is sent alone, otherwise up to
+    /// This many returned locks make a cancel message leave. With 1 each lock is sent alone, otherwise up to
     /// [`CANCEL_BATCH`] together. A mount that locks all of an object has to call back each lock whose cancel was not
     /// sent yet.
     pub cancel_batch: usize,
@@ -83,7 +83,7 @@ pub struct RequestId(pub u64);
 pub enum Granted {
     /// The lock is held, and pinned for the caller that requested it.
     Pinned(LockRef),
-    /// Nobody waits for it any more, and it will be returned without further calls.
+    /// It is not waited for any more, and will be returned without further calls.
     Unwanted,
 }
 
@@ -303,7 +303,7 @@ impl LockCache {
 
 #[cfg(test)]
 pub(crate) mod inspect {
-    //! What the model tests look at.
+    //! State that the model tests check.
     use super::*;
 
     /// One lock, for comparison.

@@ -195,7 +195,7 @@ impl fmt::Display for FileLockRefusal {
 
 impl std::error::Error for FileLockRefusal {}
 
-/// What ended together with a session.
+/// The locks and requests that ended together with a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DroppedFileLocks {
     /// Number of locks.
@@ -402,8 +402,8 @@ impl FileLocks {
         Ok(())
     }
 
-    /// Releases everything that the owner holds on the file, for a close. The owner's waiting requests go on waiting,
-    /// as on Linux.
+    /// Releases everything that the owner holds on the file, for a close. The owner's waiting requests continue
+    /// waiting, as on Linux.
     pub fn release(&mut self, owner: LockOwner, ino: Ino) {
         let whole = self.unlock(owner, ino, ByteRange::ALL);
         debug_assert!(whole.is_ok(), "to give up everything cuts no lock in two");

@@ -8,7 +8,7 @@
 
 use amphi_types::{ByteRange, SessionId};
 
-/// What a lock permits its owner to do with the bytes.
+/// The access to the bytes that a lock permits to its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Mode {

@@ -44,10 +44,10 @@ pub struct LockLimits {
     pub callback_deadline_ns: u64,
     /// With more incompatible locks than this on an object, growth is cut. 0: it never is.
     pub crowd_locks: usize,
-    /// So many bytes after its start a grant ends on a crowded object. 0: growth is not cut.
+    /// This many bytes after its start a grant ends on a crowded object. 0: growth is not cut.
     pub crowd_growth_bytes: u64,
-    /// Requests, cached and direct, are widened to whole units of so many bytes, a power of two. 1 leaves them as they
-    /// are.
+    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two. 1 leaves them as
+    /// they are.
     pub granularity_bytes: u64,
     /// Whether grants may be larger than their requests.
     pub grows: bool,
@@ -168,9 +168,10 @@ pub struct LockCounts {
     pub conflicts: u64,
     /// How often an object became contended.
     pub contended: u64,
-    /// Of these: because of the time that few hand-overs took, not because of the number of conflicts.
+    /// Number of these that became contended because of the time of few hand-overs, not because of the number of
+    /// conflicts.
     pub contended_waiting: u64,
-    /// Of these: with their first ping-pong, because other objects were contended before.
+    /// Number of these that became contended with their first ping-pong, because other objects were contended before.
     pub contended_foreseen: u64,
     /// Hand-overs after which the session that lost the lock requested it again too soon.
     pub ping_pongs: u64,
@@ -182,7 +183,7 @@ pub struct LockCounts {
     pub nodes: u64,
 }
 
-/// What ended together with a session.
+/// The locks and requests that ended together with a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// Number of cached locks.
@@ -359,8 +360,8 @@ impl LockSpace {
     }
 
     /// The client that is most likely to know the end of the file: the holder of the highest cached write lock. A grown
-    /// lock may reach beyond what its holder wrote. So if that holder knows of no byte at or above its lock's start, go
-    /// on with [`LockSpace::glimpse_below`].
+    /// lock may reach beyond what its holder wrote. So if that holder knows of no byte at or above its lock's start,
+    /// continue with [`LockSpace::glimpse_below`].
     pub fn glimpse(&self, object: ObjectId) -> Option<(LockId, SessionId, ByteRange)> {
         self.highest_write(object, None)
     }
@@ -445,8 +446,8 @@ impl LockSpace {
         Some(Overdue { session: lock.owner.session(), id, object: lock.object })
     }
 
-    /// The client has made progress on a callback (a flush under that lock arrived or went on), so its deadline starts
-    /// anew.
+    /// The client has made progress on a callback (a flush under that lock arrived or continued), so its deadline
+    /// starts anew.
     pub fn progress(&mut self, now_ns: u64, session: SessionId, id: LockId) {
         if let Some(lock) = self.locks.get_mut(&id)
             && lock.owner.session() == session
@@ -501,7 +502,7 @@ impl LockSpace {
 
 #[cfg(test)]
 pub(crate) mod inspect {
-    //! What the model tests look at.
+    //! State that the model tests check.
     use super::*;
 
     /// One lock or request, for comparison.

@@ -2,7 +2,7 @@
 //!
 //! `reference` compares the server with a plain list; `world` joins server, clients, network and data into one model
 //! that `explore` walks exhaustively for small programs and `random` at random for larger ones; `scale` bounds the
-//! work; `crowd` measures how fair a thousand clients are served; `ping_pong` has what slow hand-overs say.
+//! work; `crowd` measures how fairly a thousand clients are served; `ping_pong` tests the detection of slow hand-overs.
 
 mod crowd;
 mod explore;

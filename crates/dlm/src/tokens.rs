@@ -83,9 +83,9 @@ pub(crate) enum PlantedBug {
     GrantDuringChange,
     /// A change does not wait for the answer to an earlier revocation of the key.
     OverlookRevoked,
-    /// A change goes on at once when a holder has been cut off.
+    /// A change continues at once when a holder has been cut off.
     IgnoreCutOff,
-    /// A change goes on after a restart without waiting for the sessions known before.
+    /// A change continues after a restart without waiting for the sessions known before.
     SkipRecovery,
     /// A revocation that overtakes a grant is not remembered by the client.
     NoBarrier,

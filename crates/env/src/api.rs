@@ -1,4 +1,5 @@
-//! What the outside is to the crates above: disk, network, clock, randomness, memory that outlives the process.
+//! The interface of the crates above to the outside: disk, network, clock, randomness, memory that outlives the
+//! process.
 //!
 //! Owns: the traits, and the checks of offsets and lengths that all disks make. Does not own: what implements them.
 
@@ -31,7 +32,7 @@ impl std::ops::Add<Duration> for Time {
 /// How busy a thread is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Of its last turns, some 64, how many in a hundred found work waiting.
+    /// In how many of a hundred of its last turns (some 64) the thread found work waiting.
     pub busy_percent: u8,
     /// Cores that this process may use.
     pub cores: u16,
@@ -66,45 +67,46 @@ pub trait Env: Clone + 'static {
     fn now(&self) -> Time;
     /// Wall-clock time for time stamps of files.
     fn wall(&self) -> Timespec;
-    /// 64 random bits that nobody can foretell: those of production come from the system's generator.
+    /// 64 random bits that nobody can predict: in production they come from the system's generator.
     fn rand(&self) -> u64;
-    /// Identifies one life of the machine, never 0: equal for every process from the start of the kernel until power is
-    /// lost or the machine is restarted. Where it cannot be told, every process has another one.
+    /// Identifies one run of the machine, never 0: equal for every process from the start of the kernel until power is
+    /// lost or the machine is restarted. If it cannot be determined, every process has another one.
     fn boot_id(&self) -> u64;
     /// Completes after `d`.
     fn sleep(&self, d: Duration) -> impl Future<Output = ()> + 'static;
     /// Runs `task` on this thread. Dropped at shutdown or simulated crash, at any await point.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
-    /// How long this thread polls after its last progress before it sleeps. Nothing where there are no real threads.
+    /// How long this thread polls after its last progress before it sleeps. It has no effect without real threads.
     fn set_spin(&self, _budget: Duration) {}
     /// How busy this thread is. Never, where there are no real threads.
     fn load(&self) -> Load {
         Load::default()
     }
-    /// Holds each write of a disk back for so long before it is begun: stands in for a slow disk in tests and
-    /// benchmarks. Nothing where disks have a speed of their own (simulation).
+    /// Delays the start of each disk write by so long, to simulate a slow disk in tests and benchmarks. It has no
+    /// effect in a simulation, where disks have a speed of their own.
     fn set_write_delay(&self, _delay: Duration) {}
     /// Opens a disk (a file or block device opened with O_DIRECT).
     ///
     /// Errors: `NotFound`, `AlreadyExists`, `WouldBlock` if another process holds its lock.
     fn disk(&self, path: &str, mode: DiskMode) -> impl Future<Output = io::Result<Rc<Self::Disk>>>;
-    /// Names (not paths) of what lies in directory `dir`, sorted. A missing directory is `NotFound`.
+    /// Names (not paths) of the files in directory `dir`, sorted. A missing directory is `NotFound`.
     fn list(&self, dir: &str) -> io::Result<Vec<String>>;
     /// Makes a directory and its parents; no error if it exists.
     fn make_dir(&self, dir: &str) -> io::Result<()>;
     /// Bytes free for unprivileged use where `dir` lies.
     fn free_bytes(&self, dir: &str) -> io::Result<u64>;
-    /// Makes the memory `name` (letters, digits, `-`), empty, in the place of an older one. What is written there is
-    /// still there after the process was killed, as long as the machine is up and nobody removes it; no power loss
-    /// leaves anything of it. It belongs to the file `of`: when that file has been deleted, a later call may remove the
-    /// memory as well.
+    /// Makes the memory `name` (letters, digits, `-`), empty, replacing an older one. What is written to it survives a
+    /// kill of the process, as long as the machine runs and nobody removes the memory; it does not survive a loss of
+    /// power. It belongs to the file `of`: when that file has been deleted, a later call may remove the memory as well.
     ///
     /// Errors: `Unsupported` where there is no such memory.
     fn keep(&self, name: &str, of: &str) -> io::Result<Self::Kept>;
-    /// What the memory `name` has, up to the last byte written, `most` bytes at most. `NotFound` if there is none that
-    /// this user, root, or the owner of the file `of` has made and that nobody else may write to.
+    /// The content of the memory `name`, up to the last byte written, at most `most` bytes. `NotFound` if there is no
+    /// such memory that was made by this user, root, or the owner of the file `of`, and that no other user may write
+    /// to.
     fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>>;
-    /// Removes the memory `name`; no error if there is none. Who has it open can go on writing, for nobody.
+    /// Removes the memory `name`; no error if there is none. A process that has it open can continue to write, without
+    /// effect.
     fn forget(&self, name: &str) -> io::Result<()>;
     /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves. A Unix socket
     /// is this user's alone (mode 0600) until `Listener::set_mode` opens it to others.
@@ -132,7 +134,7 @@ pub trait Disk: 'static {
     fn write(&self, at: u64, buf: Buf) -> impl Future<Output = IoBuf<()>>;
     /// Makes every write that returned before the call stable (survives power loss).
     fn sync(&self) -> impl Future<Output = io::Result<()>>;
-    /// Sees to it that writes to the range find storage of the file system below, where there is one.
+    /// Ensures that writes to the range find storage in the local file system below, if there is one.
     ///
     /// Errors: `StorageFull` if it has no room; `Unsupported` if it cannot say so.
     fn reserve(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
@@ -144,8 +146,8 @@ pub trait Disk: 'static {
 
 /// Memory of the machine that outlives the process.
 pub trait Kept: 'static {
-    /// Writes all of `bytes` at byte `at`; on return they survive a kill of the process. One that comes during the call
-    /// leaves any part of them. Never waits for a disk.
+    /// Writes all of `bytes` at byte `at`; when it returns, they survive a kill of the process. A kill during the call
+    /// leaves any part of them. It never waits for a disk.
     ///
     /// Errors: `StorageFull` and others of memory; what is there then is as after a kill.
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
@@ -153,9 +155,9 @@ pub trait Kept: 'static {
     ///
     /// Errors: `UnexpectedEof` where nothing was written so far behind.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Whether somebody who asks for its name finds it. Costs less than 1 us.
+    /// Whether the memory can be found by its name. Costs less than 1 us.
     fn is_there(&self) -> bool;
-    /// Bytes that are left at present for this and everything else that is kept, or that other programs have there.
+    /// Bytes that are left at present for this memory, shared with all other kept memory and other programs.
     fn room(&self) -> io::Result<u64>;
 }
 
@@ -167,7 +169,7 @@ pub trait Listener: 'static {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Conn>>;
     /// The bound address in the form `dial` takes (a port 0 is resolved).
     fn local_addr(&self) -> String;
-    /// Who may connect to a Unix socket, as permission bits. Nothing happens on other addresses.
+    /// Who may connect to a Unix socket, as permission bits. It has no effect on other addresses.
     fn set_mode(&self, mode: u32) -> io::Result<()>;
 }
 
@@ -179,10 +181,10 @@ pub trait Conn: 'static {
     type Rx: Rx;
     /// A connection on its way from one thread to another. Dropping it closes the connection.
     type Moved: Send + 'static;
-    /// Who is at the other end, for log lines.
+    /// A description of the peer, for log lines.
     fn peer(&self) -> String;
-    /// As whom the process at the other end ran when it connected, on the word of the kernel. `None` for what came over
-    /// a network, and for connections that were dialed here.
+    /// The credentials of the peer process when it connected, from the kernel. `None` for connections over a network,
+    /// and for connections that were made by this side.
     fn peer_cred(&self) -> Option<Cred>;
     /// Whether bytes go over a network, which may damage them where its own checksums do not see it.
     fn is_network(&self) -> bool;
@@ -195,25 +197,67 @@ pub trait Conn: 'static {
     fn detach(tx: Self::Tx, rx: Self::Rx) -> io::Result<Self::Moved>;
 }
 
+/// Memory of the process at the other end of a connection, which that process shares with this one
+/// (docs/design/shared_memory.md). Its bytes may change at any time: what is read from it is a copy, and no other copy
+/// has to be equal.
+pub trait PeerMemory: Clone + 'static {
+    /// Whether it has `len` bytes from byte `at` on.
+    fn has(&self, at: u64, len: usize) -> bool;
+    /// Copies bytes from there. Panics beyond the end.
+    fn read(&self, at: u64, into: &mut [u8]);
+    /// Copies bytes to there. Panics beyond the end.
+    fn write(&self, at: u64, from: &[u8]);
+}
+
+/// What both ends of a connection within a machine know of each other without waiting.
+pub trait Ends: Clone + 'static {
+    /// Tells the other end that this one has given the connection up: `is_abandoned` there is true from before this
+    /// returns, and a receive ends there.
+    fn abandon(&self);
+    /// Whether the other end has given the connection up, or has closed it.
+    fn is_abandoned(&self) -> bool;
+    /// Whether no task or process at the other end can use this connection any more.
+    fn is_closed(&self) -> bool;
+}
+
 /// Sending half of a connection.
 pub trait Tx: 'static {
+    /// What is known of the other end.
+    type Ends: Ends;
+
+    /// Sends all of `head`, and with it the memory in which this process has its large buffers (`buf::pass_memory`):
+    /// the other end may read and write all of it from then on (`Rx::memory`). False if only the bytes were sent:
+    /// there is no such memory, or the connection takes none.
+    fn send_with_memory(&mut self, head: Buf) -> impl Future<Output = (io::Result<bool>, Buf)>;
+
+    /// What is known of the other end; holding it keeps this end open.
+    fn ends(&self) -> Self::Ends;
+
     /// Sends all of `head`, then all of `payload`, in one vectored write where possible. Buffers come back for
     /// reuse. Dropping the future may leave half a frame sent: close the connection then.
     fn send(&mut self, head: Buf, payload: Option<Buf>) -> impl Future<Output = (io::Result<()>, Buf, Option<Buf>)>;
 
-    /// What breaks the connection from this side when it is called: a send under way that its peer takes nothing of
-    /// then fails soon, with its buffers.
+    /// A function that breaks the connection from this side: a send under way whose peer reads nothing then fails soon,
+    /// and returns its buffers.
     fn breaker(&self) -> impl Fn() + 'static;
 }
 
 /// Receiving half of a connection.
 pub trait Rx: 'static {
+    /// Memory of the other end's process.
+    type Memory: PeerMemory;
+
+    /// The memory that came with what was received so far, if any did that can be used without danger: what is not
+    /// sealed, too large or of another kind does not count. None is looked for behind this call.
+    fn memory(&mut self) -> Option<Self::Memory>;
+
     /// Fills the whole of `buf`. `UnexpectedEof` when the peer closed. Small reads are served from a staging
     /// buffer; large ones go straight into `buf`. Dropping the future loses bytes: close the connection then.
     fn recv_exact(&mut self, buf: Buf) -> impl Future<Output = IoBuf<()>>;
 }
 
-/// Runs `f` for at most `d`. A timed-out future is dropped: what it lent to the environment is lost with it.
+/// Runs `f` for at most `d`. A future that times out is dropped, together with the buffers that it passed to the
+/// environment.
 pub async fn timeout<E: Env, T>(env: &E, d: Duration, f: impl Future<Output = T>) -> Option<T> {
     use futures_util::future::{Either, select};
     match select(std::pin::pin!(f), std::pin::pin!(env.sleep(d))).await {
@@ -222,7 +266,7 @@ pub async fn timeout<E: Env, T>(env: &E, d: Duration, f: impl Future<Output = T>
     }
 }
 
-/// What every disk checks before a read: alignment (a panic) and the end (`UnexpectedEof`).
+/// The checks of every disk before a read: alignment (a panic) and the end (`UnexpectedEof`).
 pub(crate) fn check_read(size: u64, at: u64, buf: &Buf) -> io::Result<()> {
     check_aligned(at, buf);
     if at.checked_add(buf.len() as u64).is_none_or(|end| end > size) {

@@ -1,16 +1,16 @@
 //! `Buf`: an owned, page-aligned block of memory with a window, which can be cut into parts without a copy.
 //!
-//! Owns: who may touch which bytes on the way from a front end through caches and transports to O_DIRECT disks. Does
-//! not own: where memory comes from (`memory`). The window `start..end` is what readers see; the memory around it (head
-//! and tail room) lets a server complete the edge blocks of an unaligned request in place, without a copy.
+//! Owns: which code may access which bytes on the way from a front end through caches and transports to O_DIRECT disks.
+//! Does not own: where memory comes from (`memory`). The window `start..end` is what readers see; the memory around it
+//! (head and tail room) lets a server complete the edge blocks of an unaligned request in place, without a copy.
 //!
 //! A large request is one allocation: `split_to` cuts a buffer in two, which share the memory and own disjoint parts of
 //! it, so that several requests, connections and disk operations work in it at once; `join` makes one of two
-//! neighbours. Memory is given back when its last part is dropped.
+//! neighbours. Memory is returned when its last part is dropped.
 //!
-//! Who keeps parts of one memory and has to give all of them away without a copy, as a cache that writes back, makes
-//! one buffer of neighbours that it goes on holding: `shared`. Such a buffer is read only; what changes it gets a copy
-//! first, and so has who holds the parts (`Arc::get_mut`).
+//! A cache that writes back keeps parts of one memory and has to pass all of them on without a copy: it makes one
+//! buffer of adjacent parts that it continues to hold (`shared`). Such a buffer is read only; a change of it goes to a
+//! copy, and so does a change of the parts by their holder (`Arc::get_mut`).
 //!
 //! Invariants: `room.start <= start <= end <= room.end`; the rooms of the parts of one memory do not overlap, so each
 //! part is exclusive in its room and `&mut` means what it says; positions count from the memory's aligned start, in
@@ -25,28 +25,31 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub(crate) use memory::arena;
+pub use memory::arena::{give_back_passable, pass_memory, take_passable};
 pub use memory::{ALIGN, decay, in_use_bytes, keep_bytes, populate, waiting_bytes};
 pub use stream::copy_streaming;
 
-/// What `scratch` is filled with in a simulation.
+/// The byte with which `scratch` memory is filled in a simulation.
 const PLANTED: u8 = 0xa5;
 
 static PLANT: AtomicBool = AtomicBool::new(false);
 
-/// From now on `scratch` memory has the same content each time: nothing that is simulated may differ from run to run,
-/// and bytes that nobody wrote shall be told from zeros.
+/// From now on `scratch` memory has the same content each time: a simulation must not differ from run to run, and bytes
+/// that were never written must be distinguishable from zeros.
 pub(crate) fn plant_scratch() {
+    // Simulated processes share the arena, so which buffers lie there depends on nothing that was before.
+    pass_memory();
     PLANT.store(true, Ordering::Relaxed);
 }
 
 /// How many bytes of buffers came new from the system so far (`memory::new_bytes`); 0 in a simulation, where nothing
-/// may depend on what was before it.
+/// may depend on earlier runs.
 pub fn new_bytes() -> u64 {
     if PLANT.load(Ordering::Relaxed) { 0 } else { memory::new_bytes() }
 }
 
-/// What a page of 4 KiB costs that was never touched before, ns, as the last of them were measured; nothing in a
-/// simulation.
+/// The cost of a page of 4 KiB that was never touched before, ns, as last measured; `None` in a simulation.
 pub fn new_page_ns() -> Option<u64> {
     if PLANT.load(Ordering::Relaxed) { None } else { memory::new_page_ns() }
 }
@@ -62,14 +65,14 @@ struct Part {
     room: Range<usize>,
 }
 
-/// What a part is a part of.
+/// The memory of which a buffer is a part.
 #[derive(Clone)]
 enum Whole {
     /// Memory whose parts have an owner each.
     Cut(Arc<Memory>),
-    /// Neighbours that others hold too: nobody can change them while they are held here.
+    /// Adjacent parts that others hold too: nobody can change them while they are held here.
     Shared(Arc<[Arc<Buf>]>),
-    /// Memory of somebody else, who leaves it alone while this is held.
+    /// Memory of another owner, who does not change it while this is held.
     Lent(Arc<dyn Send + Sync>),
 }
 
@@ -104,8 +107,8 @@ impl Buf {
         Buf { base: memory.ptr(), owner: Owner::Sole(memory), start: 0, end: len }
     }
 
-    /// `len` bytes of arbitrary content (never uninitialised), cheap when large ones come and go: for memory that is
-    /// filled before it is read. The room around is arbitrary too.
+    /// `len` bytes of arbitrary content (never uninitialised), cheap if large ones are allocated and freed often: for
+    /// memory that is filled before it is read. The content of the room around the window is arbitrary too.
     pub fn scratch(len: usize) -> Buf {
         let mut b = Self::new(len, Content::Any);
         if PLANT.load(Ordering::Relaxed) {
@@ -146,8 +149,8 @@ impl Buf {
         b
     }
 
-    /// One buffer of the windows of `parts`, which must follow each other in one memory (or be a single buffer); `None`
-    /// if they do not. The bytes are those of the parts as long as it lives: whoever holds a part cannot change it
+    /// One buffer of the windows of `parts`, which must be adjacent in one memory (or be a single buffer); `None` if
+    /// they are not. The bytes are those of the parts as long as it lives: the holder of a part cannot change it
     /// meanwhile, and a change of the new buffer goes to a copy. It has no room around its window.
     pub fn shared(parts: impl IntoIterator<Item = Arc<Buf>>) -> Option<Buf> {
         let held: Arc<[Arc<Buf>]> = parts.into_iter().collect();
@@ -163,8 +166,8 @@ impl Buf {
         Some(Buf { owner: Owner::Part(Box::new(part)), base, start, end })
     }
 
-    /// `len` bytes from `from` on that belong to somebody else, who gets them back when `held` is dropped with the last
-    /// part of them. They are not changed here: a change goes to a copy, as with `shared`.
+    /// `len` bytes from `from` on that belong to another owner, who gets them back when `held` is dropped with the last
+    /// part of them. The buffer does not change them: a change goes to a copy, as with `shared`.
     ///
     /// # Safety
     /// The bytes are initialised, and stay mapped and unchanged until `held` is dropped.
@@ -186,8 +189,8 @@ impl Buf {
         self.room().len()
     }
 
-    /// Bytes that it costs as long as it lives, with what the allocator rounds up and keeps for itself; of a part its
-    /// own.
+    /// Bytes of memory that the buffer costs as long as it lives, including the allocator's rounding; for a part, its
+    /// own share.
     pub fn cost_bytes(&self) -> usize {
         match &self.owner {
             Owner::Sole(memory) => memory.cost_bytes(),
@@ -195,7 +198,7 @@ impl Buf {
         }
     }
 
-    /// Where the owned bytes lie in the memory: all of it but for a part.
+    /// The range of the memory that the buffer owns: all of it, or its part.
     pub fn room(&self) -> Range<usize> {
         match &self.owner {
             Owner::Sole(memory) => 0..memory.bytes(),
@@ -203,9 +206,16 @@ impl Buf {
         }
     }
 
-    /// Where the window lies in the memory.
+    /// The range of the window in the memory.
     pub fn window(&self) -> Range<usize> {
         self.start..self.end
+    }
+
+    /// Where the window lies in the memory that this process may pass to others (`pass_memory`), bytes from its start;
+    /// nothing if it lies elsewhere. Of one address modulo `ALIGN` with the window.
+    #[inline]
+    pub fn place(&self) -> Option<u64> {
+        if self.is_empty() { None } else { arena::place(self.base.addr().get() + self.start) }
     }
 
     /// Moves the window. Panics if it does not fit the room.
@@ -225,8 +235,8 @@ impl Buf {
     }
 
     /// Cuts off the first `at` bytes of the window together with the room before it; what follows stays. Both parts are
-    /// exclusive (or share what was shared) and may go to other threads. Cut at multiples of 4096 of the memory what
-    /// shall go to a disk.
+    /// exclusive (or share what was shared) and may go to other threads. Bytes that are to be written to a disk should
+    /// be cut at multiples of 4096 of the memory.
     pub fn split_to(&mut self, at: usize) -> Buf {
         assert!(at <= self.len(), "a cut at {at} of {}", self.len());
         let (cut, room) = (self.start + at, self.room());

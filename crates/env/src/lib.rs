@@ -17,7 +17,7 @@ pub mod memory_groups;
 pub mod real;
 pub mod sim;
 
-pub use api::{Conn, Disk, DiskMode, Env, IoBuf, Kept, Listener, Load, Rx, Time, Tx, timeout};
+pub use api::{Conn, Disk, DiskMode, Ends, Env, IoBuf, Kept, Listener, Load, PeerMemory, Rx, Time, Tx, timeout};
 pub use buf::Buf;
 pub use real::RealEnv;
 pub use sim::{Sim, SimEnv};

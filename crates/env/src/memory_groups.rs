@@ -5,7 +5,7 @@
 //! 2^63 in version 1 and `max` in version 2.
 //!
 //! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with
-//! that up to its limit. So inactive pages of files do not count here: they make room by themselves.
+//! that up to its limit. So inactive pages of files do not count here: the kernel frees them when memory is needed.
 
 /// Share of a limit, in percent, that counts as short: what is left is less than what may come at once.
 pub const SHORT_PERCENT: u64 = 95;
@@ -56,7 +56,7 @@ pub fn own_groups(read: &Read<'_>) -> Option<String> {
     read("/proc/self/cgroup")
 }
 
-/// Those of another process or thread; `None` if it has gone or may not be looked at.
+/// The groups of another process or thread; `None` if it has gone or may not be read.
 pub fn groups_of(read: &Read<'_>, pid: u32) -> Option<String> {
     read(&format!("/proc/{pid}/cgroup"))
 }

@@ -12,6 +12,7 @@ mod kept;
 mod lent;
 mod net;
 mod origin;
+mod passed;
 mod peer;
 mod populate;
 mod random;
@@ -20,7 +21,8 @@ mod spin;
 pub use cores::{Apart, Wide};
 pub use disk::RealDisk;
 pub use kept::{RealKept, memory_outlives};
-pub use net::{RealConn, RealListener, RealMoved, RealRx, RealTx};
+pub use net::{RealConn, RealEnds, RealListener, RealMoved, RealRx, RealTx};
+pub use passed::RealMemory;
 pub use populate::keep_populated;
 pub use spin::Spin;
 
@@ -64,8 +66,8 @@ impl RealEnv {
         executor::run(spin, |shared| f(RealEnv { shared, rand: Rc::default() }))
     }
 
-    /// From now on this thread stays on the core on which it is at work while requests of the process mostly wait for
-    /// such threads, for short times; who serves those stays away from there (`Apart`).
+    /// From now on this thread stays on its present core while requests of the process mostly wait for such threads,
+    /// for short times; threads that handle these requests leave that core (`Apart`).
     pub fn keep_core(&self) {
         self.shared.keeps_core.set(true);
     }
@@ -83,13 +85,13 @@ pub fn monotonic() -> Time {
     Time(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
 }
 
-/// Nanoseconds since the machine was started, sleep included: what limits rights that others take for expired in time.
+/// Nanoseconds since the machine was started, including sleep: for rights that expire at other machines.
 pub fn since_boot() -> Time {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Time(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
-/// Where the kernel tells a number that it makes anew at every start.
+/// The file with a number that the kernel makes anew at every start.
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The two halves of a UUID, joined; `None` if it is none.

@@ -15,7 +15,7 @@ mod world;
 
 pub use courier::{Carried, Courier, Leg};
 pub use disk::{DiskOp, DiskOpKind, DiskOps, SimDisk, SimKept};
-pub use net::{SimConn, SimListener, SimMoved, SimRx, SimTx};
+pub use net::{SimConn, SimEnds, SimListener, SimMemory, SimMoved, SimRx, SimTx};
 
 use crate::{DiskMode, Env, Time};
 use amphi_types::{Cred, Timespec};
@@ -30,7 +30,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use world::{Event, Kind, ROOT, Stepped, World};
 
-/// What a crash takes with it.
+/// The losses of a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashKind {
     /// The process is killed: tasks, connections and writes in flight.
@@ -54,7 +54,7 @@ pub struct SimConfig {
     pub net_window_bytes: usize,
     /// A connection breaks at one in so many sends; zero: never.
     pub break_one_in: u64,
-    /// One bit is flipped on the way in one of so many payloads; zero: never.
+    /// One bit is flipped on the way in one of this many payloads; zero: never.
     pub damage_one_in: u64,
     /// How long a dial over a cut lasts before `TimedOut`.
     pub connect_timeout_ns: u64,
@@ -72,6 +72,8 @@ pub struct SimConfig {
     pub free_bytes: u64,
     /// Whether nodes have memory that outlives their process.
     pub keeps: bool,
+    /// Whether processes pass their memory to others over connections, as over Unix sockets.
+    pub passes_memory: bool,
     /// A planted bug for tests of tests: a sync reports success and makes nothing stable.
     pub sync_lies: bool,
 }
@@ -95,12 +97,13 @@ impl Default for SimConfig {
             wall_start_s: 1_767_225_600,
             free_bytes: 1 << 40,
             keeps: true,
+            passes_memory: false,
             sync_lies: false,
         }
     }
 }
 
-/// Why a simulation cannot go on.
+/// Why a simulation cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SimError {
     /// No task can run and no event is due.
@@ -208,7 +211,7 @@ impl Sim {
         self.world.core.borrow().nodes[index].alive
     }
 
-    /// Sets the wall clock of a node to so many seconds ahead of the others.
+    /// Sets the wall clock of a node to this many seconds ahead of the others.
     pub fn set_clock_ahead(&self, name: &str, seconds: i64) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].clock_ahead_s = seconds;
@@ -221,13 +224,13 @@ impl Sim {
     }
 
     /// Stops a node as SIGSTOP does: none of its tasks runs until `go_on`, or until it has crashed and is started
-    /// again. Its connections and its disk go on, and its clocks too.
+    /// again. Its connections and its disk continue, and its clocks too.
     pub fn stop(&self, name: &str) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].stopped.get_or_insert_default();
     }
 
-    /// Lets a stopped node go on.
+    /// Lets a stopped node continue.
     pub fn go_on(&self, name: &str) {
         self.world.go_on(self.index(name));
     }
@@ -272,8 +275,8 @@ impl Sim {
         drop(old);
     }
 
-    /// The file system of the node has so many bytes left for blocks of its disks that have no storage yet, and
-    /// `free_bytes` says so; `None`: as many as are wanted.
+    /// The file system of the node has this number of bytes left for blocks of its disks that have no storage yet, and
+    /// `free_bytes` returns it; `None`: no limit.
     pub fn set_room(&self, name: &str, bytes: Option<u64>) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].files.set_room(bytes.map(|b| b / amphi_types::limits::BLOCK));

@@ -1,7 +1,7 @@
 //! `ClientFs`: the file system that translates the kernel's calls to operations of the client core.
 //!
-//! Owns: the translation. Does not own: what is kept between calls (`front`), and any decision about caching or direct
-//! I/O, which is the client's.
+//! Owns: the translation. Does not own: the state kept between calls (`front`), and any decision about caching or
+//! direct I/O, which is the client's.
 //!
 //! Invariants:
 //!
@@ -35,7 +35,7 @@ use crate::clock::monotonic_ns;
 use crate::config::Limits;
 use crate::data::{Payload, ReadSink};
 use crate::directory::DirSink;
-use crate::environment::{Environments, Said};
+use crate::environment::Said;
 use crate::file_system::FileSystem;
 use crate::front::deferred::Deferred;
 use crate::front::file_locks::FileLocks;
@@ -48,13 +48,15 @@ use crate::front::moved::Moved;
 use crate::front::names::Names;
 use crate::front::pages::Pages;
 use crate::front::patience::Patience;
+use crate::front::record::Records;
 use crate::front::rollback::Rollbacks;
 use crate::groups::GroupCache;
 use crate::kernel::structs::{LseekOut, WriteOut};
 use crate::later::Later;
-use crate::node::inode_of;
+use crate::node::{Top, inode_of};
 use crate::notify::Notifier;
-use crate::request::Caller;
+use crate::recorded::Recorded;
+use crate::request::{Caller, Request};
 use amphi_client::{Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use std::path::Path;
@@ -72,7 +74,6 @@ const NEW_WHITEOUT: u32 = libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE;
 pub struct ClientFs {
     client: Client,
     groups: Arc<GroupCache>,
-    environments: Environments,
     handles: Handles,
     listings: Listings,
     kept_listings: Arc<KeptListings>,
@@ -84,22 +85,24 @@ pub struct ClientFs {
     rollbacks: Arc<Rollbacks>,
     kernel_view: Arc<KernelView>,
     deferred: Deferred,
+    records: Records,
     /// Bytes of the largest request. A request of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
 
 impl ClientFs {
-    /// A file system for `client`, whose I/O half runs on another thread.
+    /// A file system for `client`, whose I/O half runs on another thread and has had its first answer.
     pub fn new(client: Client) -> ClientFs {
+        let top = Top(client.root());
         ClientFs {
+            records: Records::new(client.recorder().clone(), client.job_variables()),
             client,
             groups: Arc::default(),
-            environments: Environments::default(),
             handles: Handles::default(),
             listings: Listings::default(),
             kept_listings: Arc::default(),
-            moved: Arc::default(),
-            names: Names::default(),
+            moved: Arc::new(Moved::below(top)),
+            names: Names::below(top),
             file_locks: Arc::default(),
             patience: Patience::default(),
             pages: Pages::default(),
@@ -120,9 +123,9 @@ impl ClientFs {
         Ctx { cred: caller.cred(&self.groups), ..Self::thread(caller) }
     }
 
-    /// As `ctx`, with what the environment of the process says (`environment`). For opens.
+    /// As `ctx`, with the settings in the environment of the process (`environment`). For opens.
     fn opener(&self, caller: &Caller<'_>) -> Ctx {
-        let Said { mode, job, program } = self.environments.said(caller.tid, self.client.job_variables());
+        let Said { mode, job, program, .. } = self.records.environments.said(caller.tid, self.client.job_variables());
         Ctx { io_mode: mode, job, program, ..self.ctx(caller) }
     }
 
@@ -269,6 +272,10 @@ impl ClientFs {
 }
 
 impl FileSystem for ClientFs {
+    fn root(&self) -> Ino {
+        self.moved.top().0
+    }
+
     fn mounted(&self, notifier: Notifier, limits: &Limits) {
         self.kernel_view.mounted(notifier.clone());
         let (listings, moved, names) = (self.kept_listings.clone(), self.moved.clone(), self.names.lender.clone());
@@ -280,6 +287,15 @@ impl FileSystem for ClientFs {
 
     fn serves(&self, at: &Path, device: u64) {
         self.names.start(&self.client, at, device);
+    }
+
+    fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
+        self.records.begin(caller, request)
+    }
+
+    fn recorded(&self, recorded: Recorded) {
+        let opened = recorded.opened().and_then(|handle| self.handles.get(handle).ok());
+        self.records.ends(recorded, opened.map(|file| file.size()));
     }
 
     fn is_own_thread(&self, tid: u32) -> bool {
@@ -341,7 +357,7 @@ impl FileSystem for ClientFs {
         let changing = self.change(caller, ino);
         let (attr, since) = if set.size.is_some() {
             let changing = changing.shared(&self.kernel_view);
-            // The change goes on if its answer comes later.
+            // The change continues if its answer comes later.
             (self.truncate(caller, ino, set, file.as_ref(), &changing)?, changing.ends())
         } else {
             let asked_ns = monotonic_ns();
@@ -349,7 +365,7 @@ impl FileSystem for ClientFs {
             (self.fixes_size(caller, attr, asked_ns)?, changing.ends())
         };
         self.client.walk_ended(caller.tid);
-        // During a SETATTR the kernel lets nobody make or remove names in the directory.
+        // During a SETATTR the kernel prevents all callers from making or removing names in the directory.
         let ttl = match attr.kind {
             Kind::Dir if caller.by_other_id() => Duration::ZERO,
             Kind::Dir => self.lend(&attr, since),

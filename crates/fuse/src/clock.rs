@@ -1,11 +1,9 @@
-//! The monotonic clock of a mount, for measuring how long ago something was.
+//! The monotonic clock of the machine, for measuring how long ago something was.
 
-/// Nanoseconds since a fixed moment of this process.
-#[expect(clippy::disallowed_methods, reason = "the device loop runs outside any simulated environment")]
+use rustix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds since a fixed moment of this boot, the same for all processes.
 pub(crate) fn monotonic_ns() -> u64 {
-    use std::sync::OnceLock;
-    use std::time::Instant;
-    static START: OnceLock<Instant> = OnceLock::new();
-    let start = *START.get_or_init(Instant::now);
-    Instant::now().duration_since(start).as_nanos() as u64
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -17,14 +17,14 @@ pub struct SessionConfig {
     pub no_suid: bool,
     /// No file of the mount can be executed.
     pub no_exec: bool,
-    /// Access control lists count. Without them permission bits alone do for the kernel, which then asks for nothing
-    /// more when a caller does not own a file; the servers still check the lists.
+    /// Access control lists are in force. Without them permission bits alone suffice for the kernel, which then sends
+    /// no request for a list when a caller does not own a file; the servers still check the lists.
     pub acl: bool,
     /// Device files can be opened. Only root may mount in this way.
     pub devices: bool,
     /// Payload of the largest request in bytes, a multiple of 4096. If root mounts, the system's limit is raised to it.
     pub request_max_bytes: usize,
-    /// Most reader threads, at least 2. So many calls can block at once before further calls wait for a thread. Some
+    /// Most reader threads, at least 2. This many calls can block at once before further calls wait for a thread. Some
     /// more threads are reserved for the kernel's own pages.
     pub threads_max: usize,
     /// How many reader threads sleep in reserve, for the next calls that block.
@@ -59,7 +59,7 @@ impl SessionConfig {
     }
 }
 
-/// What kernel and session agreed on at INIT.
+/// The result of the negotiation of kernel and session at INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Protocol minor of the kernel.

@@ -202,7 +202,7 @@ mod tests {
         assert!(Payload::new(&mut buf, amphi_client::UNIT_BYTES).unit().is_none(), "in the receive buffer");
     }
 
-    /// Goal: a sink never holds more than was asked for and keeps order. Method: overfill by every way in.
+    /// Goal: a sink never holds more than the requested size and keeps order. Method: overfill by every way in.
     #[test]
     fn sink_cuts_off_beyond_size() {
         let mut buf = receive_buffer(8192);

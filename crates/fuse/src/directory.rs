@@ -40,7 +40,7 @@ impl<'a> DirSink<'a> {
     }
 
     /// Adds an entry without attributes. `.` and `..` are always added in this way. `next` is the cookie that continues
-    /// behind the entry. Returns false, and adds nothing, when there is no room.
+    /// behind the entry. Returns false, and adds nothing, when it does not fit.
     #[must_use]
     pub fn add(&mut self, ino: Ino, kind: Kind, name: &[u8], next: u64) -> bool {
         // In a listing with attributes, node id 0 means that the entry has none.
@@ -49,8 +49,8 @@ impl<'a> DirSink<'a> {
         self.put(plus, ino, kind, name, next)
     }
 
-    /// Adds an entry with attributes, which are left out if the kernel did not ask for them. Returns false, and adds
-    /// nothing, when there is no room; then it does not count as a reference.
+    /// Adds an entry with attributes, which are left out if the kernel did not request them. Returns false, and adds
+    /// nothing, when it does not fit; then it does not count as a reference.
     #[must_use]
     pub fn add_entry(&mut self, entry: &Entry, name: &[u8], next: u64) -> bool {
         let plus = self.plus.then(|| reply::entry_out(entry));

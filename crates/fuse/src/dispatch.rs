@@ -11,6 +11,7 @@ use crate::file_system::FileSystem;
 use crate::interrupt::Interrupt;
 use crate::kernel::structs as k;
 use crate::later::{LateTable, Later};
+use crate::node::Top;
 use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, lk_out, open_out, statfs_out, statx_out};
 use crate::request::Caller;
 use crate::request::{Deferral, Operation as Op, Request};
@@ -24,7 +25,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Largest byte count that a 32-bit reply can carry, in whole pages.
 const COUNT_MAX_32: u64 = (u32::MAX as u64) & !4095;
 
-/// What a reader thread provides for the handling of one request.
+/// The parts of a reader thread that the handling of one request uses.
 pub(crate) struct Lent<'a> {
     /// The receive buffer that holds the request.
     pub receive: &'a mut Buf,
@@ -67,7 +68,7 @@ fn send_created(to: &ReplyTo<'_>, result: Result<(Entry, OpenReply)>) {
     }
 }
 
-/// Answers with a value. If the kernel has given no room, it is only told the size.
+/// Answers with a value. If the kernel's buffer has size 0, the answer has only the size.
 fn send_sized(to: &ReplyTo<'_>, room: usize, result: Result<Vec<u8>>) {
     match result {
         Ok(value) if room == 0 => to.ok(&[k::GetxattrOut { size: value.len() as u32, padding: 0 }.as_bytes()]),
@@ -210,7 +211,7 @@ impl Deferral for Deferred<'_> {
     fn take(&self) -> Later {
         self.to.give_away();
         self.answered.store(true, Relaxed);
-        Later::new(self.device.clone(), self.to.unique, self.table.clone(), self.interrupt)
+        Later::new(self.device.clone(), self.to, self.table.clone(), self.interrupt)
     }
 }
 
@@ -218,7 +219,8 @@ impl Deferral for Deferred<'_> {
 /// was answered with bytes.
 pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) -> Option<ReadHow> {
     let mut read = None;
-    let Ok(request) = crate::request::parse(lent.receive) else {
+    let top = Top(fs.root());
+    let Ok(request) = crate::request::parse(lent.receive).map(|request| request.below(top)) else {
         to.error(Errno::Io);
         lent.answered.store(true, Relaxed);
         return None;
@@ -228,6 +230,7 @@ pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to
     let (create_group, umask) = (request.create_group, request.umask);
     let caller = &Caller { create_group, umask, deferral: Some(&deferred), ..caller };
     let ino = request.ino;
+    let _noting = fs.records(caller, &request).map(|recorded| to.record(recorded));
     match request.op {
         Op::Read { how } => {
             let mut sink = ReadSink::new(lent.receive, how.size);
@@ -249,13 +252,13 @@ pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to
         }
         Op::Setlk { ref how, wait: true } => {
             let (device, table) = lent.late;
-            let later = Later::new(device.clone(), to.unique, table.clone(), caller.interrupt);
+            let later = Later::new(device.clone(), to, table.clone(), caller.interrupt);
             lent.answered.store(true, Relaxed);
             fs.setlkw(caller, ino, how, later);
         }
         Op::Ioctl { ref call } if fs.ioctl_waits(call) => {
             let (device, table) = lent.late;
-            let later = Later::new(device.clone(), to.unique, table.clone(), caller.interrupt);
+            let later = Later::new(device.clone(), to, table.clone(), caller.interrupt);
             lent.answered.store(true, Relaxed);
             fs.ioctl_later(caller, ino, call, later);
         }

@@ -1,6 +1,7 @@
 //! `Environments`: what the environment and the executable of a calling process say, which FUSE requests do not carry.
 //!
-//! The environment may choose the I/O mode (`AMPHI_IO_MODE`), give advice (`AMPHI_ADVISE`), and name the job.
+//! The environment may choose the I/O mode (`AMPHI_IO_MODE`), give advice (`AMPHI_ADVISE`), and name the job
+//! and the recording (`AMPHI_RECORD`).
 //!
 //! Owns: a bounded cache of what `/proc/<tid>/environ` and `exe` contain. The thread that serves an open reads them,
 //! which takes about 10 us. `/proc` shows the environment with which a program was started, so later changes (`setenv`)
@@ -16,6 +17,7 @@
 //! * Reading `/proc` takes a lock on the caller's address space, which may be held by a page fault on this very mount.
 //!   So at most `READS_MAX` threads wait for it; further callers are treated as if their environment said nothing.
 
+use amphi_client::record::RECORD_VARIABLE;
 use amphi_client::{JobName, Pieces, Program};
 use amphi_types::IoMode;
 use parking_lot::Mutex;
@@ -45,11 +47,13 @@ pub struct Said {
     pub mode: Option<IoMode>,
     /// The job to which the process belongs.
     pub job: Option<JobName>,
+    /// The recording to which its calls belong.
+    pub record: Option<u64>,
     /// The program, identified by its executable.
     pub program: Program,
 }
 
-/// What `/proc` shows of a thread.
+/// The data that `/proc` shows of a thread.
 #[derive(Default)]
 struct Shown {
     environ: Vec<u8>,
@@ -84,8 +88,8 @@ pub struct Environments {
 }
 
 impl Environments {
-    /// What thread `tid` says, with its job from one of the variables `jobs`. Empty if it says nothing or cannot be
-    /// looked at.
+    /// The environment of thread `tid`, with its job from one of the variables `jobs`. Empty if it has none or cannot
+    /// be read.
     pub fn said(&self, tid: u32, jobs: &[String]) -> Said {
         self.said_at(tid, jobs, crate::clock::monotonic_ns(), read)
     }
@@ -158,7 +162,9 @@ fn parse(shown: &Shown, jobs: &[String]) -> Said {
     };
     let program = Program { executable: number_of(&shown.executable), reads };
     let job = JobName::find(jobs, |name| value(name).map(|v| String::from_utf8_lossy(v).into_owned()));
-    Said { mode, job, program }
+    let record = value(RECORD_VARIABLE).and_then(|v| std::str::from_utf8(v).ok());
+    let record = record.and_then(|v| u64::from_str_radix(v, 16).ok());
+    Said { mode, job, record, program }
 }
 
 #[cfg(test)]
@@ -235,7 +241,7 @@ mod tests {
         assert_eq!(mode(5, 3_100_100), Some(IoMode::Direct), "who is not believed long either");
     }
 
-    /// Goal: a caller whose memory hangs holds up so many readers and no more. Method: reads within reads.
+    /// Goal: a caller whose memory hangs holds up this many readers and no more. Method: reads within reads.
     #[test]
     fn hanging_readers_are_bounded() {
         fn nested(e: &Environments, tid: u32) -> Option<IoMode> {

@@ -16,7 +16,8 @@ use crate::data::{Payload, ReadSink};
 use crate::directory::DirSink;
 use crate::later::Later;
 use crate::notify::Notifier;
-use crate::request::Caller;
+use crate::recorded::Recorded;
+use crate::request::{Caller, Request};
 use amphi_types::{Errno, Ino, Result, SetAttr};
 use std::path::Path;
 use std::time::Duration;
@@ -24,12 +25,25 @@ use std::time::Duration;
 /// A file system behind a mount. See the module's head for threads, blocking and errors.
 #[expect(unused_variables, reason = "default methods answer without looking at their arguments")]
 pub trait FileSystem: Send + Sync + 'static {
+    /// The directory that is the root of the mount.
+    fn root(&self) -> Ino {
+        Ino::ROOT
+    }
+
     /// Called once, before any other method, with the negotiated limits and the way to send invalidations.
     fn mounted(&self, notifier: Notifier, limits: &Limits) {}
 
     /// Called once, when requests are served but the mount is not announced yet: with its path, and its number in the
     /// mount table (0: unknown).
     fn serves(&self, at: &Path, device: u64) {}
+
+    /// What is to be recorded of a request, asked before it is handled.
+    fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
+        None
+    }
+
+    /// A request that is recorded was answered on the thread that handled it.
+    fn recorded(&self, recorded: Recorded) {}
 
     /// Whether a thread is one of the file system's own. Its requests are answered without waiting, by the thread that
     /// reads them.

@@ -1,6 +1,6 @@
 //! `GroupCache`: supplementary groups and capabilities of callers, which FUSE requests do not carry.
 //!
-//! Owns: a bounded cache of what `/proc/<tid>/status` says. Does not own: what a right allows (client and server).
+//! Owns: a bounded cache of the data in `/proc/<tid>/status`. Does not own: the effect of a right (client and server).
 //!
 //! Invariants: an entry is valid only for its thread with that user and group, and for `LIFE` at most. When a request
 //! is refused, the rights are read anew (`GroupCache::again`). So rights that a process has just gained count at once,
@@ -71,8 +71,8 @@ impl GroupCache {
     }
 }
 
-/// The rights of a thread that cannot be looked at, because it has gone or is in another process name space. Root
-/// counts as privileged; others have no further rights.
+/// The rights of a thread that cannot be read, because it has gone or is in another process name space. Root counts as
+/// privileged; others have no further rights.
 fn unseen(uid: u32) -> Rights {
     Rights { groups: Vec::new(), caps: if uid == 0 { Caps::ALL } else { Caps::NONE } }
 }
@@ -126,8 +126,8 @@ mod tests {
         assert_eq!((caps("0000000000000000"), caps("zz"), caps("")), (Caps::NONE, Caps::NONE, Caps::NONE));
     }
 
-    /// Goal: this thread's own rights are read, remembered for the user and group with which it asks alone, and nobody
-    /// who cannot be seen but the super-user has any. Method: this process; a thread id that is not given.
+    /// Goal: this thread's own rights are read, remembered only for the user and group of its requests, and no
+    /// unreadable thread but the super-user has any. Method: this process; a thread id that is not given.
     #[test]
     fn rights_of_threads() {
         let cache = GroupCache::default();

@@ -1,7 +1,7 @@
 //! `Interrupt`: reports to a handler that the caller of its request got a signal, so that no call waits for ever.
 //!
 //! Owns: the table of requests that are being handled, one slot for each reader thread, and the delivery of INTERRUPT
-//! to them. Does not own: what a handler does then (it ends with `Errno::Intr`, or goes on if it is nearly done).
+//! to them. Does not own: the reaction of a handler (it ends with `Errno::Intr`, or continues if it is nearly done).
 //!
 //! Invariants: request ids are never used twice, so a late interrupt cannot hit another request. Two threads may read a
 //! request and its INTERRUPT in the opposite order. So an INTERRUPT whose request is not in the table yet is
@@ -217,8 +217,9 @@ mod tests {
         }
     }
 
-    /// Goal: an interrupt of the request before, delivered late, does not hide that of the one in hand. Method: who
-    /// delivers it has looked before the thread went on, and comes when the next request has been marked.
+    /// Goal: an interrupt of the request before, delivered late, does not hide that of the present one. Method: the
+    /// delivering thread has read the slot before the thread continued, and delivers when the next request has been
+    /// marked.
     #[test]
     fn a_late_interrupt_hides_none() {
         let table = InHand::default();
@@ -235,8 +236,8 @@ mod tests {
         assert!(next.is_interrupted(), "a mark of nobody is replaced");
     }
 
-    /// Goal: whoever puts a request aside instead of taking it in hand learns of an interrupt that came before, once.
-    /// Method: by hand.
+    /// Goal: a thread that puts a request aside instead of handling it learns of an earlier interrupt, once. Method: by
+    /// hand.
     #[test]
     fn an_interrupt_before_a_request_is_put_aside() {
         let table = InHand::default();

@@ -8,10 +8,11 @@
 //! Bound: one entry for each process that waits.
 //!
 //! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters, whose turn comes only when
-//! somebody else's unlock request is read.
+//! another process's unlock request is read.
 
 use crate::interrupt::Interrupt;
 use crate::kernel::structs::IoctlOut;
+use crate::recorded::Recorded;
 use crate::reply::ReplyTo;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
@@ -64,17 +65,19 @@ pub struct Later {
     unique: u64,
     table: Arc<LateTable>,
     answered: bool,
+    recorded: Option<Box<Recorded>>,
 }
 
 impl Later {
     /// Takes a request from its reader thread. `interrupt` is the one that the reader's table has for it.
-    pub(crate) fn new(device: Arc<OwnedFd>, unique: u64, table: Arc<LateTable>, interrupt: &Interrupt) -> Later {
+    pub(crate) fn new(device: Arc<OwnedFd>, to: &ReplyTo<'_>, table: Arc<LateTable>, interrupt: &Interrupt) -> Later {
+        let (unique, recorded) = (to.unique, to.take_recorded());
         table.entries.lock().insert(unique, Entry::default());
         // From here on the table receives interrupts. An interrupt that came before is passed on.
         if interrupt.is_interrupted() {
             table.interrupt(unique);
         }
-        Later { device, unique, table, answered: false }
+        Later { device, unique, table, answered: false, recorded }
     }
 
     /// Wakes `waker` once when the caller gets a signal, or at once if it already did. Only the waker that was
@@ -109,17 +112,28 @@ impl Later {
     pub(crate) fn answer_data(mut self, parts: &[&[u8]]) {
         self.answered = true;
         self.table.entries.lock().remove(&self.unique);
-        ReplyTo::new(self.device.as_fd(), self.unique).ok(parts);
+        self.record(0, parts);
+        let to = ReplyTo::new(self.device.as_fd(), self.unique, 0);
+        to.ok(parts);
     }
 
     fn send(&mut self, result: Result<&[u8]>) {
         self.answered = true;
         self.table.entries.lock().remove(&self.unique);
-        let to = ReplyTo::new(self.device.as_fd(), self.unique);
+        self.record(result.err().map_or(0, |e| -e.raw()), &[result.unwrap_or_default()]);
+        let to = ReplyTo::new(self.device.as_fd(), self.unique, 0);
         match result {
             Ok([]) => to.ok(&[]),
             Ok(body) => to.ok(&[body]),
             Err(e) => to.error(e),
+        }
+    }
+
+    /// Tells a recording of the answer.
+    fn record(&mut self, error: i32, parts: &[&[u8]]) {
+        if let Some(mut recorded) = self.recorded.take() {
+            recorded.answered(error, parts);
+            recorded.ends();
         }
     }
 }

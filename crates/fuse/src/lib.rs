@@ -31,6 +31,7 @@ pub mod mount;
 mod node;
 pub mod notify;
 pub mod null_fs;
+mod recorded;
 mod reply;
 pub mod request;
 pub mod session;
@@ -50,6 +51,7 @@ pub use later::Later;
 pub use mount::{MountError, find_helper, is_dead, look_at};
 pub use notify::Notifier;
 pub use null_fs::NullFs;
+pub use recorded::Recorded;
 pub use request::Caller;
 pub use session::{Session, Unmounter};
 

@@ -150,8 +150,7 @@ fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
     Ok(path)
 }
 
-/// What is at a mount point. An automount that has its place there is not made to mount anything: what it would wait
-/// for may be this very mount.
+/// The attributes of a mount point. An automount at that place is not triggered: it might wait for this very mount.
 pub fn look_at(path: &Path) -> std::io::Result<Stat> {
     Ok(rustix::fs::statat(rustix::fs::CWD, path, AtFlags::NO_AUTOMOUNT)?)
 }
@@ -223,7 +222,7 @@ impl MountPoint {
         MountPoint { device_number, own_number: table::own_number_at(&path), by_helper, path }
     }
 
-    /// Raises the kernel's read-ahead for files whose reads it serves. The kernel ignores INIT if that asks for more
+    /// Raises the kernel's read-ahead for files whose reads it serves. The kernel ignores INIT if that requests more
     /// than its default. Best effort: without it, reads arrive in smaller requests.
     pub(crate) fn raise_read_ahead(&self, bytes: u32) {
         let path = format!("/sys/class/bdi/{}/read_ahead_kb", table::numbers(self.device_number));
@@ -290,7 +289,7 @@ impl MountPoint {
 mod tests {
     use super::*;
 
-    /// Goal: the kernel reads ahead by what is asked for, and by no less than before. Method: two sizes, read back.
+    /// Goal: the kernel reads ahead by the requested size, and by no less than before. Method: two sizes, read back.
     #[test]
     fn the_kernel_reads_ahead_as_told() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -300,13 +299,13 @@ mod tests {
         at.raise_read_ahead(4 << 10);
         let told = std::fs::read_to_string(&path);
         at.unmount().expect("unmount");
-        // Where the system's settings cannot be written there is nothing to see.
+        // Where the system's settings cannot be written there is nothing to test.
         if std::fs::OpenOptions::new().write(true).open("/proc/sys/fs/fuse/max_pages_limit").is_ok() {
             assert_eq!(told.expect("a setting").trim(), "768");
         }
     }
 
-    /// Goal: who ends late takes no mount away that somebody else has made at its place since, though it has the same
+    /// Goal: a late end of a mount removes no later mount of another process at the same place, though it has the same
     /// device number. Method: mount, unmount, mount again, and end the first one in both ways. Another test may have
     /// taken the number in between: then again.
     #[test]

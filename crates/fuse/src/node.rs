@@ -1,14 +1,39 @@
 //! Node ids: the numbers by which the kernel knows inodes.
 //!
 //! An inode's node id is its inode number. A directory that another mount has moved may be shown under other node ids
-//! as well (`front/moved`).
+//! as well (`front/moved`). And the kernel knows the root of each mount by the number of the file system's root, also
+//! where a mount has another directory as its root (`Top`).
 
 use amphi_types::Ino;
 
-/// Lowest bit of the counter that distinguishes other node ids. No target has made so many inodes.
+/// Lowest bit of the counter that distinguishes other node ids. No target has made this many inodes.
 const OTHER_SHIFT: u32 = 40;
 /// Number of other ids that a directory has.
 pub(crate) const OTHERS: u64 = 255;
+
+/// The directory that is the root of a mount, which the kernel knows by the id 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Top(pub(crate) Ino);
+
+impl Default for Top {
+    fn default() -> Top {
+        Top(Ino::ROOT)
+    }
+}
+
+impl Top {
+    /// The id by which the kernel knows an inode.
+    #[inline]
+    pub(crate) fn node(self, ino: Ino) -> Ino {
+        if ino == self.0 { Ino::ROOT } else { ino }
+    }
+
+    /// What an id, or an inode as it was read from a request, stands for.
+    #[inline]
+    pub(crate) fn named(self, node: Ino) -> Ino {
+        if node == Ino::ROOT { self.0 } else { node }
+    }
+}
 
 /// The inode that a node id means.
 #[inline]

@@ -1,4 +1,4 @@
-//! `Notifier`: tells the kernel to drop what it has cached.
+//! `Notifier`: tells the kernel to drop cached data.
 //!
 //! Owns: the notifications for inodes and names. Does not own: when they are sent.
 //!
@@ -7,6 +7,7 @@
 
 use crate::kernel::flags::bits;
 use crate::kernel::structs::{NotifyInvalEntry, NotifyInvalInode};
+use crate::node::Top;
 use crate::reply::write_message;
 use amphi_types::{Errno, Ino, Result};
 use rustix::io::Errno as Raw;
@@ -19,35 +20,37 @@ use zerocopy::IntoBytes;
 pub struct Notifier {
     // Weak, so that a notifier that is still held cannot keep the device of a dead mount open.
     device: Weak<OwnedFd>,
+    top: Top,
 }
 
 impl Notifier {
-    pub(crate) fn new(device: Weak<OwnedFd>) -> Notifier {
-        Notifier { device }
+    /// For the mount with this root.
+    pub(crate) fn new(device: Weak<OwnedFd>, top: Top) -> Notifier {
+        Notifier { device, top }
     }
 
     /// A notifier without a mount: every call fails with `NotConnected`.
     pub fn detached() -> Notifier {
-        Notifier { device: Weak::new() }
+        Notifier { device: Weak::new(), top: Top::default() }
     }
 
     /// Drops the attributes of `ino`, and its cached pages of `len` bytes (0: to the end) from `offset` on. Blocks
     /// while dirty mapped pages are written. No error if the kernel does not know the inode.
     pub fn inval_inode(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
-        let n = NotifyInvalInode { ino: ino.0, off: clip(offset), len: clip(len) };
+        let n = NotifyInvalInode { ino: self.top.node(ino).0, off: clip(offset), len: clip(len) };
         self.send(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
     }
 
     /// Drops the attributes of `ino` and keeps its pages. Waits for nothing. Returns whether the kernel knows the
     /// inode.
     pub fn inval_attr(&self, ino: Ino) -> Result<bool> {
-        let n = NotifyInvalInode { ino: ino.0, off: -1, len: 0 };
+        let n = NotifyInvalInode { ino: self.top.node(ino).0, off: -1, len: 0 };
         self.tell(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
     }
 
     /// Drops `name` in directory `parent`. No error if the kernel does not know the name.
     pub fn inval_entry(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        let n = NotifyInvalEntry { parent: parent.0, namelen: name.len() as u32, flags: 0 };
+        let n = NotifyInvalEntry { parent: self.top.node(parent).0, namelen: name.len() as u32, flags: 0 };
         self.send(bits::NOTIFY_INVAL_ENTRY, &[n.as_bytes(), name, b"\0"])
     }
 

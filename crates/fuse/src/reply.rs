@@ -5,10 +5,11 @@
 use crate::calls::{AttrReply, Entry, LockHow, LockKind, OpenReply, Statfs};
 use crate::kernel::structs::{Attr as AttrWire, AttrOut, EntryOut, OpenOut, OutHeader, Statfs as StatfsWire};
 use crate::kernel::structs::{LkOut, Statx, StatxOut, SxTime};
+use crate::recorded::Recorded;
 use amphi_types::{Attr, Errno, Timespec, limits};
 use rustix::io::Errno as Raw;
 use smallvec::SmallVec;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::IoSlice;
 use std::mem::size_of;
 use std::os::fd::BorrowedFd;
@@ -115,18 +116,36 @@ pub(crate) fn lk_out(asked: &LockHow, found: Option<LockHow>) -> LkOut {
     LkOut { start: lock.first, end: lock.last, kind: kind as u32, pid: lock.pid }
 }
 
-/// Where the reply to one request goes.
+/// The destination of the reply to one request.
 pub(crate) struct ReplyTo<'a> {
     /// The device from which the request was read.
     pub device: BorrowedFd<'a>,
     /// Id of the request.
     pub unique: u64,
     given_away: Cell<bool>,
+    /// When the mount began with it; 0 if nobody asks.
+    began_ns: u64,
+    recorded: RefCell<Option<Box<Recorded>>>,
 }
 
 impl<'a> ReplyTo<'a> {
-    pub(crate) fn new(device: BorrowedFd<'a>, unique: u64) -> ReplyTo<'a> {
-        ReplyTo { device, unique, given_away: Cell::new(false) }
+    /// Of a request with which the mount began at `began_ns`.
+    pub(crate) fn new(device: BorrowedFd<'a>, unique: u64, began_ns: u64) -> ReplyTo<'a> {
+        ReplyTo { device, unique, given_away: Cell::new(false), began_ns, recorded: RefCell::default() }
+    }
+
+    /// The answer is told to a recording, and what the client does on this thread is noted for it until the returned
+    /// value is dropped.
+    pub(crate) fn record(&self, mut recorded: Box<Recorded>) -> impl Drop + use<> {
+        recorded.began(self.began_ns);
+        let noting = recorded.noting();
+        *self.recorded.borrow_mut() = Some(recorded);
+        noting
+    }
+
+    /// What is recorded of the request and its answer.
+    pub(crate) fn take_recorded(&self) -> Option<Box<Recorded>> {
+        self.recorded.borrow_mut().take()
     }
 
     /// Replies success, with the bytes of `parts`.
@@ -152,6 +171,9 @@ impl<'a> ReplyTo<'a> {
     fn send(&self, error: i32, parts: &[&[u8]]) {
         if self.given_away.get() {
             return;
+        }
+        if let Some(recorded) = &mut *self.recorded.borrow_mut() {
+            recorded.answered(error, parts);
         }
         match write_message(self.device, self.unique, error, parts) {
             // The caller was killed or the mount is gone, so no program waits for this reply.

@@ -11,7 +11,7 @@ use crate::kernel::flags::{bits, setattr};
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs as k;
 use crate::later::Later;
-use crate::node::{inode_of, is_other};
+use crate::node::{Top, inode_of, is_other};
 use amphi_types::{Cred, Ino, SetAttr, TimeSet, Timespec};
 use std::mem::size_of;
 use zerocopy::FromBytes;
@@ -333,6 +333,22 @@ impl<'a> Cursor<'a> {
     /// The name of a directory entry.
     fn name(&mut self) -> Option<&'a [u8]> {
         self.text().filter(|n| !n.is_empty() && !n.contains(&b'/'))
+    }
+}
+
+impl<'a> Request<'a> {
+    /// The same with the directory that is the root of the mount in place of the kernel's first id.
+    pub(crate) fn below(mut self, top: Top) -> Request<'a> {
+        if top == Top::default() {
+            return self;
+        }
+        self.ino = top.named(self.ino);
+        match &mut self.op {
+            Operation::Rename { new_parent, .. } => *new_parent = top.named(*new_parent),
+            Operation::Link { from, .. } => *from = top.named(*from),
+            _ => {}
+        }
+        self
     }
 }
 

@@ -7,7 +7,7 @@
 //! Invariant: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
 //!
 //! The number that drove the threads: waking a thread costs 30 us, a do-nothing request 3.5 us. So short requests stay
-//! on one thread (`pool`). But nobody can say beforehand which request will block. When one does, another thread must
+//! on one thread (`pool`). But it cannot be predicted which request will block. When one does, another thread must
 //! read, or an INTERRUPT would stay unread.
 
 mod init;
@@ -20,8 +20,8 @@ use crate::config::{Limits, SessionConfig};
 use crate::file_system::FileSystem;
 use crate::interrupt::InHand;
 use crate::mount::{self, MountError, MountPoint};
+use crate::node::Top;
 use crate::notify::Notifier;
-use amphi_types::Ino;
 use pool::Pool;
 use receive::Ahead;
 use std::os::fd::OwnedFd;
@@ -70,15 +70,15 @@ impl Session {
         let limits = init::negotiate(&device, &config, fs.keeps_locks())?;
         let mount_point = Arc::new(guard.disarm());
         mount_point.raise_read_ahead(init::READ_AHEAD_BYTES);
-        let device = Arc::new(device);
+        let (device, top) = (Arc::new(device), Top(fs.root()));
         if config.acl {
             // Linux makes the root's inode before INIT is answered, as one whose access control list is never kept
             // (`ACL_DONT_CACHE`). So each walk through the root by a caller who does not own it asks for the list.
             // On older kernels this makes it one that is kept; newer ones go on asking (docs/design/kernel_names.md).
-            let forgotten = Notifier::new(Arc::downgrade(&device)).inval_attr(Ino::ROOT);
+            let forgotten = Notifier::new(Arc::downgrade(&device), top).inval_attr(top.0);
             tracing::debug!(?forgotten, "the list of the root may be kept");
         }
-        fs.mounted(Notifier::new(Arc::downgrade(&device)), &limits);
+        fs.mounted(Notifier::new(Arc::downgrade(&device), top), &limits);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
             fs,
@@ -112,7 +112,7 @@ impl Session {
 
     /// Invalidates what the kernel has cached.
     pub fn notifier(&self) -> Notifier {
-        Notifier::new(Arc::downgrade(&self.shared.device))
+        Notifier::new(Arc::downgrade(&self.shared.device), Top(self.shared.fs.root()))
     }
 
     /// Reader threads at present.
@@ -125,7 +125,7 @@ impl Session {
         Unmounter { shared: self.shared.clone(), mount_point: self.mount_point.clone() }
     }
 
-    /// Waits until the mount has ended, by an `Unmounter` or by somebody's `umount`.
+    /// Waits until the mount has ended, by an `Unmounter` or by a user's `umount`.
     pub fn wait(&self) {
         self.shared.pool.wait_empty();
         self.shared.pool.once_at_end(|| self.shared.fs.unmounted());
@@ -160,7 +160,7 @@ impl Unmounter {
         self.mount_point.unmount()
     }
 
-    /// Whether this mount has ended; then whatever is at the path now belongs to somebody else.
+    /// Whether this mount has ended; then a mount at the path now belongs to another process.
     fn unmounted_already(&self) -> bool {
         self.shared.pool.ended() && !self.shared.died.load(Ordering::Acquire)
     }

@@ -107,7 +107,7 @@ fn errors_have_kinds() {
     drop(open);
 }
 
-/// Goal: a mount that a killed process left behind does not stand in the way. Method: mount by hand, close the device
+/// Goal: a mount that a killed process left behind does not prevent a new one. Method: mount by hand, close the device
 /// unserved, mount again.
 #[test]
 fn dead_mounts_are_taken_away() {
@@ -136,7 +136,7 @@ fn dropping_a_busy_mount_ends_it() {
     assert!(open.read(&mut [0; 10]).is_err());
 }
 
-/// Goal: an unmount by somebody else ends the session. Method: unmount behind its back and wait.
+/// Goal: an unmount by another process ends the session. Method: unmount behind its back and wait.
 #[test]
 fn unmount_from_outside_ends_the_session() {
     let m = Mounted::new(Arc::new(NullFs::new()));
@@ -281,7 +281,7 @@ impl FileSystem for Probe {
     }
 }
 
-/// A child process that reads one byte of `path`: signals hit it and nobody else.
+/// A child process that reads one byte of `path`: signals hit only it.
 fn reader_process(path: &Path) -> std::process::Child {
     std::process::Command::new("head")
         .args(["-c", "1"])
@@ -332,7 +332,7 @@ fn a_handled_signal_gives_eintr() {
         .expect("thread");
     let target = thread_id.recv().expect("thread id");
     fs.wait_blocked(1);
-    // The session still serves others, once its watch has seen that nobody reads.
+    // The session still serves others, once its watch has seen that there is no reader.
     std::fs::metadata(m.path("keep")).expect("stat");
     // SAFETY: the thread lives until it is joined below.
     assert_eq!(unsafe { libc::pthread_kill(target, libc::SIGUSR1) }, 0);
@@ -370,7 +370,7 @@ fn threads_follow_the_load() {
         child.kill().expect("kill");
         child.wait().expect("wait");
     }
-    // Threads leave after their reply; requests go on being served meanwhile.
+    // Threads leave after their reply; requests continue being served meanwhile.
     while m.session().threads() > 4 {
         std::fs::metadata(m.path("keep")).expect("stat");
     }
@@ -410,7 +410,7 @@ fn large_calls_arrive_in_large_pieces() {
 }
 
 /// Goal: private and shared mappings work on directly opened files, and dirty pages come back as writes. Method: map,
-/// change a byte, sync, look at what the file system got.
+/// change a byte, sync, check the writes that the file system received.
 #[test]
 fn mappings() {
     let fs = Arc::new(Probe::default());

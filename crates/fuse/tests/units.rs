@@ -15,7 +15,7 @@ use std::time::Duration;
 const REGION: usize = 1 << 20;
 const THREADS: usize = 6;
 
-/// One file in memory, which takes every unit it is offered and leaves memory with rubbish.
+/// One file in memory, which keeps every offered unit and leaves memory with rubbish.
 struct Keeper {
     bytes: Mutex<Vec<u8>>,
     left: Mutex<Vec<Buf>>,
@@ -110,7 +110,7 @@ impl FileSystem for Keeper {
     }
 }
 
-/// What one thread does within its region, and what must be there then.
+/// The writes of one thread within its region, and the required contents then.
 fn work(path: &std::path::Path, thread: usize, steps: u64) -> Vec<u8> {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path.join("f")).expect("open");
     let start = (thread * REGION) as u64;
@@ -157,7 +157,7 @@ fn work(path: &std::path::Path, thread: usize, steps: u64) -> Vec<u8> {
     model
 }
 
-/// Goal: every byte arrives, whatever is written in which order and whoever keeps its memory. Method: threads that
+/// Goal: every byte arrives, with writes in any order and whichever handler keeps its memory. Method: threads that
 /// write units, parts of units and more, with other requests between, against vectors; once with as many readers as
 /// they like, once with two and handlers that block, so that requests are put aside.
 #[test]

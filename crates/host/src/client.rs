@@ -115,7 +115,7 @@ impl<F: FnMut(bool)> Drop for AtEnd<F> {
     }
 }
 
-/// What became of a thread that panicked.
+/// The failure for a thread that panicked.
 pub fn panicked() -> Failure {
     Failure::broken("a worker thread panicked; its message is above")
 }
@@ -160,6 +160,10 @@ pub fn start_client(
     config: ClientConfig,
     ended: mpsc::Sender<()>,
 ) -> Outcome<Running> {
+    // Before the first buffer is wanted: a server on this machine is given the memory of this process's buffers.
+    if addrs.iter().any(|addr| amphi_transport::is_unix(addr)) && !amphi_env::buf::pass_memory() {
+        tracing::debug!("payloads go through sockets");
+    }
     let (client, half) = Client::new(config);
     let link = link_config(addrs, Role::Mount, proves)?;
     let panicked = Arc::<AtomicBool>::default();
@@ -177,10 +181,14 @@ pub fn start_client(
 
 /// The first answer says that the session is accepted and the client knows its cluster; a refusal ends the thread.
 pub fn first_answer(running: Running) -> Outcome<Running> {
-    match running.client.getattr(&amphi_client::Ctx::root(), Ino::ROOT).wait(None) {
+    match running.client.root_attr(&amphi_client::Ctx::root()).wait(None) {
         Ok(_) => Ok(running),
         Err(e) => match running.stop() {
             Err(refused) => Err(refused),
+            Ok(()) if e == amphi_types::Errno::Stale => Err(Failure::refused(
+                "the directory of the tree to which the key is bound is gone; an administrator binds it to another one \
+                 with amphi key set NAME --subtree DIR",
+            )),
             Ok(()) => Err(Failure::broken(format!("the server did not answer: {e}"))),
         },
     }

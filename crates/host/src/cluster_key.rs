@@ -1,7 +1,7 @@
 //! Files with cluster keys.
 //!
 //! Owns: reading one, and any other file with a secret; refusing one that others can read. Does not own: the key that a
-//! first server makes for itself (`amphi_process::own_key`), what makes a key weak, and what a key proves
+//! first server makes for itself (`amphi_process::own_key`), the test for weak keys, and the proof of a key
 //! (`amphi_transport::auth`).
 
 use crate::failure::{Failure, Outcome};
@@ -10,7 +10,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
-/// Bytes of a key file, at most: nobody means a larger one.
+/// Bytes of a key file, at most: a larger one is a mistake.
 const FILE_MAX: usize = 64 << 10;
 
 /// Reads a cluster key and checks it.
@@ -35,7 +35,7 @@ pub(crate) fn read_secret(path: &Path, what: &str) -> Outcome<Vec<u8>> {
     let io = |e: Errno| refused(std::io::Error::from(e).to_string());
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?;
     let found = rustix::fs::fstat(&file).map_err(io)?;
-    // What is no file, such as the pipe of a shell, has no readers but this one.
+    // A pipe of a shell, which is no file, has no readers but this one.
     if FileType::from_raw_mode(found.st_mode).is_file() {
         if found.st_mode & 0o077 != 0 {
             return Err(refused(format!("others can read it or write to it; chmod 600 {}", path.display())));

@@ -40,8 +40,8 @@ pub fn options_of(dir: &Path) -> Option<String> {
     })
 }
 
-/// What the mount table names as the source of the AmphiFS that `path` lies on: addresses of servers, or the folder of
-/// `amphi up`. Asks no mount.
+/// The source in the mount table of the AmphiFS that contains `path`: addresses of servers, or the folder of
+/// `amphi up`. Sends no request to the mount.
 pub fn source_of(path: &Path) -> Option<String> {
     source_in(&std::fs::read("/proc/self/mounts").ok()?, &std::path::absolute(path).ok()?)
 }
@@ -76,8 +76,8 @@ fn unescape(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The mount that was named, or the only one there is. `how` says how one is named, such as ` with -m`, for the error
-/// that there are several.
+/// The mount that was named, or the only existing one. `how` describes how to name one, such as ` with -m`, for the
+/// error that there are several.
 pub fn find_mount(named: Option<PathBuf>, how: &str) -> Outcome<PathBuf> {
     if let Some(path) = named {
         return Ok(path);
@@ -107,7 +107,7 @@ fn explain(path: &Path, what: &str, access: &str, e: Errno) -> Failure {
         Errno::OPNOTSUPP | Errno::NODATA | Errno::NOSYS => {
             Failure::refused(format!("{shown}: is not on an AmphiFS mount"))
         }
-        // The kernel looks at the file before anybody hears of it.
+        // The kernel checks the file before the mount gets the request.
         Errno::ACCESS if kind.is_some() && !matches!(what, "layout" | "mode") => Failure::refused(format!(
             "permission denied: this needs the right to {access} {shown}; name a file or directory of your own on this mount"
         )),
@@ -135,7 +135,8 @@ pub fn read_if_any(path: &Path, name: &str) -> Outcome<Option<String>> {
     Ok(read_bytes(path, name)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
+/// Reads a control attribute of `path` that may not be there, as it is.
+pub fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
     let mut buf = vec![0u8; 65_536];
     match getxattr(path, name, &mut buf[..]) {
         Ok(n) => {
@@ -147,8 +148,8 @@ fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
     }
 }
 
-/// Writes a control attribute of `path`. `refusal` says what it means if the value is bad, or comes at a bad time
-/// (`Errno::BUSY`).
+/// Writes a control attribute of `path`. `refusal` returns the message for a refused value, or for a refusal at this
+/// moment (`Errno::BUSY`).
 pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -> String) -> Outcome {
     match setxattr(path, name, value.as_bytes(), XattrFlags::empty()) {
         Ok(()) => Ok(()),
@@ -159,13 +160,13 @@ pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -
     }
 }
 
-/// Writes a control attribute of which the value is no question: what the mount says against it is a failure.
+/// Writes a control attribute whose value is always valid: a refusal of the mount is a failure.
 pub fn command(path: &Path, name: &str, value: &str) -> Outcome {
     setxattr(path, name, value.as_bytes(), XattrFlags::empty()).map_err(|e| explain(path, name, "write", e))
 }
 
-/// Makes everything stable that programs have written on the mount of `path`, through mappings too. Nothing is written
-/// through one that is read-only.
+/// Makes all data stable that programs have written on the mount of `path`, through mappings too. A read-only mount
+/// writes nothing.
 pub fn sync(path: &Path) -> Outcome {
     if statvfs(path).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY)) {
         return Ok(());
@@ -173,8 +174,8 @@ pub fn sync(path: &Path) -> Outcome {
     command(path, "user.amphi.sync", "all")
 }
 
-/// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N` goes
-/// on at byte N of it.
+/// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N`
+/// continues at byte N of it.
 pub fn read_long(path: &Path, name: &str) -> Outcome<String> {
     let mut text = read_bytes(path, name)?.ok_or_else(|| explain(path, name, "read", Errno::NODATA))?;
     let mut last = text.len();

@@ -10,7 +10,7 @@ use std::fmt;
 pub struct Failure {
     /// Exit code.
     pub code: u8,
-    /// What happened, to what, and what to do.
+    /// The event, its subject, and advice.
     pub text: String,
 }
 

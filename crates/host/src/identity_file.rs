@@ -72,8 +72,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-    /// Goal: an identity is made once, for its user alone, is read as it was made, learns of further servers, and is
-    /// refused when others can read it or it is not whole. Method: make, read, change, open to others, cut.
+    /// Goal: an identity is made once, for its user alone, is read unchanged, accepts further servers, and is refused
+    /// when others can read it or it is truncated. Method: make, read, change, open to others, truncate.
     #[test]
     fn an_identity_in_its_file() {
         let dir = tempfile::tempdir().expect("temporary folder");

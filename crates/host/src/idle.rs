@@ -1,4 +1,4 @@
-//! What idle cores of this machine do: sleep at once, or poll for a while first.
+//! The behaviour of idle cores of this machine: sleep at once, or poll for a while first.
 //!
 //! A core that sleeps takes 30 to 40 us to wake in a virtual machine, and a call through a mount wakes two: the
 //! reader's and the program's own. Polling of our own keeps the first awake, but only the kernel can keep the second,
@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// How the kernel's governor for virtual machines is set, ns.
 const HALT_POLL: &str = "module/haltpoll/parameters/guest_halt_poll_ns";
-/// What the kernel has there unless it is told otherwise, ns.
+/// The kernel's default, ns.
 const USUAL_NS: u64 = 200_000;
 /// Polling for less than a core takes to wake buys little, ns.
 const LITTLE_NS: u64 = 40_000;
@@ -18,7 +18,7 @@ const LITTLE_NS: u64 = 40_000;
 /// What idle cores do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// They poll for so many ns at most, then sleep.
+    /// They poll for this many ns at most, then sleep.
     Poll(u64),
     /// The kernel's governor of this name decides.
     Governor(String),
@@ -54,7 +54,7 @@ impl Idle {
         }
     }
 
-    /// What would make small calls faster, if something would.
+    /// Advice for faster small calls, if there is any.
     pub fn advice(&self) -> Option<String> {
         match self {
             Idle::Poll(ns) if *ns < LITTLE_NS => Some(format!(
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use std::fs::{create_dir_all, write};
 
-    /// Goal: who has cores that sleep at once is told what to do, nobody else. Method: made-up settings of the kernel.
+    /// Goal: a user whose cores sleep at once gets the advice, nobody else. Method: made-up settings of the kernel.
     #[test]
     fn advice_where_it_helps() {
         let sys = tempfile::tempdir().unwrap();

@@ -1,8 +1,7 @@
 //! Links to servers as a process of this machine makes them.
 //!
-//! Owns: by which name its session is known, random session ids, what it
-//! proves, what a failed link means to people. Does not own: the
-//! connection (`amphi_transport`).
+//! Owns: the name of its session, random session ids, its credentials, the meaning of a failed link for people. Does
+//! not own: the connection (`amphi_transport`).
 
 use crate::failure::{During, Failure, Outcome};
 use crate::{cluster_key, identity_file};
@@ -28,7 +27,7 @@ fn session_id() -> Outcome<SessionId> {
     Ok(SessionId(u64::from_ne_bytes(bytes)))
 }
 
-/// What a process proves to servers.
+/// The credentials that a process shows to servers.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
     /// The cluster key.
@@ -40,7 +39,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// From files, as far as they are given.
+    /// From the given files.
     ///
     /// Errors: as those of `cluster_key::read` and `identity_file::read`.
     pub fn read(key: Option<&Path>, identity: Option<&Path>) -> Outcome<Credentials> {

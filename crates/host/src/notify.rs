@@ -1,9 +1,9 @@
-//! What the service manager (systemd) is told, by the protocol of sd_notify(3): a datagram of lines to the socket that
+//! Messages to the service manager (systemd), by the protocol of sd_notify(3): a datagram of lines to the socket that
 //! `NOTIFY_SOCKET` names.
 //!
-//! Owns: the protocol, the interval of the watchdog. Does not own: when something is told. Without a service manager
-//! nothing is told. That a process is ready or stops waits for a place in the queue of the socket, a few seconds at
-//! most; that it is alive waits for nothing, since it is told from the thread of a worker.
+//! Owns: the protocol, the interval of the watchdog. Does not own: the moments of messages. Without a service manager
+//! no message is sent. The messages that a process is ready or stops wait for a place in the queue of the socket, a few
+//! seconds at most; the message that it lives does not wait, since the thread of a worker sends it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt;
@@ -20,12 +20,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest text of a state that is shown, bytes.
 const STATUS_MAX: usize = 512;
 
-/// Says that everything is up, and what there is to use.
+/// Reports that everything is up, and its address or mount point.
 pub fn ready(what: &str) {
     tell(&format!("READY=1\nSTATUS=Serving {}", line(what)), PATIENCE);
 }
 
-/// Says that the process ends in order, and what it does until then.
+/// Reports that the process ends in order, and its work until then.
 pub fn stopping(what: &str) {
     tell(&format!("STOPPING=1\nSTATUS={}", line(what)), PATIENCE);
 }
@@ -85,7 +85,7 @@ fn send(socket: &OsString, state: &str, patience: Duration) -> std::io::Result<(
 mod tests {
     use super::*;
 
-    /// Goal: the lines arrive at sockets with a path and at abstract ones; one that nobody reads is an error and no
+    /// Goal: the lines arrive at sockets with a path and at abstract ones; a socket without a reader is an error and no
     /// wait. Method: sockets of this test.
     #[test]
     fn states_arrive() {

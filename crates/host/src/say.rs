@@ -1,18 +1,18 @@
-//! What a program says to people and to those who wait for it.
+//! Messages of a program to people and to waiting processes.
 
 use std::io::Write;
 
-/// A line for people on standard error. Nobody has to be there to read it.
+/// A line for people on standard error. It need not be read.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Says what ends the program.
+/// Reports the error that ends the program.
 pub fn say_error(text: &str) {
     say(&format!("amphi: {text}"));
 }
 
-/// Says that everything is up, and what there is to use, to whoever waits for it: also to the service manager.
+/// Reports that everything is up, and its address or mount point, to waiting processes: also to the service manager.
 pub fn say_ready(what: impl std::fmt::Display) {
     crate::notify::ready(&what.to_string());
     let mut out = std::io::stdout();

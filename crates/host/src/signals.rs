@@ -5,14 +5,14 @@
 use crate::failure::{During, Failure, Outcome};
 use crate::say::say_error;
 use amphi_env::Time;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// As many open files and connections as this process may have at most: the usual limit is 1,024, as many as there may
-/// be mounts.
+/// Sets the limit of open files and connections of this process to the largest permitted one: the usual limit is 1,024,
+/// as many as there may be mounts.
 ///
 /// Errors: they are too few for anything to work.
 pub fn raise_file_limit() -> Outcome {
@@ -31,7 +31,7 @@ pub fn raise_file_limit() -> Outcome {
 /// each reader of the kernel's requests.
 const FILES_MIN: u64 = 128;
 
-/// Lets the program end as others do when who reads its output has gone (`amphi get | head -1`).
+/// Lets the program end as others do when the reader of its output has gone (`amphi get | head -1`).
 pub fn end_when_nobody_reads() {
     let always = Arc::new(AtomicBool::new(true));
     let _ = signal_hook::flag::register_conditional_default(signal_hook::consts::SIGPIPE, always);
@@ -45,6 +45,25 @@ pub fn ending_signals() -> Vec<i32> {
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     let hangup = Some(SIGHUP).filter(|s| ignored >> (s - 1) & 1 == 0);
     [SIGINT, SIGTERM].into_iter().chain(hangup).collect()
+}
+
+/// Lets a program that this process runs answer the signals that mean both: what a terminal sends reaches it anyway,
+/// and wishes to end are passed on. This process goes on until the program has ended.
+pub fn leave_to(program: Pid) -> Outcome {
+    let all = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
+    let mut signals = signal_hook::iterator::Signals::new(all).during(|| "handle signals".into())?;
+    let pass_on = move || {
+        for signal in signals.forever() {
+            let signal = match signal {
+                SIGTERM => Signal::TERM,
+                SIGHUP => Signal::HUP,
+                _ => continue,
+            };
+            // One that has ended needs none.
+            let _ = kill_process(program, signal);
+        }
+    };
+    std::thread::Builder::new().spawn(pass_on).map(drop).during(|| "start a thread".into())
 }
 
 /// How long after the first signal another one is somebody's second wish: who ends a group of processes may send the
@@ -72,15 +91,14 @@ impl Wishes {
     }
 }
 
-/// Waits for SIGINT, SIGTERM or SIGHUP, or until `also` says that there is nothing left to wait for.
+/// Waits for SIGINT, SIGTERM or SIGHUP, or until `also` reports that there is nothing left to wait for.
 pub struct Stop {
     receiver: mpsc::Receiver<()>,
     sender: mpsc::Sender<()>,
 }
 
 impl Stop {
-    /// Takes over the signals. A second one of somebody who wants it to stop, a second or more after the first, ends
-    /// the process at once.
+    /// Takes over the signals. A second request to stop, a second or more after the first, ends the process at once.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for signals")]
     pub fn on_signals() -> Outcome<Stop> {
         let mut signals = signal_hook::iterator::Signals::new(ending_signals()).during(|| "handle signals".into())?;

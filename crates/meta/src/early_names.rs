@@ -1,7 +1,7 @@
 //! `EarlyNames`: entries of directories that are loaded before the key of the hash by which the index places them.
 //!
-//! Items come in the order of their keys, entries (`D`) before the one of the store (`M`), which has the key. So the
-//! entries wait here as bytes, about 40 for a short name, and nobody has to know that the store's item comes first.
+//! Items arrive in the order of their keys, entries (`D`) before the one of the store (`M`), which has the key. So the
+//! entries wait here as bytes, about 40 for a short name, and no caller has to care about that order.
 //!
 //! Owns: these bytes. Does not own: their meaning (`codec`).
 

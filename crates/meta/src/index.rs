@@ -6,9 +6,9 @@
 //! A cookie is the place of an entry in its directory, from which readdir continues. It has 63 bits: 55 bits of a keyed
 //! hash of the name, its *bucket*, and an 8-bit ordinal that distinguishes names of one bucket. An entry keeps its
 //! cookie as long as it lives. So a listing in the order of cookies shows every entry that exists throughout it exactly
-//! once, whatever else is made and removed. The key is a secret of the target, so nobody can choose colliding names.
-//! With 2^55 buckets, 250 chance collisions in one bucket are impossible in practice; `free_cookie` would return
-//! `None`.
+//! once, with any other entries made and removed meanwhile. The key is a secret of the target, so nobody can choose
+//! colliding names. With 2^55 buckets, 250 chance collisions in one bucket are impossible in practice; `free_cookie`
+//! would return `None`.
 //!
 //! The trees are in the order of names and keep no cookies, because a cookie is computed from its name. `displaced`
 //! has the names whose cookie is not the first one of their bucket: those that collided when they were made. Whether a
@@ -43,7 +43,7 @@ const ORDINAL_BITS: u32 = 8;
 const ORDINAL_MAX: u64 = 254;
 /// Smallest cookie. Smaller ones mean the start, `.` and `..`.
 const COOKIE_MIN: u64 = 3;
-/// Most entries of a directory that is walked for each page of a listing: as many as the server asks for at once, so
+/// Most entries of a directory that is walked for each page of a listing: as many as the server requests at once, so
 /// that one walk mostly lists the directory.
 const WALK_MAX: usize = 1024;
 /// Most entries of a window.
@@ -79,7 +79,7 @@ impl Dentry {
     }
 }
 
-/// What an entry of a directory names.
+/// The inode of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Inode, which may be on another target.
@@ -160,7 +160,7 @@ impl DentryIndex {
         self.seed
     }
 
-    /// Sets the key of the hash. Entries that are there keep their cookies. That is dear, so the key should be set
+    /// Sets the key of the hash. Entries that are there keep their cookies. That is expensive, so the key should be set
     /// before there are any.
     pub(crate) fn set_seed(&mut self, seed: u64) {
         if seed == self.seed {
@@ -179,7 +179,7 @@ impl DentryIndex {
         DentryIndex { seed, hash_mask, walk_max, window_entries, ..DentryIndex::new(self.own) }
     }
 
-    /// Bytes of memory for entries, names and cookies, without windows and the rare entries that are kept beside.
+    /// Bytes of memory for entries, names and cookies, without windows and the rare entries in the separate map.
     pub(crate) fn bytes(&self) -> usize {
         self.cart.bytes() + self.buckets.bytes()
     }

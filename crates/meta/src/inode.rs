@@ -1,4 +1,4 @@
-//! `Inode`: what is stored of an inode, what stat shows of it, and what plans use.
+//! `Inode`: the stored attributes of an inode, those that stat shows, and the facts for plans.
 //!
 //! Owns: these three views. Does not own: how inodes change (`part`, `setattr`, `file_state`).
 //!
@@ -62,7 +62,7 @@ impl InodeTimes {
     }
 }
 
-/// What an inode records of the objects of its file.
+/// The attributes of an inode about the objects of its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectsState {
     /// Truncation generation, which grows whenever the size is set.
@@ -74,7 +74,7 @@ pub struct ObjectsState {
     pub wide: bool,
 }
 
-/// What an inode records of directories.
+/// The attributes of an inode that only directories have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirState {
     /// Parent of a directory (the root's is itself). For other kinds, the directory in which it was made (a hint).
@@ -83,14 +83,14 @@ pub struct DirState {
     pub entries: u64,
 }
 
-/// What an inode records in single bits, in one byte.
+/// The attributes of an inode that are single bits, in one byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeFlags(u8);
 
 impl InodeFlags {
     /// The file was made without a name and never linked, so it may still get its first name.
     pub const LINKABLE: InodeFlags = InodeFlags(1);
-    /// Among its extended attributes is an access control list. Without this bit nobody looks for one.
+    /// Among its extended attributes is an access control list. Without this bit no operation looks for one.
     pub const LISTS: InodeFlags = InodeFlags(2);
     /// The names of the directory lie in its shards (`shards`).
     pub const SHARDED: InodeFlags = InodeFlags(128);
@@ -155,7 +155,7 @@ pub struct Inode {
     pub layout: Layout,
     /// Settings of the owner for mounts; inherited in the same way.
     pub advice: Advice,
-    /// What is known of a file's objects.
+    /// The known state of a file's objects.
     pub objects: ObjectsState,
     /// Single bits.
     pub flags: InodeFlags,
@@ -189,7 +189,7 @@ impl Gathered {
 }
 
 impl Inode {
-    /// What stat shows, from the inode's own copy.
+    /// The attributes that stat shows, from the inode's own copy.
     pub fn attr(&self, ino: Ino) -> Attr {
         let (size, blocks) = if self.kind == Kind::Dir { (DIR_SIZE, DIR_SIZE / 512) } else { (self.size, self.blocks) };
         Attr {
@@ -209,7 +209,7 @@ impl Inode {
         }
     }
 
-    /// What stat shows of a file with these `objects`.
+    /// The attributes that stat shows of a file with these `objects`.
     pub fn attr_with(&self, ino: Ino, objects: &Gathered) -> Attr {
         let mut attr = self.attr(ino);
         if self.kind == Kind::File {

@@ -4,15 +4,16 @@
 //! and how inodes change.
 //!
 //! Inodes whose numbers differ only in the lowest six bits share a *block*: one byte string with their records in the
-//! order of their numbers, and the length of each (`block`). A record says only in what its inode differs from what is
-//! usual (`record`). Inodes that were made one after the other are neighbours, so most of what they say is usual for
-//! their block. The target of a symbolic link is in its record as well; one that is too long for that is kept beside.
+//! order of their numbers, and the length of each (`block`). A record contains only the differences of its inode from
+//! the usual values (`record`). Inodes that were made one after the other are neighbours, so most of their values are
+//! usual for their block. The target of a symbolic link is in its record as well; one that is too long for that is in a
+//! separate map.
 //!
 //! Inodes go in and come out by value, because nothing in memory has the form of an `Inode` that could be borrowed.
 //!
-//! Invariants: what comes out equals what was put in, for every value of every field. A block has at least one record.
-//! A block has at most a quarter and 32 bytes more memory than its records need. Only an inode whose record says so has
-//! a target beside.
+//! Invariants: a decoded inode equals the encoded one, for every value of every field. A block has at least one record.
+//! A block has at most a quarter and 32 bytes more memory than its records need. Only an inode whose record has the
+//! flag for it has a target in the separate map.
 //!
 //! The number that drove the design: an inode as a structure has 176 bytes, and takes 340 in an ordered map. An empty
 //! file takes 8 to 9 here, and one that was written 13. docs/design/inode_records.md has the measurements.
@@ -46,7 +47,7 @@ pub(crate) struct Inodes {
     usage: Option<Usage>,
 }
 
-/// What checks of names and links ask of an inode: the first fields of a record. The others need not be decoded.
+/// The attributes for checks of names and links: the first fields of a record. The others need not be decoded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Brief {
     pub(crate) kind: Kind,
@@ -56,8 +57,8 @@ pub(crate) struct Brief {
     pub(crate) pending: Pending,
 }
 
-/// For whom an inode is counted. One that is being destroyed is nobody's any more, though it stays until its objects on
-/// all targets are certain to have gone.
+/// The account to which an inode is charged. One that is being destroyed is charged to none any more, though it stays
+/// until its objects on all targets are certain to be removed.
 fn counted(inode: &Inode) -> Option<Owner> {
     (!inode.pending.destroy).then(|| inode.charged())
 }

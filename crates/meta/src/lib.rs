@@ -6,7 +6,7 @@
 //!
 //! Invariants: no I/O, no clock (`now` is an argument), no randomness. A call that fails has changed nothing and logged
 //! nothing. A call that succeeds has appended to its `Txn` the new value of every item that it changed, once each. So
-//! the memory always is what the log says.
+//! the memory always equals the replayed log.
 //!
 //! How it is used:
 //!

@@ -153,7 +153,7 @@ pub enum Part {
 /// Why parts cannot be applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// What the plan assumed no longer holds: collect the facts and plan again.
+    /// An assumption of the plan no longer holds: collect the facts and plan again.
     Conflict,
     /// The operation fails with this error.
     Errno(Errno),
@@ -175,7 +175,7 @@ impl Refusal {
     }
 }
 
-/// What remains to be done after parts were applied.
+/// The work that remains after parts were applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Inodes that lost their last name, and are destroyed when nobody has them open.
@@ -315,8 +315,9 @@ impl MetaStore {
         self.apply_promised(parts, now, now, txn)
     }
 
-    /// As `apply_parts`, but some time after `now`, the time of the operation. What is not held exclusively, so that
-    /// others may have changed it since, gets the time `late`. Otherwise the times of such an inode would go back.
+    /// As `apply_parts`, but some time after `now`, the time of the operation. Items that are not held exclusively, so
+    /// that others may have changed them since, get the time `late`. Otherwise the times of such an inode would go
+    /// back.
     pub fn apply_promised(&mut self, parts: &[Part], now: Timespec, late: Timespec, txn: &mut Txn) -> Applied {
         debug_assert_eq!(self.check_parts(parts), Ok(()), "parts are checked before they are applied");
         let mut dirty = Dirty::default();

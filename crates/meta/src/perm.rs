@@ -3,8 +3,8 @@
 //! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation checks them
 //! (`plan`, `setattr`, `xattr`).
 //!
-//! Rights beyond those of a user come from capabilities, of which root has all at first. What `chattr` has forbidden
-//! (`FileFlags`) is refused to everybody, before permissions are looked at, as in Linux.
+//! Rights beyond those of a user come from capabilities, of which root has all at first. Operations that `chattr` has
+//! forbidden (`FileFlags`) are refused to everybody, before permissions are checked, as in Linux.
 
 use crate::Facts;
 use amphi_types::{Caps, Cred, Errno, FileFlags, Kind, Result};
@@ -56,7 +56,7 @@ pub fn access(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
     if has { Ok(()) } else { Err(Errno::Access) }
 }
 
-/// Whether the attributes of the inode may be changed, by whoever else may.
+/// Whether the attributes of the inode may be changed at all, by any user with the right.
 ///
 /// Errors: `Perm` if it is immutable or may only grow.
 pub fn changeable(facts: &Facts) -> Result<()> {
@@ -116,8 +116,8 @@ pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
 
 /// Whether `cred` may open the inode for `want`.
 ///
-/// Errors: `IsDir` for writing a directory, `Loop` for a symbolic link, `Access`. Everybody may open any inode for
-/// nothing (`O_PATH`).
+/// Errors: `IsDir` for writing a directory, `Loop` for a symbolic link, `Access`. Every user may open any inode without
+/// access (`O_PATH`).
 pub fn open(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
     match facts.kind {
         Kind::Dir if want.write => Err(Errno::IsDir),

@@ -12,7 +12,7 @@ use crate::{Facts, Part};
 use amphi_types::{Acls, Caps, Cred, Errno, Ino, Kind, Name, Result, limits};
 use serde::{Deserialize, Serialize};
 
-/// What rename does with an existing destination.
+/// The effect of rename on an existing destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
     /// Replace it.
@@ -23,12 +23,12 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// What a new inode is to be.
+/// The kind and attributes of a new inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSpec {
     /// Kind.
     pub kind: Kind,
-    /// Permission bits that the caller asked for.
+    /// Permission bits that the caller requested.
     pub perm: u16,
     /// Bits that the inode does not get, unless its directory has a default access control list.
     pub umask: u16,
@@ -83,7 +83,7 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
         Kind::Dir => perm = (perm & 0o1777) | if inherit { SETGID } else { 0 },
         Kind::Symlink => perm = 0o777,
         _ => {
-            // Nobody may make a program that runs as a group of which he is not a member.
+            // A user may not make a program that runs as a group of which he is not a member.
             let both = SETGID | GROUP_EXEC;
             if inherit && perm & both == both && !cred.may(Caps::FSETID) && !cred.in_group(gid) {
                 perm &= !SETGID;
@@ -267,8 +267,8 @@ pub struct Place<'a> {
 /// or `Inval` for an exchange.
 ///
 /// `whiteout`: afterwards the old name names a new inode of this number, a character device 0:0. It marks a removed
-/// name for an overlay file system (`RENAME_WHITEOUT`; not with an exchange). Linux lets anybody who may rename make
-/// one.
+/// name for an overlay file system (`RENAME_WHITEOUT`; not with an exchange). Linux permits this to every user who may
+/// rename.
 ///
 /// Errors: `NotDir`, `Access`, `Exist` (no replace), `NoEnt` (exchange without target, removed directory), `Perm`
 /// (sticky), `IsDir`, `NotEmpty`, `CrossDevice` if it would lead into the tree of another project or out of it.
@@ -303,7 +303,7 @@ pub fn rename(
         }
     }
     let moves = from.dir.directory() != to.dir.directory();
-    // Whoever moves a tree into another one has to copy it, so that it is charged there.
+    // A tree has to be copied into another one, not moved, so that it is charged there.
     let crosses = |moved: &Facts, into: &Facts| into.project != moved.project;
     if from.dir.project != to.dir.project
         && (crosses(source, to.dir) || target.is_some_and(|target| exchange && crosses(target, from.dir)))

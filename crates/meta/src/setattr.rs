@@ -1,4 +1,4 @@
-//! Setting attributes: who may, and what else changes with them.
+//! Setting attributes: the required rights, and the other attributes that change with them.
 //!
 //! Owns: `decide`, which is the whole rule as a function from the inode to its successor, so that check and apply
 //! cannot differ. Does not own: permission rules (`perm`).
@@ -21,8 +21,8 @@ fn time(set: TimeSet, now: Timespec) -> Timespec {
     }
 }
 
-/// Whether what `chattr` has set allows `set` (Linux, `may_setattr` and `do_truncate`). The kernel's own write-back of
-/// times, which alone has a change time, is allowed: what was written before is written.
+/// Whether the flags of `chattr` allow `set` (Linux, `may_setattr` and `do_truncate`). The kernel's own write-back of
+/// times, which alone has a change time, is allowed: it belongs to an earlier write.
 ///
 /// Errors: `Perm`.
 fn check_flags(cred: &Cred, facts: &Facts, set: &SetAttr) -> Result<()> {
@@ -84,7 +84,7 @@ fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespe
         next.owner.gid = gid;
     }
     if let Some(project) = set.project.filter(|project| *project != inode.owner.project) {
-        // Whoever could leave a project would leave its limit.
+        // A user who could leave a project would leave its limit.
         if !cred.may(Caps::SYS_ADMIN) {
             return Err(Errno::Perm);
         }
@@ -129,7 +129,7 @@ fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespe
 }
 
 impl MetaStore {
-    /// Whether the file gives capabilities to whoever executes it (`security.capability`).
+    /// Whether the file gives capabilities to programs that execute it (`security.capability`).
     pub fn gives_capabilities(&self, ino: Ino) -> bool {
         self.xattrs(ino).any(|(name, _)| name == CAPABILITY)
     }

@@ -225,7 +225,7 @@ impl MetaStore {
         self.inode(ino).map(|inode| inode.attr(ino))
     }
 
-    /// What a name names, without permission checks; `None` if there is none.
+    /// The inode that a name leads to, without permission checks; `None` if there is none.
     ///
     /// Errors: `Stale`, `NotDir`.
     pub fn find(&self, dir: Ino, name: &Name) -> Result<Option<Named>> {
@@ -233,7 +233,7 @@ impl MetaStore {
         Ok(self.index.find(dir.local(), name.as_bytes()))
     }
 
-    /// What a name names, for a caller.
+    /// The inode that a name leads to, for a caller.
     ///
     /// Errors: `Stale`, `NotDir`, `Access` without search permission, `NoEnt`.
     pub fn lookup(&self, cred: &Cred, dir: Ino, name: &Name) -> Result<Named> {
@@ -348,7 +348,7 @@ impl MetaStore {
         Ino::new(self.target, local & Ino::MAX_LOCAL)
     }
 
-    /// What checks ask of an inode. Errors: `Stale`.
+    /// The attributes of an inode for checks. Errors: `Stale`.
     pub(crate) fn brief(&self, ino: Ino) -> Result<Brief> {
         if ino.target() != self.target {
             return Err(Errno::Stale);

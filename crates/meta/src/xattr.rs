@@ -5,7 +5,8 @@
 //! `user.` exists on files and directories only and follows the permission bits; in a sticky directory only the owner
 //! changes the directory's own attributes. `trusted.` belongs to callers with `SYS_ADMIN` and is invisible to others.
 //! `security.` can be read by all, and changed by callers with `SYS_ADMIN`. Of `system.` the two access control lists
-//! exist (`types::acl`): everybody may read them, who owns the inode changes them. Everything else is not supported.
+//! exist (`types::acl`): everybody may read them, the owner of the inode changes them. Everything else is not
+//! supported.
 //!
 //! Invariants: an inode with a list has `InodeFlags::LISTS`, others have not. The permission bits are those of the list
 //! that decides about access. A list that says no more than the bits is not stored.
@@ -21,7 +22,7 @@ use amphi_types::item::Txn;
 use amphi_types::{Acl, Acls, Caps, Cred, Errno, Ino, Kind, Result, Timespec, acl, limits};
 use serde::{Deserialize, Serialize};
 
-/// What setxattr does with an existing attribute.
+/// The effect of setxattr on an existing attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum XattrMode {
     /// Create or replace.

@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What the head of the crate says, in bytes.
+/// The bound in the head of the crate, in bytes.
 const BYTES_MAX: f64 = 40.0;
 
 /// Time between two operations, as on a busy server, in ns.

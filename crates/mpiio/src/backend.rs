@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 pub mod memory;
 pub mod posix;
 
-/// What a file system says that has no groups.
+/// The error of a file system without group locks.
 const NO_GROUPS: Error = Error::Refused("the file system has no group locks");
 
 /// A file below the cache.
@@ -47,7 +47,7 @@ pub trait Backend: Send {
     fn group_leave(&self, _: u64) -> Outcome {
         Err(NO_GROUPS)
     }
-    /// Whether anybody waits for the end of the group.
+    /// Whether another program waits for the end of the group.
     fn group_wanted(&self) -> Outcome<bool> {
         Err(NO_GROUPS)
     }

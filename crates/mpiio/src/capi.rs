@@ -31,7 +31,7 @@ const ASIDE_BYTES: u64 = 16 << 10;
 const LAST_CALL: Duration = Duration::from_secs(2);
 const LAST_LOOK: Duration = Duration::from_millis(1);
 
-/// By so many references of late a node has to be busier than another one to give it pages: fewer are no burden.
+/// By this many references of late a node has to be busier than another one to give it pages: fewer are no burden.
 const BALANCE_LEAST: u32 = 64;
 
 /// Between two looks when nothing is to leave in the background.
@@ -70,7 +70,7 @@ impl AmphiFile {
     }
 }
 
-/// Where the leader of a node listens.
+/// The address at which the leader of a node listens.
 #[repr(C)]
 pub struct Leader {
     /// Name or address, ending with a zero byte.
@@ -99,7 +99,7 @@ pub struct OpenSettings {
     group: u32,
     /// Calls give each page back as soon as they have done with it.
     relaxed: u32,
-    /// After so many references in a row by another node a page moves there; 0: none does.
+    /// After this many consecutive references by another node a page moves there; 0: no page moves.
     references: u32,
     /// 0: what suits the file system.
     page_bytes: u64,
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn amphi_mpiio_open(
     }
 }
 
-/// The thread that writes out what is idle, on the first rank of each node. Without it everything leaves later.
+/// The thread that writes out idle pages, on the first rank of each node. Without it all pages are written later.
 fn start_looker(path: &CStr, settings: &OpenSettings, cached: &CachedFile) -> Option<Looker> {
     if settings.rank != 0 || settings.writable == 0 || (settings.unasked.idle_ms == 0 && settings.group == 0) {
         return None;
@@ -180,8 +180,8 @@ fn open_backend(path: &CStr, settings: &OpenSettings) -> Outcome<PosixFile> {
     Ok(backend)
 }
 
-/// From which length on reads are left to the kernel's cache of the node: where it is used at all, and all ranks are of
-/// this node.
+/// From which length on reads are left to the kernel's page cache of the node: only if that is used at all, and all
+/// ranks are on this node.
 fn aside_bytes(settings: &OpenSettings, backend: &PosixFile) -> u64 {
     let serves_all = settings.clients == 0 && settings.stream_bytes > 0 && !backend.is_direct();
     if serves_all { ASIDE_BYTES } else { 0 }
@@ -400,7 +400,7 @@ pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
 }
 
 /// The process ends, though it has not closed the file: writes all dirty bytes of the node, if `flush` says so, and
-/// leaves in order, so that the other ranks go on. EBUSY: the process is in the middle of a call, so it ends as one
+/// leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it ends as one
 /// that was killed.
 ///
 /// # Safety
@@ -425,8 +425,8 @@ pub unsafe extern "C" fn amphi_mpiio_save(file: *const AmphiFile) -> c_int {
     team.map_or(libc::EBUSY, |mut team| code(team.settle_alone(false)))
 }
 
-/// Comes to a meeting of all ranks, which are of one node, with a value that is not negative. The caller waits for the
-/// others with `amphi_mpiio_await` before it comes to the next one.
+/// Enters a barrier of all ranks, which are on one node, with a value that is not negative. The caller waits for the
+/// others with `amphi_mpiio_await` before it enters the next one.
 ///
 /// # Safety
 /// `file` is open; `arrival` is valid.
@@ -436,7 +436,7 @@ pub unsafe extern "C" fn amphi_mpiio_arrive(file: *const AmphiFile, value: c_int
     unsafe { *arrival = (*file).meeting.arrive(value) };
 }
 
-/// Waits for a moment until all have come; EAGAIN: not yet. `largest` is the largest value that anybody brought.
+/// Waits for a moment until all have come; EAGAIN: not yet. `largest` is the largest value of all ranks.
 ///
 /// # Safety
 /// `file` is open; `arrival` came from `amphi_mpiio_arrive`; `largest` is valid.
@@ -478,7 +478,7 @@ macro_rules! meeting {
 meeting! {
     /// Says that this rank wants these bytes of the file, ahead of the next meeting.
     amphi_mpiio_want(start: u64, end: u64) -> () = |m| m.want(start..end);
-    /// How many bytes lie between the first and the last one that any rank wanted at the meeting that is over.
+    /// Number of bytes between the first and the last one that any rank announced at the last barrier.
     amphi_mpiio_wanted() -> u64 = |m| m.wanted().end - m.wanted().start;
     /// Brings a number to the next meeting.
     amphi_mpiio_bring(number: u64) -> () = |m| m.bring(number);
@@ -487,7 +487,7 @@ meeting! {
     amphi_mpiio_before() -> u64 = |m| m.before();
     /// Says a number for all at the next meeting; one rank calls.
     amphi_mpiio_say(number: u64) -> () = |m| m.say(number);
-    /// What was said at the meeting that is over.
+    /// The value of the last barrier.
     amphi_mpiio_said() -> u64 = |m| m.said();
 }
 
@@ -495,7 +495,7 @@ meeting! {
 /// it touch more of the file than a rank has memory for. All ranks get the same.
 ///
 /// # Safety
-/// `file` is open; `rounds` is valid, and what the last call left there, zeros at first.
+/// `file` is open; `rounds` is valid, and as the last call left it, zeros at first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn amphi_mpiio_cut(file: *const AmphiFile, rounds: *mut Rounds) {
     // SAFETY: the caller's promise.
@@ -526,7 +526,7 @@ pub unsafe extern "C" fn amphi_mpiio_write(
     }
 }
 
-/// Reads the ranges into memory; `done` says how many bytes there were before the end of the file.
+/// Reads the ranges into memory; `done` returns how many bytes there were before the end of the file.
 ///
 /// # Safety
 /// As for `amphi_mpiio_write`; `done` is valid.
@@ -595,7 +595,7 @@ plain! {
     /// Joins the group lock of the job, for the node; the first rank of each node calls, while no rank has a request
     /// under way.
     amphi_mpiio_group_join(group: u64) -> c_int = |f| code(f.local().join_group(group));
-    /// Joins it again, if the node has left it for somebody outside.
+    /// Joins it again, if the node has left it for a program outside the job.
     amphi_mpiio_group_rejoin() -> () = |f| f.local().rejoin_group();
     /// Calls of this node give each page back as soon as they have done with it, or not; all ranks call.
     amphi_mpiio_relax(on: c_int) -> () = |f| f.local().relax(on != 0);
@@ -619,7 +619,7 @@ plain! {
     amphi_mpiio_allocate(size: u64) -> c_int = |f| code(f.local().allocate(size));
     /// Takes the length of the file system; nothing is cached, one rank of node 0 calls.
     amphi_mpiio_refresh_size() -> c_int = |f| code(f.local().refresh_size());
-    /// Adds to the shared pointer and tells what it was.
+    /// Adds to the shared pointer and returns its previous value.
     amphi_mpiio_pointer_add(add: u64, before: *mut u64) -> c_int = |f| number(f.pointer_add(add), before);
     /// Sets the shared pointer.
     amphi_mpiio_pointer_set(value: u64) -> c_int = |f| code(f.pointer_set(value));

@@ -1,4 +1,4 @@
-//! What can go wrong in the cache, as values. Owns the kinds and their errno values for the C interface.
+//! The errors of the cache, as values. Owns the kinds and their errno values for the C interface.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Error {
     /// A system call failed.
     Os {
-        /// What was being done, for the message.
+        /// The operation that failed, for the message.
         doing: &'static str,
         /// The errno value.
         errno: i32,

@@ -7,12 +7,12 @@
 //! Invariants:
 //! * At most one frame of all ranks has a page; its number is in the metadata of the page and changes under the
 //!   exclusive lock of the page.
-//! * Dirty bytes are valid. What is valid in a frame is what the file holds for all ranks; what is not valid has to be
-//!   read from the file system, where it is complete, because a frame that loses bytes has written the dirty ones.
+//! * Dirty bytes are valid. Valid bytes of a frame are the content of the file for all ranks; other bytes have to be
+//!   read from the file system, which has them, because a frame that loses bytes has written the dirty ones.
 //! * A call holds the locks of all pages that it touches before it releases the first, so each call is atomic, also
 //!   one of many ranges. The length grows before the locks are released: who sees the new length waits for the bytes.
-//! * Each rank has a fixed number of frames, which bounds the memory. What finds no frame goes to the file system
-//!   under the lock of its page.
+//! * Each rank has a fixed number of frames, which bounds the memory. Pages without a frame are read and written in the
+//!   file system under their locks.
 
 use crate::backend::Backend;
 use crate::error::{Error, Outcome};
@@ -35,7 +35,7 @@ mod prefetch;
 mod read;
 mod write;
 
-/// A range of the file; what is read or written for it lies behind what belongs to the ranges before it.
+/// A range of the file; its bytes in memory come after those of the previous ranges.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -56,10 +56,10 @@ pub struct Settings {
     pub bypass_bytes: u64,
     /// So do requests for one range of at least as many bytes, reads only the first time; 0: never.
     pub stream_bytes: u64,
-    /// Reads of ranges of at least as many bytes leave pages that nobody has to a cache below, which all ranks share;
-    /// 0: never.
+    /// Reads of ranges of at least this many bytes leave uncached pages to a cache below, which all ranks share; 0:
+    /// never.
     pub aside_bytes: u64,
-    /// Nobody else writes the file, so that a page in many parts may be read to be written as one.
+    /// No other process writes the file, so that a page in many parts may be read to be written as one.
     pub merge_parts: bool,
     /// Largest run of a flush; a multiple of the page.
     pub run_bytes: u64,
@@ -82,7 +82,7 @@ pub struct CachedFile {
     stats: Stats,
     /// Pages that the present call holds, in the order in which it took them.
     held: Vec<(u64, Mode)>,
-    /// Whole pages that this rank wrote in a row, none of which anybody had, and without a read between.
+    /// Whole pages that this rank wrote in a row, none of which was cached, and without a read between.
     once: u32,
     /// The error that broke a release of locks; the next call returns it.
     broken: Option<Error>,
@@ -100,7 +100,7 @@ pub(crate) struct Piece {
     /// Range within the page.
     pub(crate) start: u32,
     pub(crate) end: u32,
-    /// Where it lies in the memory of the request.
+    /// The offset in the memory of the request.
     pub(crate) memory: usize,
     /// Length of the range that it is a part of.
     pub(crate) of_bytes: u64,
@@ -157,7 +157,7 @@ impl CachedFile {
         Stats { fs_direct: self.backend.direct_requests(), ..self.stats }
     }
 
-    /// Shows the counters to whoever looks from outside; at the end of a call.
+    /// Publishes the counters for readers outside; called at the end of a call.
     pub fn publish(&self) {
         self.segment().publish(&self.stats().values());
     }
@@ -187,7 +187,7 @@ impl CachedFile {
         self.segment().header().pointer.load(SeqCst)
     }
 
-    /// The first error of a write that was made for nobody in particular, as an errno value; 0: none.
+    /// The first error of a write without a waiting rank, as an errno value; 0: none.
     pub fn late_error(&self) -> i32 {
         self.segment().header().late_error.load(Acquire)
     }
@@ -202,8 +202,8 @@ impl CachedFile {
         let _ = cell.compare_exchange(0, error.errno(), SeqCst, SeqCst);
     }
 
-    /// Makes what was written to the file system stable, if there was anything since the last time. After a failure the
-    /// system may have dropped what it could not write and call the next sync a success, so the failure stays.
+    /// Makes what was written to the file system stable, if anything was since the last time. After a failure the
+    /// system may have dropped what it could not write and call the next sync a success, so the failure is remembered.
     pub fn sync_backend(&mut self) -> Outcome {
         let before = self.segment().header().sync_error.load(SeqCst);
         if before != 0 {
@@ -225,7 +225,7 @@ impl CachedFile {
         self.segment().header().unsynced.store(1, SeqCst);
     }
 
-    /// Sets the length on the file system and for the ranks. One rank calls it, when nothing is cached and no other
+    /// Sets the length in the file system and for the ranks. One rank calls it, when nothing is cached and no other
     /// call is under way.
     pub fn set_size(&mut self, size: u64) -> Outcome {
         self.backend.set_size(size)?;
@@ -242,14 +242,16 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Takes the length of the file system, which others may have changed. One rank calls it, when nothing is cached.
+    /// Reads the length from the file system, since others may have changed it. One rank calls it, when nothing is
+    /// cached.
     pub fn refresh_size(&mut self) -> Outcome {
         let size = self.backend.size()?;
         self.segment().header().size.store(size, SeqCst);
         Ok(())
     }
 
-    /// Leaves the file in order. What was not flushed before stays for the ranks that still have it open.
+    /// Leaves the file in a consistent state. Bytes that were not flushed before stay for the ranks that still have it
+    /// open.
     pub fn leave(&self) {
         self.segment().leave();
     }
@@ -277,8 +279,8 @@ impl CachedFile {
     }
 
     /// One step of a call over several nodes: writes and keeps the locks. The steps of a call ascend, and no page is in
-    /// two of them. The caller releases, also after an error. Ends before a page that moved to another node, and says
-    /// how many bytes it did.
+    /// two of them. The caller releases, also after an error. It ends before a page that moved to another node, and
+    /// returns how many bytes it wrote.
     pub fn write_held(&mut self, extents: &[Extent], memory: &[u8]) -> Outcome<u64> {
         self.usable()?;
         if !self.settings.writable {
@@ -378,7 +380,7 @@ impl CachedFile {
         frame / self.segment().geometry().frames_per_rank != self.segment().rank()
     }
 
-    /// A frame for a page that the caller holds exclusively and that nobody caches; none when there is no room.
+    /// A frame for a page that the caller holds exclusively and that is not cached; none when all are in use.
     fn allocate_frame(&mut self, page: u64) -> Outcome<Option<u32>> {
         let own = match self.pool.take_free() {
             Some(own) => own,
@@ -403,7 +405,7 @@ impl CachedFile {
         Ok(Some(frame))
     }
 
-    /// Frees the frame that was not used for longest and whose page nobody holds.
+    /// Frees the frame that was not used for longest and whose page is not locked.
     fn evict(&mut self) -> Outcome<bool> {
         let segment = self.segment();
         let first = segment.rank() * segment.geometry().frames_per_rank;
@@ -427,7 +429,7 @@ impl CachedFile {
             }
             let written = self.write_cluster(page, frame);
             if let Err(error) = &written {
-                // The bytes stay; whoever flushes next tries again, and sync and close report it on every rank.
+                // The bytes stay; the next flush tries again, and sync and close report it on every rank.
                 self.note_late_error(*error);
                 self.locks.unlock(page, Mode::Exclusive)?;
                 continue;
@@ -470,7 +472,7 @@ impl CachedFile {
 
     /// Locks a page that is cached and dirty if that needs no waiting, and returns its frame.
     fn try_dirty(&self, page: u64) -> Outcome<Option<u32>> {
-        // A page of which nobody has asked for metadata is not cached, and must not get any for that.
+        // A page without metadata is not cached, and must not get any for that.
         let hint = self.segment().find_meta(page).and_then(|meta| meta.frame.load(Acquire).checked_sub(1));
         if !hint.is_some_and(|frame| self.segment().looks_dirty(frame)) || !self.locks.try_lock(page)? {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! What the caches of running jobs on this machine did so far, read from outside.
+//! The counters of the caches of running jobs on this machine, read from outside.
 //!
 //! Owns finding the shared memory of a file (a memfd without a name, `segment`) among the descriptors of processes, and
 //! reading its counters. Does not own: what is counted (`stats`). Only processes of the same user can be looked at, as

@@ -1,12 +1,12 @@
 //! Page locks: shared and exclusive, first come first served, in shared memory.
 //!
-//! Owns the mutex of a stripe of metadata, the lock state and queue of each page, and the discovery that a rank which
-//! everybody waits for has ended. Does not own the order in which a call takes its locks (`file`).
+//! Owns the mutex of a stripe of metadata, the lock state and queue of each page, and the detection that a rank which
+//! others wait for has ended. Does not own the order in which a call takes its locks (`file`).
 //!
 //! Invariants: a page has one writer or any number of readers; who comes while others wait joins the queue, so a
 //! waiting writer stops new readers; a rank waits for at most one page (its calls come one at a time), so the queue is
-//! linked through one cell for each rank. Calls take pages in ascending order and release none before they have all,
-//! so there is no circle of waiting ranks; whoever holds locks out of that order (eviction) only tries.
+//! linked through one cell for each rank. Calls take pages in ascending order and release none before they have all, so
+//! there is no circle of waiting ranks; a holder of locks out of that order (eviction) only tries.
 
 use crate::error::{Error, Outcome};
 use crate::pace::Pace;
@@ -23,7 +23,7 @@ pub enum Mode {
     Exclusive,
 }
 
-/// Set in the word of a mutex when somebody may sleep on it.
+/// Set in the word of a mutex when a rank may sleep on it.
 const CONTENDED: u32 = 1 << 31;
 
 /// The locks of one open file as one rank sees them.
@@ -60,7 +60,7 @@ impl Locks {
                 Ok(_) => return Ok(()),
                 Err(seen) => seen,
             };
-            // Whoever has slept may not be the last sleeper, so its unlock has to wake another one.
+            // A rank that has slept may not be the last sleeper, so its unlock has to wake another one.
             mine = me | CONTENDED;
             let waiting = seen | CONTENDED;
             if seen & CONTENDED == 0 && word.compare_exchange(seen, waiting, SeqCst, SeqCst).is_err() {

@@ -1,9 +1,9 @@
-//! Where all ranks of a node meet in the shared memory of a file: a barrier that tells the largest value that anybody
-//! brought.
+//! The meeting of all ranks of a node in the shared memory of a file: a barrier that returns the largest value of all
+//! ranks.
 //!
-//! Owns the rounds. Collective calls on a file of one node need no more than this of each other, and ranks that wait
-//! here sleep, while those that wait in an MPI library may spin and take the cores from whoever they wait for. Does not
-//! own what else has to go on meanwhile: `wait` returns after `PAUSE`, so that the shim can let the library make
+//! Owns the rounds. Collective calls on a file of one node need no other communication, and ranks that wait here sleep,
+//! while those that wait in an MPI library may spin and occupy the cores of the ranks that they wait for. Does not own
+//! what else has to continue meanwhile: `wait` returns after `PAUSE`, so that the shim can let the library make
 //! progress with other communication of the program.
 //!
 //! A rank that ended never comes, so the first one that waits for it breaks off this round and all later ones: who has
@@ -166,8 +166,8 @@ mod tests {
         }
     }
 
-    /// Goal: nobody leaves a round before all have come, and each round tells all ranks the largest value of its own,
-    /// and what the ranks below brought. Method: five threads, 2,000 rounds with values that go up and down.
+    /// Goal: no rank leaves a round before all have arrived, and each round gives all ranks the largest value of its
+    /// own, and the values of the ranks below. Method: five threads, 2,000 rounds with values that go up and down.
     #[test]
     fn rounds_tell_the_largest_value() {
         let meetings = meetings(5);
@@ -177,7 +177,7 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..2000 {
                         meeting.bring(round as u64 + rank as u64);
-                        // Sometimes nobody wants anything, sometimes not everybody does.
+                        // Sometimes no rank has a range, sometimes not all of them.
                         let wants = round % 3 * rank as i32 % 2 == 0 && round % 5 != 0;
                         if wants {
                             meeting.want(round as u64 + rank as u64..round as u64 + 10 * (rank as u64 + 1));

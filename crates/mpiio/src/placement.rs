@@ -1,8 +1,8 @@
 //! Where a page of a job on several nodes is cached.
 //!
 //! Owns the form of the answer alone. A page has a node by its number, its home, and moves from there to a node that
-//! goes on to use it (`file/migrate.rs`). Each node keeps one such word for a page. A node has the page if its own word
-//! names it; the words of other nodes only say where to ask next.
+//! continues to use it (`file/migrate.rs`). Each node keeps one such word for a page. A node has the page if its own
+//! word names it; the words of other nodes only say where to ask next.
 //!
 //! Invariant: only the node that has a page gives it a new place, and counts its moves; so of two words the greater one
 //! is the newer one, and a node that follows what it is told sees ever newer places until it finds the page.

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-/// Most rounds of one call: so many meetings cost less than a second. What would take more has larger windows, which
+/// Most rounds of one call: this many meetings cost less than a second. What would take more has larger windows, which
 /// are mostly empty unless the call is of terabytes.
 const MOST_ROUNDS: u64 = 1 << 14;
 

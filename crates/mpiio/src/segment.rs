@@ -1,10 +1,10 @@
 //! The shared memory of one open file: where everything lies in it, and access to its parts.
 //!
 //! Owns the layout, creation and mapping of the memory and the proof that a rank lives. Does not own any rule about
-//! who may touch what: that is `locks` (page metadata, frames) and `file` (the rest).
+//! access to its parts: that is `locks` (page metadata, frames) and `file` (the rest).
 //!
 //! The memory is a memfd of rank 0. The other ranks of the node open it through `/proc/PID/fd`, so it has no name and
-//! is gone with its last user, however that ends. It is sparse: a table costs what was touched of it.
+//! is freed with its last user, however that ends. It is sparse: a table costs only its touched pages.
 //!
 //! | part | size | content |
 //! |---|---|---|
@@ -20,7 +20,7 @@
 //! The arena begins at a multiple of a huge page, so that huge pages can back it (`mapping`).
 //!
 //! Each rank holds a lock of its open file description on byte `rank` of the memfd. The kernel releases it when the
-//! process ends, in whatever way, so who waits too long can tell a slow rank from one that is no more.
+//! process ends, in whatever way, so a waiting rank can distinguish a slow rank from one that has ended.
 
 use crate::error::{Error, Outcome};
 use crate::intervals::{Intervals, Span};
@@ -44,7 +44,7 @@ const CELL_BYTES: u64 = 64;
 /// Pages from this size on have longer lists of ranges.
 const LONG_LISTS: u32 = 64 << 10;
 const META_BYTES: u64 = 56;
-/// What a frame says whose page moved to another node.
+/// The value of a frame whose page moved to another node.
 pub const NO_PAGE: u64 = u64::MAX;
 /// Counters of a rank that others can see.
 const COUNTERS: usize = 32;
@@ -72,7 +72,7 @@ impl Geometry {
     /// The usual tables for pages of this size and this many bytes of cache in each rank.
     pub fn new(ranks: u32, page_bytes: u32, limit_bytes: u64) -> Geometry {
         let frames = (limit_bytes / u64::from(page_bytes.max(1))).clamp(1, 1 << 20) as u32;
-        // Columns of pieces of 4 bytes fit, in whatever order their ranks come: at most every second piece is there
+        // Columns of pieces of 4 bytes fit, in whatever order their ranks write: at most every second piece is there
         // alone. Lists of small pages would take as much memory as the pages, since the first ranges of each are used.
         let bytes_for_each = if page_bytes < LONG_LISTS { 128 } else { 8 };
         let spans = (page_bytes / bytes_for_each).clamp(16, 1 << 17);
@@ -135,7 +135,7 @@ impl Geometry {
     }
 }
 
-/// What the other ranks need to find the memory; plain numbers, so that a broadcast can carry it.
+/// The data by which the other ranks find the memory; plain numbers, so that a broadcast can carry it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Token {
@@ -143,7 +143,7 @@ pub struct Token {
     pub pid: i32,
     /// Its descriptor of the memory.
     pub fd: i32,
-    /// Proof that what is found there is what was meant.
+    /// Proof that the memory found there is the intended one.
     pub nonce: u64,
 }
 
@@ -151,11 +151,11 @@ pub struct Token {
 #[repr(C)]
 pub struct Header {
     origin: Origin,
-    /// Length of the file as the ranks see it: what lies on the file system and what is cached beyond.
+    /// Length of the file as the ranks see it: with the bytes on the file system and the cached ones beyond.
     pub size: AtomicU64,
     /// The shared file pointer, in units of the caller.
     pub pointer: AtomicU64,
-    /// First errno value of a write that was made for nobody in particular.
+    /// First errno value of a write without a waiting rank.
     pub late_error: AtomicI32,
     /// 1: the file system was given something since the last sync.
     pub unsynced: AtomicU32,
@@ -181,7 +181,7 @@ pub struct Header {
     pub meeting: MeetingCell,
 }
 
-/// What this memory is, said by the rank that made it.
+/// The identity of this memory, set by the rank that made it.
 #[repr(C)]
 struct Origin {
     magic: AtomicU64,
@@ -189,7 +189,7 @@ struct Origin {
     geometry: [AtomicU32; 6],
 }
 
-/// What belongs to one rank.
+/// The state of one rank.
 #[repr(C)]
 pub struct RankCell {
     /// 1 when the queued request is granted; the rank sleeps on it.
@@ -200,7 +200,7 @@ pub struct RankCell {
     pub next: AtomicU32,
     /// 1: has the memory mapped; 2: closed in order.
     pub presence: AtomicU32,
-    /// Frames of the rank from this one on were never used, so nobody has to look at them.
+    /// Frames of the rank from this one on were never used, so they need not be searched.
     pub frames_used: AtomicU32,
     /// How many of its frames lost their pages to other nodes since the rank looked.
     pub vacated: AtomicU32,
@@ -241,7 +241,7 @@ struct FrameHead {
     page: AtomicU64,
     valid: u32,
     dirty: u32,
-    /// Counts the writes into the frame, so that a page that nobody writes any more can be told.
+    /// Counts the writes into the frame, so that a page which is no longer written can be detected.
     changes: AtomicU32,
 }
 
@@ -329,7 +329,7 @@ impl Segment {
         Segment { mapping, fd, geometry: self.geometry, rank: self.rank, nonce: self.nonce }
     }
 
-    /// The memory mapped once more, for a thread that acts as this rank. It does not stand for the rank's life.
+    /// The memory mapped once more, for a thread that acts as this rank. It does not prove that the rank lives.
     pub fn again(&self) -> Outcome<Segment> {
         Segment::map(own_description(self.fd.as_raw_fd())?, self.geometry, self.rank, self.nonce)
     }
@@ -353,7 +353,7 @@ impl Segment {
         header.own_ranks.store(own_ranks, Ordering::Relaxed);
     }
 
-    /// Shows the counters of this rank to whoever looks from outside.
+    /// Shows the counters of this rank to observers outside the job.
     pub fn publish(&self, counters: &[u64; NAMES.len()]) {
         let at = self.geometry.counters_at() + u64::from(self.rank) * COUNTERS_BYTES;
         // SAFETY: the cell of this rank lies in the mapping; it is made of atomics.
@@ -363,7 +363,7 @@ impl Segment {
         }
     }
 
-    /// What the other ranks attach with.
+    /// The data with which the other ranks attach.
     pub fn token(&self) -> Token {
         Token { pid: std::process::id() as i32, fd: self.fd.as_raw_fd(), nonce: self.nonce }
     }
@@ -439,7 +439,7 @@ impl Segment {
         unsafe { &*self.at(0) }
     }
 
-    /// What belongs to a rank.
+    /// The state of a rank.
     pub fn rank_cell(&self, rank: u32) -> &RankCell {
         assert!(rank < self.geometry.ranks, "rank {rank} of {}", self.geometry.ranks);
         // SAFETY: the index was checked; the cell is made of atomics.
@@ -465,7 +465,7 @@ impl Segment {
         }
     }
 
-    /// The slot of a chunk, or the free one where it would come; and which of both.
+    /// The slot of a chunk, or the free one where it belongs; and which of both.
     fn slot_of(&self, chunk: u64) -> Option<(u64, bool)> {
         let slots = u64::from(self.geometry.dir_slots);
         let first = (chunk.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) & (slots - 1);
@@ -487,7 +487,7 @@ impl Segment {
         unsafe { &*self.at(self.geometry.chunks_at() + (slot * entries + page % entries) * META_BYTES) }
     }
 
-    /// The metadata of a page, if anybody has asked for a page of its chunk before.
+    /// The metadata of a page, if there is any for its chunk.
     pub fn find_meta(&self, page: u64) -> Option<&PageMeta> {
         let (slot, found) = self.slot_of(page / u64::from(self.geometry.chunk_entries))?;
         if found { Some(self.entry(slot, page)) } else { None }
@@ -605,9 +605,9 @@ impl Segment {
         unsafe { std::slice::from_raw_parts_mut(self.bytes_at(frame), bytes) }
     }
 
-    /// Lets the system back a frame that is used for the first time with huge pages, and what shares these with it.
-    /// `prepared` is how much of the arena is so already; frames of a rank are first used in ascending order. Where the
-    /// system has none to give, the frame gets pages as they are touched.
+    /// Lets the system back a frame that is used for the first time with huge pages, together with the frames in the
+    /// same huge page. `prepared` is the part of the arena with huge pages; frames of a rank are first used in
+    /// ascending order. Where the system has no free huge page, the frame gets pages as they are touched.
     pub fn prepare(&self, frame: u32, prepared: &mut u64) {
         let page = u64::from(self.geometry.page_bytes);
         let large = page * u64::from(self.geometry.frames_per_rank) >= HUGE_BYTES;
@@ -621,7 +621,7 @@ impl Segment {
         *prepared = to;
         let arena = self.geometry.arena_at();
         for huge in (from..to).step_by(HUGE_BYTES as usize) {
-            // The frame, which nobody else uses yet, begins here or before.
+            // The frame, which is not in use yet, begins here or before.
             if !self.mapping.make_huge(arena + huge, arena + huge.max(start)) {
                 *prepared = u64::MAX;
                 return;
@@ -649,7 +649,7 @@ fn byte_lock(kind: libc::c_int, rank: u32) -> libc::flock {
     lock
 }
 
-/// The limit of this process for the length of a file, memory files included; who goes beyond it gets a signal.
+/// The limit of this process for the length of a file, memory files included; a process that exceeds it gets a signal.
 fn largest_file() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure lives through the call.

@@ -8,7 +8,7 @@ use std::path::Path;
 /// The part of the available memory that one file may take.
 const PART: u64 = 4;
 
-/// The bound of each of `ranks` ranks when `limit` was asked for.
+/// The bound of each of `ranks` ranks when `limit` was requested.
 pub fn limit(limit: u64, ranks: u32) -> u64 {
     let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let available = [available(&read("/proc/meminfo")), spare_of_group(&group)];
@@ -46,7 +46,7 @@ fn spare_of_group(groups: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Goal: a small node gets a smaller cache, a large one what was asked for. Method: numbers.
+    /// Goal: a small node gets a smaller cache, a large one what was requested. Method: numbers.
     #[test]
     fn the_bound_follows_the_memory() {
         assert_eq!(available("MemTotal: 9 kB\nMemAvailable:    2048 kB\nBuffers: 1 kB\n"), Some(2 << 20));

@@ -1,4 +1,4 @@
-//! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
+//! Counters of the cache of one rank; the program that prints them adds them up over the ranks.
 
 /// The names of the counters, in the order of [`Stats::values`].
 pub const NAMES: [&str; 27] = [
@@ -72,15 +72,15 @@ pub struct Stats {
     pub fs_direct: u64,
     /// Messages to other nodes.
     pub asked: u64,
-    /// Pages that were written because nobody had written them for a while.
+    /// Pages that were written because they were idle for a while.
     pub idle_pages: u64,
     /// Whole pages that went past the cache because the rank only wrote such, each once.
     pub once_pages: u64,
-    /// How often the group lock was given up for somebody outside the job.
+    /// How often the group lock was released for a program outside the job.
     pub yields: u64,
     /// Pages that moved to this rank's node from another one.
     pub migrations: u64,
-    /// Pages that were read before anybody asked for them.
+    /// Pages that were read before a request for them.
     pub prefetched: u64,
     /// Pages of other nodes of which this rank's node got a copy.
     pub copies: u64,

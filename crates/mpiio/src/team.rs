@@ -1,13 +1,13 @@
 //! A file that ranks on several nodes have open together.
 //!
 //! Each node has shared memory of its own and caches its part of the file: the run `r` of pages belongs to node
-//! `r mod nodes`, but for pages that have moved to a node that goes on to use them (`file/migrate.rs`). A rank does
+//! `r mod nodes`, but for pages that have moved to a node that continues to use them (`file/migrate.rs`). A rank does
 //! itself what falls to its own node. For the rest it asks the leader of the node that has the pages, where a proxy
 //! takes the locks in its name (`server`, `message`). So a page is cached once in the job.
 //!
 //! Invariants:
 //! * A call takes its pages in ascending order over all nodes and releases none before it has all, as on one node. A
-//!   page that has moved is asked for at the node where it went; the call holds all pages before it.
+//!   page that has moved is requested at the node where it went; the call holds all pages before it.
 //! * The length and the shared pointer of node 0 count. The other nodes know a length that is never too large: between
 //!   collective calls a file only grows. A write tells node 0 of a new length before it releases its locks.
 //! * With one node nothing of this runs: calls go to the node's cache as they are.
@@ -34,14 +34,14 @@ pub mod message;
 pub mod passing;
 pub mod server;
 
-/// So many bytes go into one step at most, unless one page is larger.
+/// This many bytes go into one step at most, unless one page is larger.
 const STEP_BYTES: usize = 16 << 20;
 
 /// So often a call goes after a page that moves before it could be had. Each time the page has moved once more, so only
 /// a page that no node has takes so long.
 const CHASES_MAX: u32 = 1000;
 
-/// After so many seconds of silence a connection is tried, and given up after three tries.
+/// After this many seconds of silence a connection is tried, and given up after three tries.
 const SILENCE_S: libc::c_int = 10;
 
 /// How long a rank tries to reach a leader.
@@ -53,7 +53,7 @@ pub struct Team {
     node: usize,
     /// Connection to the leader of each node; none to our own.
     peers: Vec<Option<Box<dyn Link>>>,
-    /// What serves the other nodes here until it is dropped: a `Server` or a `Dispatcher`.
+    /// The value that serves the other nodes here until it is dropped: a `Server` or a `Dispatcher`.
     server: Option<Box<dyn Any + Send>>,
     looker: Option<Looker>,
     /// A connection broke; every later call fails.
@@ -87,7 +87,7 @@ impl Step {
     }
 }
 
-/// What a call does: ranges, memory, and whether it goes beyond the end of the file as this node knows it.
+/// The content of a call: ranges, memory, and whether it goes beyond the end of the file as this node knows it.
 enum Request<'a> {
     Write(&'a [Extent], &'a [u8], bool),
     Read(&'a [Extent], &'a mut [u8], bool),
@@ -113,7 +113,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Where the last range ends that is not empty.
+/// The end of the last range that is not empty.
 fn end_of(extents: &[Extent]) -> u64 {
     extents.iter().filter(|e| e.length > 0).map(|e| e.offset + e.length).max().unwrap_or(0)
 }
@@ -134,7 +134,7 @@ impl Team {
         self.looker = Some(looker);
     }
 
-    /// Shows the counters to whoever looks from outside; at the end of a call.
+    /// Shows the counters to outside observers; at the end of a call.
     pub fn publish(&self) {
         self.local.memory().publish(&self.own_stats());
     }
@@ -149,8 +149,8 @@ impl Team {
     }
 
     /// Connects with the leaders: `leaders` has host, port, our proxy rank there and nonce of each node in turn. Ends
-    /// at the first one that cannot be reached, so an unreachable node costs the time limit once; tells which it was.
-    /// `references`: after so many in a row by another node a page moves there; 0: none does.
+    /// at the first one that cannot be reached, so an unreachable node costs the time limit once; returns which it was.
+    /// `references`: after this many in a row by another node a page moves there; 0: none does.
     pub fn connect(
         &mut self,
         node: usize,
@@ -198,7 +198,7 @@ impl Team {
         self.local.balance(least);
     }
 
-    /// What the node itself caches.
+    /// The cache of the node itself.
     pub fn local(&mut self) -> &mut CachedFile {
         &mut self.local
     }
@@ -294,7 +294,7 @@ impl Team {
         let (mut done, mut chases) = (0, 0);
         'moved: loop {
             let steps = self.steps(request, limit, done);
-            // What another node can do alone takes one message there and one back, and its locks are not held
+            // A part that another node can do alone takes one message there and one back, and its locks are not held
             // meanwhile.
             let alone = self.elsewhere(&steps).filter(|node| done == 0 && request.can_be_alone(*node)).is_some();
             for step in &steps {
@@ -313,7 +313,7 @@ impl Team {
         }
     }
 
-    /// One step; how many bytes were done, and whether that was all of it.
+    /// One step; returns how many bytes were done, and whether that was all of it.
     fn step(&mut self, step: &Step, alone: bool, request: &mut Request<'_>) -> Outcome<(u64, bool)> {
         let all = step.bytes as u64;
         if step.node == self.node {
@@ -373,11 +373,11 @@ impl Team {
         Ok((done, done == all))
     }
 
-    /// Takes over pages that another node hands over, as far as there is room, and tells it which.
+    /// Takes over pages that another node hands over, as far as there is space, and reports which to that node.
     fn take_over(&mut self, node: usize, pages: &[Handover], keep: bool) -> Outcome {
         let mut taken = Vec::new();
         for page in pages {
-            // What does not work now is declined: nothing is lost, since the page stays where it is.
+            // A page that cannot be taken over now is declined: nothing is lost, since the page stays where it is.
             if self.local.take_over(page, keep).unwrap_or(false) {
                 taken.push(Extent { offset: page.page, length: 0 });
             }
@@ -511,8 +511,8 @@ impl Team {
         if self.peers.len() == 1 {
             return self.local.settle_alone(stable);
         }
-        // A page that moved from a node that comes later to one that came before would be left out. So no page moves
-        // meanwhile; the first round waits for those that were on their way, the second one writes what they brought.
+        // A page that moved from a later node to an earlier one in the order would be left out. So no page moves
+        // meanwhile; the first round waits for those that were on their way, the second one writes their contents.
         self.local.keep_still(true);
         let mut result = self.ask_all(Kind::Still, 1);
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! What an outsider sees of a cache that is in use.
+//! The state of a cache in use for an outside observer.
 
 use amphi_mpiio::backend::Backend;
 use amphi_mpiio::backend::posix::{Direct, PosixFile};

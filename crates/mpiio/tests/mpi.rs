@@ -23,7 +23,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().and_then(Path::parent).expect("the workspace").to_path_buf()
 }
 
-/// Where shims and programs lie once they are built.
+/// The folder of shims and programs once they are built.
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -138,9 +138,9 @@ fn counter(line: &str, name: &str) -> u64 {
     found.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in: {line}"))
 }
 
-/// Goal: no function of the library that moves data or asks for a state which the cache has goes past the shim.
-/// Method: the names of all `MPI_File_*` functions that the library exports, less those that may be forwarded
-/// unchanged, are compared with those of the shim, under both names.
+/// Goal: no function of the library that moves data or reads state of the cache bypasses the shim. Method: the names of
+/// all `MPI_File_*` functions that the library exports, less those that may be forwarded unchanged, are compared with
+/// those of the shim, under both names.
 #[test]
 fn every_file_function_is_covered() {
     const FORWARDED: [&str; 14] = [
@@ -205,9 +205,9 @@ fn files_are_identical_with_and_without_cache() {
     }
 }
 
-/// Goal: pointers, lengths, modes, errors and consistency between handles are what MPI says, and messages of the
-/// program arrive while their sender waits in a call on a file.
-/// Method: `pointers` checks them; 2 and 4 ranks, on one node and each on one of its own.
+/// Goal: pointers, lengths, modes, errors and consistency between handles follow MPI, and messages of the program
+/// arrive while their sender waits in a call on a file. Method: `pointers` checks them; 2 and 4 ranks, on one node and
+/// each on one of its own.
 #[test]
 fn pointers_lengths_and_modes() {
     let _alone = alone();
@@ -255,7 +255,7 @@ fn atomic_mode_mixes_nothing() {
     }
 }
 
-/// Goal: 46,080 writes of 480 bytes leave as at most 30 aligned ones, and as many reads as at most 30.
+/// Goal: 46,080 writes of 480 bytes are written back as at most 30 aligned ones, and as many reads as at most 30.
 /// Method: the statistics of both handles of `btio`; the file is compared with that of the library itself.
 #[test]
 fn many_small_writes_leave_as_few_aligned_ones() {
@@ -289,10 +289,10 @@ fn file_of_collective() -> Vec<u8> {
     file
 }
 
-/// Goal: collective calls leave the right file, whatever way it is cut into domains; on several nodes the ranks
-/// exchange their data instead of asking the leaders of other nodes.
-/// Method: `collective` checks what it reads and that the wrong arguments of one rank hold no other one up (the
-/// libraries themselves do not pass all of its checks); messages to other nodes are counted with domains and without.
+/// Goal: collective calls write the right file, with any division into domains; on several nodes the ranks exchange
+/// their data instead of sending requests to the leaders of other nodes. Method: `collective` checks its reads and that
+/// the wrong arguments of one rank delay no other one (the libraries themselves do not pass all of its checks);
+/// messages to other nodes are counted with domains and without.
 #[test]
 fn collective_calls_exchange_their_data() {
     let _alone = alone();
@@ -319,10 +319,10 @@ fn collective_calls_exchange_their_data() {
     }
 }
 
-/// Goal: collective calls of 8-byte pieces over more pages than memory holds ask the file system for about as many
-/// requests as there are pages, as the library itself does: where that is ROMIO, also for pages with gaps. What lies in
-/// the gaps stays, and so does the file that `collective` makes, with wrong arguments of one rank.
-/// Method: `rounds` and `collective` with memory of a few pages; the statistics, and the file of the library itself.
+/// Goal: collective calls of 8-byte pieces over more pages than memory holds send about as many requests to the file
+/// system as there are pages, as the library itself does: where that is ROMIO, also for pages with gaps. Bytes in the
+/// gaps stay, and so does the file that `collective` makes, with wrong arguments of one rank. Method: `rounds` and
+/// `collective` with memory of a few pages; the statistics, and the file of the library itself.
 #[test]
 fn small_pieces_of_collective_calls_leave_by_pages() {
     let _alone = alone();
@@ -448,9 +448,8 @@ fn faults_are_clear_and_lose_nothing() {
     }
 }
 
-/// Goal: a full disk is an error of the right class on every rank, and what was written is in the file when there is
-/// space again.
-/// Method: `faults` on a file system of its own that a ballast fills, seen by this job alone.
+/// Goal: a full disk is an error of the right class on every rank, and the written data is in the file when there is
+/// space again. Method: `faults` on a file system of its own that a ballast fills, seen by this job alone.
 #[test]
 fn a_full_disk_loses_nothing() {
     let _alone = alone();
@@ -532,9 +531,9 @@ fn unusual_opens_are_served() {
 const MESSAGES: &str =
     "cache_transport=mpi;cache_ranks_per_node=1;cache_page_size=4K;cache_flush_size=4K;cache_migration=disable";
 
-/// Goal: with messages of the MPI library between the nodes all is as with sockets: files, what is read, atomic calls.
-/// Method: programs that check what they read; the file of `views` is compared with that of the library itself, and the
-/// statistics have to tell of messages.
+/// Goal: with messages of the MPI library between the nodes all results are as with sockets: files, reads, atomic
+/// calls. Method: programs that check their reads; the file of `views` is compared with that of the library itself, and
+/// the statistics have to count messages.
 #[test]
 fn messages_of_the_library_connect_nodes() {
     let _alone = alone();
@@ -555,7 +554,7 @@ fn messages_of_the_library_connect_nodes() {
                 "views" => assert!(file == native, "{mpi} with '{hints}': another file"),
                 "atomic" => assert!(printed.contains("0 mixed"), "{mpi}: {printed}"),
                 "collective" => assert!(file == file_of_collective(), "{mpi}: another file"),
-                // It gives its file back to the library, so there are no statistics.
+                // It returns its file to the library, so there are no statistics.
                 "threads" => continue,
                 _ => {}
             }
@@ -566,14 +565,15 @@ fn messages_of_the_library_connect_nodes() {
 }
 
 /// Goal: the hint chooses the transport; where it cannot be had, another one serves and the reason is told.
-/// Method: `opens`, which asks for the hints in use; with and without thread support, with leaders that cannot be
+/// Method: `opens`, which requests the hints in use; with and without thread support, with leaders that cannot be
 /// reached by sockets, and a leader's thread that waits, which costs next to nothing.
 #[test]
 fn transports_are_chosen_and_told() {
     let _alone = alone();
     const NODES: &str = "cache_ranks_per_node=2;cache_page_size=32M;cache_flush_size=32M;cache_limit=256M";
     const ALWAYS: &str = "cache_transport=mpi;cache_ranks_per_node=2;cache_page_size=32M;cache_flush_size=32M";
-    // What is in use, the hint of the open and a reason; hints of the environment, threads, whether sockets reach.
+    // The connection in use, the hint of the open and a reason; hints of the environment, threads, whether sockets
+    // work.
     let cases: [([&str; 3], &str, bool, bool, &str); 7] = [
         (["memory", "mpi", ""], "", true, true, " transport=memory "),
         (["sockets", "none", ""], NODES, true, true, " transport=sockets "),
@@ -611,9 +611,9 @@ fn transports_are_chosen_and_told() {
     }
 }
 
-/// Goal: between nodes pages move to the rank that goes on to use them, so that it asks nobody any more; the bytes are
-/// right, and a hint keeps pages where their numbers say.
-/// Method: `moves`, whose ranks take turns and check what they read; the counters with the hint and without.
+/// Goal: between nodes pages move to the rank that continues to use them, so that it sends no more requests; the bytes
+/// are right, and a hint keeps pages where their numbers place them. Method: `moves`, whose ranks take turns and check
+/// their reads; the counters with the hint and without.
 #[test]
 fn pages_move_to_the_node_that_uses_them() {
     let _alone = alone();
@@ -633,10 +633,10 @@ fn pages_move_to_the_node_that_uses_them() {
     }
 }
 
-/// Goal: with the hint a node that reads a page of another one again keeps a copy of it, so that it asks nobody any
-/// more, until somebody writes the page; without the hint there are no copies. The bytes are right.
-/// Method: `copies`, whose ranks check what they read; two nodes, each with half of eight pages, which all read twice
-/// between two writes, so that each node gets four copies twice, and the second write drops eight.
+/// Goal: with the hint a node that reads a page of another one again keeps a copy of it, so that it sends no more
+/// requests, until a rank writes the page; without the hint there are no copies. The bytes are right. Method: `copies`,
+/// whose ranks check their reads; two nodes, each with half of eight pages, which all read twice between two writes, so
+/// that each node gets four copies twice, and the second write drops eight.
 #[test]
 fn nodes_keep_copies_of_what_they_read_again() {
     let _alone = alone();
@@ -668,8 +668,8 @@ fn nodes_keep_copies_of_what_they_read_again() {
 }
 
 /// Goal: with the hint a node whose pages all others use gives some of them away, so that there are fewer messages;
-/// without it, and with one node, it gives none. The bytes are right.
-/// Method: `balance`, which checks what it reads; the counters.
+/// without it, and with one node, it gives none. The bytes are right. Method: `balance`, which checks its reads; the
+/// counters.
 #[test]
 fn busy_nodes_give_pages_to_idle_ones() {
     let _alone = alone();

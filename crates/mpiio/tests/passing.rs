@@ -1,5 +1,5 @@
 //! Ranks of two nodes, as threads of one process, over a library that passes messages: as `tests/team.rs`, but for the
-//! connections, and with what goes wrong in such a library. The library is a table of queues.
+//! connections, and with the faults of such a library. The library is a table of queues.
 
 #![expect(clippy::disallowed_methods, reason = "threads that wait for each other in real time")]
 
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Messages by receiver and tag, each with its sender.
 type Queues = BTreeMap<(i32, i32), VecDeque<(i32, Vec<u8>)>>;
 
-/// What all ranks have of the library.
+/// The shared state of all ranks in the library.
 #[derive(Default)]
 struct Library {
     queues: Mutex<Queues>,
@@ -30,7 +30,7 @@ struct Library {
     many: AtomicUsize,
     /// Every call fails.
     broken: AtomicBool,
-    /// What this rank sends arrives nowhere; 0: every rank is heard.
+    /// Messages of this rank are lost; 0: no rank's are.
     mute: AtomicI32,
 }
 
@@ -81,8 +81,8 @@ impl Passing for Seat {
     }
 }
 
-/// Nobody is missed for a test's whole time, or very soon. The patient never ask, however busy the machine is: a
-/// question that comes when its leader has ended would stay behind.
+/// Silence is never noticed during a test, or very soon. Patient ranks never send the question, even on a busy machine:
+/// one that arrives when its leader has ended would stay behind.
 const PATIENT: Silence = Silence { ask: Duration::from_secs(30), gone: Duration::from_secs(60) };
 const CURIOUS: Silence = Silence { ask: Duration::from_millis(1), gone: Duration::from_secs(60) };
 const IMPATIENT: Silence = Silence { ask: Duration::from_millis(50), gone: Duration::from_millis(800) };
@@ -202,9 +202,9 @@ fn calls_by_messages_are_atomic() {
     }
 }
 
-/// Goal: what is longer than the library takes at once goes in pieces and is put together again, of all ranks at once.
-/// Method: pages of two pieces; each rank writes and reads parts of them on both nodes, and everybody asks all the
-/// time whether the others are there.
+/// Goal: data longer than the limit of the library is sent in pieces and reassembled, of all ranks at once. Method:
+/// pages of two pieces; each rank writes and reads parts of them on both nodes, and all ranks ask all the time whether
+/// the others are there.
 #[test]
 fn long_messages_go_in_pieces() {
     const PAGE: usize = PIECE_BYTES + 4096;
@@ -226,9 +226,8 @@ fn long_messages_go_in_pieces() {
     assert_eq!(library.longest.load(SeqCst), PIECE_BYTES);
 }
 
-/// Goal: who is slow is not taken for gone.
-/// Method: a call waits for a page for several times as long as silence is allowed, with a leader that answers; a rank
-/// that asks for nothing meanwhile is served afterwards.
+/// Goal: a slow rank is not mistaken for one that has ended. Method: a call waits for a page for several times as long
+/// as silence is allowed, with a leader that answers; a rank that sends no request meanwhile is served afterwards.
 #[test]
 fn slow_ranks_are_waited_for() {
     let backend = MemoryFile::new(vec![0; 100]);
@@ -259,8 +258,8 @@ fn slow_ranks_are_waited_for() {
     assert_eq!(&backend.bytes()[..4], &[3; 4]);
 }
 
-/// Goal: a rank that ended with a page locked is found out by its leader's word, and the others' calls fail.
-/// Method: a connection by hand that is forgotten in the middle of a call.
+/// Goal: a rank that ended with a page locked is detected by its leader's answer, and the others' calls fail. Method: a
+/// connection by hand that is forgotten in the middle of a call.
 #[test]
 fn ranks_that_ended_stop_nobody() {
     let backend = MemoryFile::new(vec![0; 100]);
@@ -279,9 +278,9 @@ fn ranks_that_ended_stop_nobody() {
     leave(teams);
 }
 
-/// Goal: a leader that is heard no more, and a library that fails, end the calls with an error; a leader that is there
-/// nevertheless learns that it has lost a rank.
-/// Method: what the leader sends is lost for a while; then every call of the library fails.
+/// Goal: a leader whose messages are lost, and a library that fails, end the calls with an error; a leader that is
+/// there nevertheless learns that it has lost a rank. Method: the leader's messages are lost for a while; then every
+/// call of the library fails.
 #[test]
 fn silent_leaders_and_broken_libraries_end_calls() {
     let backend = MemoryFile::new(vec![0; 100]);
@@ -298,7 +297,7 @@ fn silent_leaders_and_broken_libraries_end_calls() {
     assert!(begun.elapsed() >= IMPATIENT.gone && begun.elapsed() < Duration::from_secs(20));
     assert!(link.send(Kind::Size, (0, 0), &[], &[]).is_err(), "it is at its end");
     library.mute.store(0, SeqCst);
-    // What is no message ends the connection of whoever sent it, and he is told.
+    // An invalid message ends the connection of its sender, which is notified.
     let strange = Seat { rank: 3, library: library.clone() };
     strange.send(1, 1, &[7; 100]).unwrap();
     assert!(matches!(teams[2].pointer(), Err(Error::Os { errno: libc::ECONNRESET, .. })));

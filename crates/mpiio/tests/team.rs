@@ -184,8 +184,8 @@ fn different_bytes_of_a_page_survive() {
     }
 }
 
-/// Goal: strangers are turned away, and a rank that vanishes in the middle of a call stops nobody for ever.
-/// Method: connections by hand, with a wrong nonce, a wrong first message, and one that ends with a page locked.
+/// Goal: strangers are refused, and a rank that vanishes in the middle of a call blocks no other one for ever. Method:
+/// connections by hand, with a wrong nonce, a wrong first message, and one that ends with a page locked.
 #[test]
 fn vanished_and_foreign_clients() {
     let backend = MemoryFile::default();

@@ -3,8 +3,8 @@
 //! Owns: which reads may go to the disk now, in the order of their arrival. Does not own: writes, the log, and reads
 //! below `SMALL_BYTES`, which do not wait here.
 //!
-//! A disk needs a few MiB of requests to be busy, and more does not make it faster. What is requested together is also
-//! answered together: a virtual disk reports finished requests only when it has nothing left to do. With 32 MiB it
+//! A disk needs a few MiB of requests to be busy, and more does not make it faster. Requests that are sent together are
+//! also answered together: a virtual disk reports finished requests only when it has nothing left to do. With 32 MiB it
 //! reports nothing for 6 ms, and then everything within 50 us. Meanwhile no bytes are sent, and afterwards the disk is
 //! idle while all of them are sent. In portions, one portion is on its way to the mount while the disk reads the next.
 //! So reads of 1 to 16 MiB have 1.2 to 1.4 times the rate (docs/LESSONS.md, Large transfers). Writes gain nothing by
@@ -104,8 +104,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: turns come in order of arrival, as many as there is room for, one at least; small transfers do not wait;
-    /// who has gone away is passed over, with its turn granted or not. Method: by hand.
+    /// Goal: turns come in order of arrival, as many as fit, one at least; small transfers do not wait; a dropped turn
+    /// is skipped, before or after it was granted. Method: by hand.
     #[test]
     fn turns_come_in_order() {
         let queue = Rc::new(DiskQueue::default());

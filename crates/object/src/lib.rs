@@ -1,9 +1,9 @@
 //! File data on the disk of a target: the only way to it, and what is cached of it in memory.
 //!
 //! Owns: moving one buffer to and from several places of the disk; how much is read at a time; which blocks are cached,
-//! and that every write of file data updates that cache; how small reads lie beside each other. Does not own: which
-//! blocks belong to which object (`amphi_data`), checksums, the order of a write and its record. The log and the
-//! metadata of the zone have their own way to the disk and never touch the data region.
+//! and that every write of file data updates that cache; the pattern of small reads. Does not own: which blocks belong
+//! to which object (`amphi_data`), checksums, the order of a write and its record. The log and the metadata of the zone
+//! have their own way to the disk and never touch the data region.
 //!
 //! Invariant: an `ObjectDisk` is the only way from a target to its data region. Its reads go to the disk; a caller that
 //! wants cached blocks asks the cache.
@@ -40,9 +40,9 @@ pub struct ObjectDisk<D> {
     offset: u64,
     /// Blocks that are cached.
     pub cache: Rc<RefCell<ReadCache>>,
-    /// How recent reads lie beside each other.
+    /// The pattern of recent reads.
     pub pattern: Rc<RefCell<ReadPattern>>,
-    /// What is written through this handle is cached.
+    /// Whether writes through this handle are cached.
     keeps: bool,
 }
 
@@ -52,7 +52,7 @@ impl<D: Disk> ObjectDisk<D> {
         ObjectDisk { disk, queue, offset, cache: Rc::default(), pattern: Rc::default(), keeps: false }
     }
 
-    /// The same disk. If `keeps`, what is written through the new handle is cached.
+    /// The same disk. If `keeps`, writes through the new handle are cached.
     pub fn keeping(&self, keeps: bool) -> ObjectDisk<D> {
         let (disk, queue) = (self.disk.clone(), self.queue.clone());
         let (cache, pattern) = (self.cache.clone(), self.pattern.clone());

@@ -215,8 +215,8 @@ mod tests {
         assert!(copied, "no room behind it");
     }
 
-    /// Goal: what looks at a payload sees the bytes that are written, of small ones and of large ones; what looks at a
-    /// read sees each piece once, where it belongs; pieces are cut at the bound. Method: buffers around the bound, one
+    /// Goal: the examination of a payload sees the bytes that are written, of small ones and of large ones; that of a
+    /// read sees each piece once, at its place; pieces are divided at the bound. Method: buffers around the bound, one
     /// of them shared, in two places of the disk.
     #[test]
     fn bytes_are_looked_at_on_their_way() {
@@ -253,9 +253,9 @@ mod tests {
         done.expect("no deadlock");
     }
 
-    /// Goal: a buffer with pieces anywhere goes to the disk and comes back whole, holes between pieces as zeros also in
-    /// used memory, and neighbours become one request. Method: pieces out of order on the disk, with gaps at start,
-    /// middle and end; a second buffer of other bytes reads them.
+    /// Goal: a buffer with pieces anywhere is written to the disk and read back whole, holes between pieces as zeros
+    /// also in used memory, and neighbours become one request. Method: pieces out of order on the disk, with gaps at
+    /// start, middle and end; a second buffer of other bytes reads them.
     #[test]
     fn pieces_move_between_buffer_and_disk() {
         const B: usize = 4096;

@@ -11,8 +11,8 @@
 //! Invariants:
 //!
 //! * A cached block is what a read of the disk would return. It is dropped when a write of it begins.
-//! * What was read or written is cached only if no write of one of its blocks was under way when it began, or has begun
-//!   since (`end`).
+//! * Blocks that were read or written are cached only if no write of one of them was under way when it began, or has
+//!   begun since (`end`).
 //! * A write whose end was not seen may happen at any time, so its blocks are never cached again. After `LOST_MAX` such
 //!   writes nothing is cached any more.
 //! * There are at most `limit` chunks of 64 KiB. Chunks that are used once leave through a queue of their own, a tenth
@@ -35,12 +35,12 @@ pub const CHUNK_BLOCKS: u64 = 16;
 pub const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK;
 /// Most writes without a seen end that are remembered.
 const LOST_MAX: usize = 64;
-/// One in so many chunks is for what was used once.
+/// One in so many chunks is for blocks that were used once.
 const FRESH_SHARE: usize = 10;
 /// Uses of a chunk are counted up to this number.
 const USES_MAX: u8 = 3;
 
-/// Runs of blocks, relative to the first block that was asked for.
+/// Runs of blocks, relative to the first block that was requested.
 pub type Missing = SmallVec<[Range<u64>; 2]>;
 
 /// 64 KiB of the data region.
@@ -258,7 +258,7 @@ impl ReadCache {
         }
     }
 
-    /// The blocks have arrived if `is_known`; otherwise nobody has seen whether they did. Returns whether they may be
+    /// The blocks have arrived if `is_known`; otherwise it is unknown whether they did. Returns whether they may be
     /// cached.
     fn end(&mut self, number: u64, is_known: bool) -> bool {
         let Some(at) = self.accesses.iter().position(|a| a.number == number) else { return false };
@@ -281,7 +281,7 @@ impl ReadCache {
     }
 }
 
-/// Blocks on their way. If this is dropped without `end`, nobody has seen whether they arrived.
+/// Blocks on their way. If this is dropped without `end`, it is unknown whether they arrived.
 pub struct OnTheWay {
     cache: Rc<RefCell<ReadCache>>,
     number: u64,
@@ -330,7 +330,7 @@ mod tests {
             way: OnTheWay,
             blocks: Range<u64>,
             writes: bool,
-            /// What it reads or writes, once it has met the disk.
+            /// The bytes that it reads or writes, once it has reached the disk.
             seen: Option<Vec<u64>>,
         }
         let mut kept_something = 0;
@@ -380,7 +380,7 @@ mod tests {
                     let mut into = vec![0; 40 * BLOCK as usize];
                     let missing = cache.borrow_mut().copy(at, &mut into);
                     for b in (0..40).filter(|b| !missing.iter().any(|m| m.contains(b))) {
-                        // A write under way may have met the disk, or not: nobody reads those blocks then.
+                        // A write under way may have reached the disk, or not: those blocks are not read then.
                         let is_written = under.iter().any(|u| u.writes && u.blocks.contains(&(at + b)));
                         assert!(!is_written, "kept during a write");
                         let want = block(disk[(at + b) as usize]);
@@ -398,8 +398,8 @@ mod tests {
         kept_something
     }
 
-    /// Goal: whatever is read, written, kept and given up in any order and in parallel, what is kept is what the disk
-    /// has; a write that drops nothing and a read that is kept though a write came between are found. Method: random
+    /// Goal: with reads, writes, caching and drops in any order and in parallel, cached blocks equal those on the disk;
+    /// a write that drops nothing and a read that is cached in spite of a concurrent write are detected. Method: random
     /// operations over a disk of versions; writes reach it at a moment between their begin and their end, reads see it
     /// at such a moment; a cache of 8 chunks, sometimes less. Both mistakes are planted.
     #[test]
@@ -414,8 +414,8 @@ mod tests {
         }
     }
 
-    /// Goal: what is read once does not push out what is used again; what comes back soon stays. Method: four chunks
-    /// in use, a stream of a hundred others through a cache of 20.
+    /// Goal: blocks read once do not evict those that are used again; blocks that are soon used again stay. Method:
+    /// four chunks in use, a stream of a hundred others through a cache of 20.
     #[test]
     fn a_stream_leaves_what_is_in_use() {
         let mut cache = ReadCache::default();
@@ -445,8 +445,8 @@ mod tests {
         assert_eq!(cache.held_bytes(), 0);
     }
 
-    /// Goal: after writes whose end nobody saw their blocks are not kept any more, and after many nothing is. Method:
-    /// they are dropped.
+    /// Goal: after writes whose end was not reported their blocks are not cached any more, and after many no block is.
+    /// Method: they are dropped.
     #[test]
     fn lost_writes_are_never_kept() {
         let cache = Rc::new(RefCell::new(ReadCache::default()));

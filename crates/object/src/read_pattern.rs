@@ -1,4 +1,4 @@
-//! `ReadPattern`: how small reads of an object lie beside earlier ones, by any mounts.
+//! `ReadPattern`: the relation of small reads of an object to earlier ones, by any mounts.
 //!
 //! Owns: the last reads of the objects that were read last. Does not own: what follows from it.
 //!
@@ -16,15 +16,15 @@ const READS_MAX: usize = 16;
 const NEAR_BYTES: u64 = 128 << 10;
 /// Reads that begin within so many bytes may form a sequence.
 const TOGETHER_BYTES: u64 = 1 << 20;
-/// So many of the last reads, including the present one, form a sequence.
+/// This many of the last reads, including the present one, form a sequence.
 const TOGETHER_READS: usize = 4;
 
-/// How a read lies beside earlier ones.
+/// The relation of a read to earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// Nobody has read near it lately.
+    /// There was no read near it lately.
     Nothing,
-    /// Somebody has read the same place or a neighbouring one.
+    /// There was a read of the same place or a neighbouring one.
     Neighbour,
     /// Several mounts read here, one beside the other.
     Together,
@@ -38,7 +38,7 @@ pub struct ReadPattern {
 }
 
 impl ReadPattern {
-    /// Notes a read, and returns how it lies beside earlier ones.
+    /// Records a read, and returns its relation to earlier ones.
     pub fn note(&mut self, object: ObjectId, session: SessionId, range: ByteRange) -> Beside {
         let at = self.objects.iter().position(|(known, _)| *known == object);
         let (_, mut reads) = at.and_then(|at| self.objects.remove(at)).unwrap_or((object, VecDeque::new()));

@@ -114,7 +114,7 @@ pub enum Put {
         full_chunk: Option<ByteRange>,
         /// Some of these bytes were written back before, while they were cached, so they may soon be written once more.
         rewritten: bool,
-        /// So many bytes stay in the memory in which they came.
+        /// This many bytes stay in the memory in which they came.
         adopted: u64,
         /// Free blocks at the servers were set aside for all of them.
         covered: bool,

@@ -188,7 +188,7 @@ impl Locality {
         self.is_lacking()
     }
 
-    /// Notes that a request for so many pages went direct for lack of locality.
+    /// Notes that a request for this many pages went direct for lack of locality.
     pub fn went_direct(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.passed.fetch_add(pages, Relaxed);
@@ -253,8 +253,8 @@ mod tests {
         0
     }
 
-    /// Goal: it is told whether what is written is read back, not before there is enough, and anew when that changes.
-    /// Method: two files of a mount.
+    /// Goal: the rule reports whether written bytes are read back, not before there are enough of them, and anew when
+    /// that changes. Method: two files of a mount.
     #[test]
     fn what_is_read_back() {
         const M: u64 = 1 << 20;
@@ -270,7 +270,7 @@ mod tests {
         assert!(b.is_not_read_back(), "that was long ago");
     }
 
-    /// Goal: where direct carries more, as much more reuse is asked for, of windows and of probes. Method: a quarter of
+    /// Goal: where direct carries more, as much more reuse is requested, of windows and of probes. Method: a quarter of
     /// the pages is used again, and what pays is moved around that.
     #[test]
     fn what_reuse_has_to_make_up_for() {
@@ -343,8 +343,8 @@ mod tests {
         }
     }
 
-    /// Goal: pages count as used again if the cache would still hold them. Method: a page comes with and without
-    /// somebody who wants to know, then others come or pass by.
+    /// Goal: pages count as used again only if the cache would still hold them. Method: a page comes with and without
+    /// the time being recorded, then others are cached or bypass the cache.
     #[test]
     fn what_the_cache_would_not_hold_is_no_reuse() {
         let mount = Arc::new(Locality::default());

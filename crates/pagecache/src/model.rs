@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A file that nobody asks a server about.
+/// A file for which no request to a server is made.
 pub(crate) struct TestFile {
     id: u64,
     cached: CachedBytes,
@@ -43,17 +43,17 @@ impl Rng {
     }
 }
 
-/// Goal: the cache returns what was put in, keeps dirty bytes until they have landed, and its books agree. Method:
-/// random writes, also of whole units whose memory the cache keeps, fills, write-back in steps, loans, forgetting and
-/// evictions on three units, compared byte by byte with a server of one vector and a model of what must be read. What
-/// is lent, to readers or for its way to the server, must stay as it was.
+/// Goal: the cache returns what was put in, keeps dirty bytes until they are on the server, and its counters are right.
+/// Method: random writes, also of whole units whose memory the cache keeps, fills, write-back in steps, loans,
+/// forgetting and evictions on three units, compared byte by byte with a server of one vector and a model of what must
+/// be read. Memory that is given out, to readers or for write-back, must not change.
 #[test]
 fn cache_matches_bytes() {
     matches_bytes(200_000, 0..30, 1500);
 }
 
-/// Goal: the same where chunks are written as a whole and lie in one piece of memory, so that write-back lends it.
-/// Method: as above on three chunks, mostly in whole units; a good part of what is written back has to leave without a
+/// Goal: the same holds if chunks are written as a whole and lie in one piece of memory, so that write-back sends that
+/// memory. Method: as above on three chunks, mostly in whole units; a good part of write-back has to be sent without a
 /// copy.
 #[test]
 fn chunks_in_one_piece_match_bytes() {
@@ -120,7 +120,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                     truth[span].copy_from_slice(&bytes);
                 }
                 3 => {
-                    // A fill brings what the server has, and must not cover dirty bytes or those under way.
+                    // A fill brings the server's bytes, and must not replace dirty bytes or those under way.
                     let short = w.rand(range.len() + 1) as usize;
                     let tail = &server[span.start + short..span.end];
                     let bytes = &server[span.clone()];
@@ -222,9 +222,9 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
     (lent_bytes, copied_bytes)
 }
 
-/// Goal: bytes are used once by each request that was answered with them, however often it looked for the rest (H5).
-/// Method: a request for two units looks three times while the second is missing, then finds both; another one comes or
-/// not; what left the cache was used again or not.
+/// Goal: bytes count as used once by each request that was answered with them, however often it looked for the rest
+/// (H5). Method: a request for two units looks three times while the second is missing, then finds both; another
+/// request comes or not; pages that left the cache were used again or not.
 #[test]
 fn looking_in_vain_is_no_use() {
     for again in [false, true] {
@@ -249,8 +249,9 @@ fn looking_in_vain_is_no_use() {
     }
 }
 
-/// Goal: what came first goes first, wherever it lies; what was used since the hand came by last stays. Method: two
-/// files fill the cache in turn, two more of their chunks come, one of the first is read again.
+/// Goal: the unit that came first is evicted first, wherever it is; a unit that was used since the clock hand passed it
+/// stays. Method: two files fill the cache in turn, two more of their chunks come, one of the first chunks is read
+/// again.
 #[test]
 fn what_came_first_goes_first() {
     let files = [TestFile::new(1), TestFile::new(2)];

@@ -1,7 +1,7 @@
 //! `Room`: whether servers have free blocks for what is dirty.
 //!
-//! Owns: the contract with whoever knows, and which blocks of a unit are covered. Does not own: how many free blocks
-//! there are.
+//! Owns: the contract with the owner of the grants, and which blocks of a unit are covered. Does not own: how many free
+//! blocks there are.
 //!
 //! A block of 4 KiB is covered from before its first byte is dirty until none of it is dirty or under way. Dirty bytes
 //! that could not be covered are cached all the same, and are sent in requests of their own.
@@ -17,7 +17,7 @@ pub trait Room<F>: Send + Sync {
     /// Covers so many more blocks of the file's unit that begins at `offset`. Returns false if there is too little
     /// room.
     fn cover(&self, file: &F, offset: u64, blocks: u32) -> bool;
-    /// So many of its blocks are not dirty or under way any more.
+    /// This many of its blocks are not dirty or under way any more.
     fn uncover(&self, file: &F, offset: u64, blocks: u32);
 }
 

@@ -456,8 +456,8 @@ mod tests {
     use super::*;
     use crate::model::TestFile;
 
-    /// Goal: a small file counts with what the allocator rounds up and what is kept for it, a whole unit with its
-    /// bytes. Method: units of both kinds.
+    /// Goal: the cost of a small file includes the allocator's rounding and the structures for it, the cost of a whole
+    /// unit only its bytes. Method: units of both kinds.
     #[test]
     fn small_files_cost_more_than_their_bytes() {
         let (file, spare) = (TestFile::new(1), Spare::default());

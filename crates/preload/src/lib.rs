@@ -1,7 +1,7 @@
 //! `libamphi_preload.so`: functions of libc that read files, in front of libc's own.
 //!
-//! Owns: the symbols, the real functions behind them, what the environment says. Does not own: which descriptors are
-//! files of a mount and how they are read (`attach`).
+//! Owns: the symbols, the real functions behind them, the settings in the environment. Does not own: which descriptors
+//! are files of a mount and how they are read (`attach`).
 //!
 //! A program that is started with `LD_PRELOAD=libamphi_preload.so` (`amphi run`) calls these functions instead of
 //! libc's. A read is served from memory that the mount shares, or it is the real call. Functions that change what a
@@ -25,7 +25,7 @@ mod reads;
 mod real;
 mod setup;
 
-/// There is no path to it: indices are looked up, and numbers wrap.
+/// No call leads to it: indices are looked up, and numbers wrap.
 #[cfg(panic = "abort")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
@@ -33,8 +33,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     unsafe { libc::abort() }
 }
 
-// What the tables of the precompiled core library name for unwinding, which never happens. Hidden, so that it comes in
-// the place of no other library's.
+// Symbols for unwinding that the tables of the precompiled core library name, which never happens. Hidden, so that it
+// comes in the place of no other library's.
 #[cfg(panic = "abort")]
 core::arch::global_asm!(
     ".globl rust_eh_personality",

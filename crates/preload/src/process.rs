@@ -44,8 +44,8 @@ unsafe extern "C" {
 }
 
 /// The child runs in the memory and on the stack of its parent. So this can be no function that returns twice through a
-/// frame: the return address is kept in a register over the call, as libc does. The parent runs on when the child has
-/// left its memory; the counter says so to everybody who would learn something of descriptors meanwhile.
+/// frame: the return address is kept in a register over the call, as libc does. The parent continues when the child has
+/// left its memory; the counter shows this to every thread that would identify descriptors meanwhile.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -85,8 +85,8 @@ unsafe extern "C" fn __vfork() -> c_int {
     core::arch::naked_asm!("jmp {vfork}", vfork = sym vfork)
 }
 
-/// Does what libc's does, and turns the library off before a filter of system calls comes. Without a frame, because
-/// some calls return on another stack.
+/// Has the effect of libc's function, and turns the library off before a filter of system calls is installed. Without a
+/// frame, because some calls return on another stack.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]

@@ -1,7 +1,7 @@
 //! Functions that read.
 //!
-//! What the kernel serves is a jump to the real function, without a frame of this library: the way of other programs'
-//! reads is as short as it can be, and a thread that is cancelled there meets nothing of ours.
+//! A read that the kernel serves is a jump to the real function, without a frame of this library: the path of other
+//! programs' reads is as short as it can be, and a thread that is cancelled there has no state of ours.
 
 use crate::real::{Real, absent, real};
 use amphi_attach::{Failure, Piece, is_known_foreign, is_off, read_at, read_next, real_read};

@@ -2,10 +2,10 @@
 //!
 //! Owns: the files, their rotation, their modes. Does not own: what is written (`amphi_server`).
 //!
-//! `audit.log` is written; when it is full it becomes `audit.log.1`, that one `audit.log.2` and so on, and what was the
-//! last one is gone. The server may have been stopped in the middle of a line: the next line begins behind an end of
-//! line all the same. Lines are with the kernel when they count as written, and on the disk when the kernel puts them
-//! there: a loss of power may take the last seconds.
+//! `audit.log` is written; when it is full it becomes `audit.log.1`, that one `audit.log.2` and so on, and the former
+//! last one is deleted. The server may have been stopped in the middle of a line: the next line begins behind an end of
+//! line all the same. Lines are with the kernel when they count as written, and on the disk when the kernel writes them
+//! there: a loss of power may lose the last seconds.
 
 use amphi_server::{AuditFull, AuditSink};
 use clap::ValueEnum;
@@ -25,7 +25,7 @@ const FILE_BYTES: u64 = 64 << 20;
 /// Files, the one that is written included.
 const FILES: u32 = 4;
 
-/// What happens while the log cannot be written.
+/// The behaviour while the log cannot be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenFull {
@@ -101,7 +101,7 @@ impl Files {
         }
         let result = self.append(format!("{line}\n").as_bytes());
         if result.is_err() {
-            // Opened anew for the next line, behind what there is of this one.
+            // Opened anew for the next line, behind the written part of this one.
             self.current = None;
         }
         result
@@ -136,8 +136,9 @@ mod tests {
         std::fs::read_to_string(path).unwrap_or_default().lines().filter(|l| !l.is_empty()).map(String::from).collect()
     }
 
-    /// Goal: the log has a bound, loses its oldest lines first, goes on behind half a line, is its user's alone, and
-    /// says when it cannot be written. Method: small files; a file cut in the middle; a folder that is none.
+    /// Goal: the log has a bound, loses its oldest lines first, continues behind an incomplete line, is accessible to
+    /// its user alone, and reports when it cannot be written. Method: small files; a file truncated in the middle; a
+    /// folder that is none.
     #[test]
     fn files_are_rotated() {
         let dir = tempfile::tempdir().expect("temporary folder");

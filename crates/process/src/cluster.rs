@@ -1,7 +1,7 @@
 //! Servers of this process, with a client in it or without.
 //!
-//! Owns: what every server of this binary has, which thread runs what, and the order in which things come up and go
-//! down. Does not own: what they do. An embedded cluster runs the client's I/O half on worker 0's own thread, so a miss
+//! Owns: the common parts of every server of this binary, which thread runs what, and the order of start and stop. Does
+//! not own: the work of these parts. An embedded cluster runs the client's I/O half on worker 0's own thread, so a miss
 //! costs one hop there and back.
 
 use crate::mount::detach_all;
@@ -38,12 +38,12 @@ pub fn server_failure(e: ServerError) -> Failure {
     }
 }
 
-/// Whether an address stands for every address of the machine, so that nobody can be told it.
+/// Whether an address means every address of the machine, so that it cannot be reported to others.
 fn is_unspecified(addr: &str) -> bool {
     matches!(Addr::parse(addr), Ok(Addr::Tcp(host, _)) if host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified()))
 }
 
-/// Makes what others are told mean the same for them: Unix sockets by their whole path, no address that stands for all.
+/// Gives addresses the same meaning for others: Unix sockets by their whole path, no address that means all.
 pub fn settle_addresses(config: &mut ServerConfig) -> Outcome {
     for addr in config.listen.iter_mut().chain(&mut config.advertise).chain(&mut config.join) {
         if let Some(path) = addr.strip_prefix("unix:").filter(|p| !p.is_empty()) {
@@ -69,12 +69,12 @@ pub fn settle_addresses(config: &mut ServerConfig) -> Outcome {
     Ok(())
 }
 
-/// A zone has failed: what it says from now on could not be relied on, and whoever asks it should wait, not be told of
-/// an error. So the process ends where it is, as if it were killed: nothing more is answered, and the next start finds
-/// what a start behind a kill finds, or knows that a sync failed.
+/// A zone has failed: its later answers would be unreliable, and clients should wait, not get an error. So the process
+/// ends at once, as if it were killed: nothing more is answered, and the next start has the state of a start behind a
+/// kill, or knows that a sync failed.
 fn zone_failed(line: &str) {
     say_error(&format!("a zone has failed, so this server ends; start it again: {line}"));
-    // Those who use its mounts get errors; nobody here answers any more.
+    // Users of its mounts get errors; no thread answers any more.
     detach_all();
     std::process::exit(1);
 }
@@ -83,12 +83,12 @@ fn zone_failed(line: &str) {
 pub fn complete(config: &mut ServerConfig) {
     config.holder_gone = Arc::new(holder_gone);
     config.zone_failed = Arc::new(zone_failed);
-    // Whoever starts a cluster can use it.
+    // The user who starts a cluster can use it.
     config.root_owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     config.owner_uid = rustix::process::geteuid().as_raw();
 }
 
-/// What happens around the life of the client in an embedded cluster; both default to nothing.
+/// Hooks around the life of the client in an embedded cluster; both default to nothing.
 #[derive(Default)]
 pub struct Around {
     /// Run when the server serves and before the client connects; an error ends both.
@@ -200,9 +200,9 @@ mod tests {
         }
     }
 
-    /// Goal: whoever waits for the end of a cluster hears of a panic that ends it; its mount goes although it is in
-    /// use, and it can be started again. Method: the clock of its client panics on the worker's thread, while a file is
-    /// open.
+    /// Goal: a caller that waits for the end of a cluster learns of a panic that ends it; its mount is removed although
+    /// it is in use, and it can be started again. Method: the clock of its client panics on the worker's thread, while
+    /// a file is open.
     #[test]
     fn a_panic_of_a_worker_is_told() {
         let folder = tempfile::tempdir().expect("temporary folder");

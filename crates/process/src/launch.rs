@@ -1,6 +1,6 @@
 //! Libraries that programs load in front of libc's or of MPI's functions, and launchers of MPI programs.
 //!
-//! Owns: where these libraries lie, how they stand in `LD_PRELOAD` beside others, which MPI library a launcher belongs
+//! Owns: the places of these libraries, their order in `LD_PRELOAD` beside others, which MPI library a launcher belongs
 //! to and by which options its ranks get them. Does not own: the libraries (`amphi_preload`, `amphi_mpiio`).
 
 use amphi_host::failure::{Failure, Outcome};
@@ -121,7 +121,7 @@ pub fn find_preload() -> Outcome<PathBuf> {
     })
 }
 
-/// The value of `LD_PRELOAD` with `first` before and `last` behind what is there already; each library once.
+/// The value of `LD_PRELOAD` with `first` before and `last` behind the present libraries; each library once.
 pub fn preload_list(first: Option<&Path>, there: Option<&OsStr>, last: Option<&Path>) -> OsString {
     let there = there.map(OsStr::as_bytes).unwrap_or_default();
     let others = there.split(|b| matches!(b, b':' | b' ')).map(OsStr::from_bytes);
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(launcher_options(Mpi::Openmpi, OsStr::new("/a.so"))[..2], ["-x", "LD_PRELOAD=/a.so"]);
     }
 
-    /// Goal: a shim that is not there is refused with the folder and what builds it. Method: an empty folder.
+    /// Goal: an absent shim is refused with the folder and the command that builds it. Method: an empty folder.
     #[test]
     fn a_missing_shim_is_refused() {
         let empty = tempfile::tempdir().expect("folder");

@@ -29,7 +29,7 @@ const DETACH: Duration = Duration::from_secs(2);
 /// Options of a FUSE mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// What is mounted: the folder of a cluster of this process, or the cluster's addresses.
+    /// The source of the mount: the folder of a cluster of this process, or the cluster's addresses.
     pub source: String,
     /// Where.
     pub dir: PathBuf,
@@ -37,7 +37,7 @@ pub struct MountOptions {
     pub spin: Duration,
     /// Other users may use the mount.
     pub allow_other: bool,
-    /// Others than this process may change what is mounted: set-user-id programs count only if that is asked for.
+    /// Others than this process may change the files: set-user-id programs are honoured only on request.
     pub shared: bool,
     /// What else it allows.
     pub words: MountWords,
@@ -67,7 +67,7 @@ pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) ->
     let said = |yes, no| words.said(yes, no).unwrap_or(false);
     let config = SessionConfig {
         read_only: said(MountWord::Ro, MountWord::Rw),
-        // Whoever else may write to the cluster could leave a program there that runs as root here.
+        // Another client of the cluster could otherwise leave a program there that runs as root here.
         no_suid: words.said(MountWord::NoSuid, MountWord::Suid).unwrap_or(options.shared),
         no_exec: said(MountWord::NoExec, MountWord::Exec),
         acl: !said(MountWord::NoAcl, MountWord::Acl),
@@ -141,7 +141,7 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
     amphi_fuse::find_helper().map_err(|e| Failure::refused(e.to_string()))
 }
 
-/// Where `path` is, or would be if it were made: without links as far as it exists.
+/// The present or future place of `path`: without links as far as it exists.
 fn settled(path: &Path) -> std::io::Result<PathBuf> {
     let whole = std::path::absolute(path)?;
     for existing in whole.ancestors() {
@@ -171,7 +171,7 @@ pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
     Ok(())
 }
 
-/// Ends a mount and what serves it. If a worker has panicked, nobody may be left who answers: the mount is detached,
+/// Ends a mount and its server. If a worker has panicked, no thread may be left that answers: the mount is detached,
 /// and nothing is waited for.
 ///
 /// Errors: the panic, or as `unmount` and `Running::stop`; the mount is away all the same.

@@ -32,6 +32,12 @@ pub enum MountWord {
     NoAtime,
     /// They do if older than the last change or a day, the default
     RelAtime,
+    /// Other mounts see writes of this one at its next fsync, close or release of a file lock at the latest
+    #[value(name = "consistency=commit")]
+    Commit,
+    /// They see them when the writes have returned, but of files that ask for commit; the default
+    #[value(name = "consistency=posix")]
+    Posix,
 }
 
 /// Words in the order in which they were given.

@@ -20,7 +20,7 @@ const MADE_BYTES: usize = 32;
 /// The key of a server that was given none.
 #[derive(Clone, Debug)]
 pub struct OwnKey {
-    /// What the file has, or will have.
+    /// The present or future contents of the file.
     pub bytes: Vec<u8>,
     /// The file.
     pub path: PathBuf,
@@ -78,14 +78,14 @@ fn is_on_tcp(config: &ServerConfig) -> bool {
     config.listen.iter().any(|addr| matches!(Addr::parse(addr), Ok(Addr::Tcp(..))))
 }
 
-/// Gives a first server that listens on TCP a key of its own in the folder `data`, unless it has one. That of a server
-/// which joins others is theirs.
+/// Gives a first server that listens on TCP a key of its own in the folder `data`, unless it has one. A server which
+/// joins others uses theirs.
 pub fn of_server(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKey>> {
     if config.key.is_some() || !is_on_tcp(config) {
         return Ok(None);
     }
     if !config.join.is_empty() && config.identity.is_some() {
-        // It comes in with that, or is told what is missing.
+        // It joins with that, or its refusal names the missing key.
         return Ok(None);
     }
     if !config.join.is_empty() && !data.join(OWN_KEY).exists() {
@@ -97,7 +97,7 @@ pub fn of_server(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKe
     }
     let own = OwnKey::of(data)?;
     config.key = Some(own.bytes.clone());
-    // Whom the kernel vouches for on a Unix socket needs none.
+    // A user for whom the kernel vouches on a Unix socket needs none.
     config.unix_without_key = true;
     Ok(Some(own))
 }
@@ -108,8 +108,8 @@ mod tests {
     use amphi_host::cluster_key::read;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// Goal: a key that is made is one that is taken, by its user alone, and stays. Method: make it, keep it, look,
-    /// read it again; open it to others; cut it short.
+    /// Goal: a key that is made is valid, accessible to its user alone, and kept. Method: make it, keep it, check it,
+    /// read it again; open it to others; truncate it.
     #[test]
     fn a_key_of_its_own() {
         let dir = tempfile::tempdir().expect("temporary folder");

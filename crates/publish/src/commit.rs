@@ -42,12 +42,12 @@ pub struct Committed {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// It had been published before, and what was left to do is done now.
+    /// It had been published before, and the remaining work is done now.
     pub before: bool,
 }
 
-/// Begins to publish at `dir` what `ranks` processes write. Returns the path of the tree to write into: an empty
-/// directory with owner and mode of what is there now. It is stable on return.
+/// Begins a publication at `dir` by `ranks` processes. Returns the path of the tree to write into: an empty directory
+/// with owner and mode of the present one. It is stable on return.
 ///
 /// Errors: `dir` is no directory, its folder is missing or may not be written.
 pub fn begin(dir: &Path, ranks: u32) -> Result<PathBuf> {
@@ -61,11 +61,11 @@ pub fn begin(dir: &Path, ranks: u32) -> Result<PathBuf> {
     let publication = Publication { place, id };
     make(&publication.folder(), 0o755)?;
     let (tree, before) = (publication.tree(), fs::metadata(&dir).ok());
-    // Like the folder that it replaces; whoever may write there now may write here.
+    // Like the folder that it replaces: the same users may write here.
     let mode = before.as_ref().map_or(0o755, |meta| meta.permissions().mode() & 0o7777);
     make(&tree, mode)?;
     if let Some(meta) = before {
-        // Only root may give it to somebody else; others find out here.
+        // Only root may change its owner; others get the error here.
         std::os::unix::fs::chown(&tree, Some(meta.uid()), Some(meta.gid()))
             .during("give it the owner of what it replaces", &tree)?;
         fs::set_permissions(&tree, fs::Permissions::from_mode(mode)).during("set the mode of", &tree)?;
@@ -77,7 +77,7 @@ pub fn begin(dir: &Path, ranks: u32) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// A directory; one that is there already is as well.
+/// Makes a directory; an existing one is fine.
 fn make(path: &Path, mode: u32) -> Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
@@ -85,7 +85,7 @@ fn make(path: &Path, mode: u32) -> Result<()> {
     }
 }
 
-/// Nobody has it: the time in ns and the process.
+/// A unique id: the time in ns and the process.
 fn new_id() -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let mut random = [0; 4];
@@ -102,7 +102,7 @@ fn begun(publication: &Publication) -> Result<Begun> {
 }
 
 /// Rank `rank` is done. Of `paths`, files and trees below `tree` that it has written, everything is stable on return,
-/// and a commit refuses when one of them has changed since. Said again it replaces what was said before.
+/// and a commit refuses when one of them has changed since. A repeated call replaces the earlier list.
 ///
 /// Errors: a rank that there is not; paths outside the tree.
 pub fn ready(tree: &Path, rank: u32, paths: &[PathBuf]) -> Result<()> {
@@ -155,7 +155,7 @@ fn put_in_place(publication: &Publication, options: &Options<'_>) -> Result<(usi
     let count = all.files.len();
     let bytes = tree::sync(&all, &|done| (options.progress)(done, count))?;
     unchanged(&finished, &all, &tree)?;
-    // What lies behind an interrupted commit of another publication has had the name, and must not get it again.
+    // The tree of an interrupted commit of another publication has had the name, and must not get it again.
     settle(&publication.place)?;
     (options.step)("mark")?;
     mark(&tree, &publication.id)?;
@@ -174,7 +174,7 @@ fn put_in_place(publication: &Publication, options: &Options<'_>) -> Result<(usi
     Ok((count, bytes))
 }
 
-/// What all ranks have said, when they have.
+/// The lists of all ranks, once they are complete.
 fn all_ready(publication: &Publication, wait: Duration) -> Result<Vec<Ready>> {
     let ranks = begun(publication)?.ranks;
     let (mut said, mut waited) = (BTreeMap::new(), Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Why something was not published: a sentence that says what happened, to which path, and what to do.
+//! The reason why a publication failed: a sentence with the event, the path, and advice.
 
 use rustix::io::Errno;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::path::Path;
 pub enum ErrorKind {
     /// The request or its surroundings are wrong, and nothing was changed.
     Refused,
-    /// Something failed while working; the same command again goes on.
+    /// Something failed while working; the same command again continues.
     Failed,
 }
 

@@ -31,7 +31,7 @@ pub struct Open {
     pub idle: Duration,
 }
 
-/// What there is of a name.
+/// The trees of a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
     /// Publications.
@@ -40,7 +40,7 @@ pub struct Listed {
     pub generations: Vec<Generation>,
 }
 
-/// What is being written for `dir`, and what it was before.
+/// The publications under way for `dir`, and its earlier generations.
 pub fn list(dir: &Path) -> Result<Listed> {
     let place = Place::of(&std::path::absolute(dir).during("find", dir)?)?;
     let mut open = Vec::new();
@@ -72,8 +72,8 @@ fn generations(place: &Place) -> Result<Vec<Generation>> {
     Ok(all)
 }
 
-/// Does what is left to do of a publication that has its name: what had the name becomes a generation, and the records
-/// go. `step` is called before each step.
+/// Completes a publication that has its name: the previous tree becomes a generation, and the records are removed.
+/// `step` is called before each step.
 pub(crate) fn complete(publication: &Publication, step: &dyn Fn(&'static str) -> Result<()>) -> Result<()> {
     let tree = publication.tree();
     // The exchange may not have been synced.
@@ -117,8 +117,8 @@ pub(crate) fn trim(place: &Place, keep: usize) -> Result<()> {
     generations(place)?.iter().skip(keep).try_for_each(|g| tree::remove(&g.tree))
 }
 
-/// Gives the name back to an earlier generation: the youngest, or the one of this number. What had the name takes its
-/// place among the generations, so the same call with the same number undoes it. Stable on return.
+/// Gives the name back to an earlier generation: the youngest, or the one of this number. The tree that had the name
+/// takes its place among the generations, so the same call with the same number undoes it. Stable on return.
 ///
 /// Errors: there is none.
 pub fn rollback(dir: &Path, number: Option<u64>) -> Result<Generation> {

@@ -6,7 +6,7 @@
 //! reasons.
 //!
 //! Invariants: the name leads to the old tree or to the new one, both whole, whenever a process or a machine stops;
-//! the new one only when all of it is stable. A commit that was interrupted goes on when it is asked for again.
+//! the new one only when all of it is stable. A commit that was interrupted continues when it is requested again.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_types, reason = "plain files of any file system, for a command that ends soon")]

@@ -1,4 +1,4 @@
-//! Where everything lies: beside the name that is published, in `.NAME.publish`.
+//! The place of all files: beside the published name, in `.NAME.publish`.
 //!
 //! ```text
 //! PARENT/NAME                          what is published; its attribute user.publish.id says which publication it was
@@ -59,7 +59,7 @@ impl Place {
         self.parent.join(&self.name)
     }
 
-    /// Where unpublished trees and earlier generations lie.
+    /// The folder of unpublished trees and earlier generations.
     pub(crate) fn work(&self) -> PathBuf {
         let mut name = OsString::from(".");
         name.push(&self.name);
@@ -71,7 +71,7 @@ impl Place {
         self.work().join(OLD)
     }
 
-    /// Keeps others from changing what is published, as long as the value lives, on all mounts.
+    /// Excludes other changes of the publication, as long as the value lives, on all mounts.
     pub(crate) fn lock(&self) -> Result<File> {
         let path = self.work().join("lock");
         let file = File::options().create(true).append(true).open(&path).during("open", &path)?;
@@ -109,7 +109,7 @@ pub(crate) struct Publication {
 }
 
 impl Publication {
-    /// Of the path that `begin` has given.
+    /// Of the path that `begin` returned.
     pub(crate) fn of_tree(tree: &Path) -> Result<Publication> {
         let tree = std::path::absolute(tree).during("find", tree)?;
         let bad = || {

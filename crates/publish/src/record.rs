@@ -1,4 +1,4 @@
-//! What is written down of a publication: how many ranks there are, and which files each has finished.
+//! The record of a publication: the number of ranks, and the files that each has finished.
 //!
 //! A record is written under another name, synced, and renamed, so it is there whole or not at all.
 

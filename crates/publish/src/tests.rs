@@ -22,7 +22,7 @@ fn fill(tree: &Path, text: &str) {
     }
 }
 
-/// What all files of a whole tree say; `None` if it is not there.
+/// The contents of all files of a whole tree; `None` if it is absent.
 fn content(dir: &Path) -> Option<String> {
     let texts: Vec<String> =
         ["one", "a/two", "a/b/three"].iter().filter_map(|name| fs::read_to_string(dir.join(name)).ok()).collect();
@@ -43,8 +43,8 @@ fn written(dir: &Path, text: &str) -> PathBuf {
 }
 
 /// Goal: wherever a commit is interrupted, the name leads to the old tree or to the new one, whole; the same commit
-/// goes on, also behind another one; nothing is left over. Method: a commit that is ended before each of its steps, the
-/// first time, with something there, and with another publication in between.
+/// continues, also behind another one; nothing is left over. Method: a commit that is ended before each of its steps,
+/// the first time, with something there, and with another publication in between.
 #[test]
 fn a_commit_is_interrupted_anywhere() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -104,8 +104,8 @@ fn a_commit_is_interrupted_anywhere() {
     assert!(interrupted >= 2 * (5 + 6 + 6), "{interrupted} steps");
 }
 
-/// Goal: a commit needs all ranks and what they have left. Method: ranks that are missing, that there are not, whose
-/// files change, go, or lie elsewhere.
+/// Goal: a commit needs all ranks and their files. Method: ranks that are missing, that do not exist, whose files
+/// change, are removed, or lie elsewhere.
 #[test]
 fn ranks() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -152,7 +152,7 @@ fn waits_for_ranks() {
     });
 }
 
-/// Goal: earlier generations come back and go again, as many stay as are wanted, and what is idle is cleaned away.
+/// Goal: earlier generations are restored and replaced again, the wanted number stays, and idle ones are removed.
 /// Method: four commits, back and forth, to a number.
 #[test]
 fn generations_come_back() {

@@ -2,8 +2,9 @@
 //!
 //! Owns: the decision how much a target gets. Does not own: the messages, the items in which limits last (the server).
 //!
-//! The limits last, the shares do not: after a restart the ledger knows of no share, so it collects before it gives
-//! any. It numbers what it says. Numbers of a later start are larger, because they begin with its count.
+//! The limits are durable, the shares are not: after a restart the ledger knows no shares, so it collects from all
+//! targets before it gives any. Its messages are numbered. Numbers of a later start are larger, because they begin with
+//! the count of starts.
 
 use crate::shares::Share;
 use amphi_types::{Account, Amount, Limits, TargetId};
@@ -15,7 +16,7 @@ const EXTRA_MAX: Amount = Amount { blocks: 1 << 18, inodes: 1 << 16 };
 /// The ledger's answer to a target that needs more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// This is its share now. `refused`: it does not get all that it needs.
+    /// The new share of the target. `refused`: it does not get all that it needs.
     Is {
         /// Number of the answer.
         number: u64,
@@ -24,14 +25,14 @@ pub enum Answer {
         /// There is no more.
         refused: bool,
     },
-    /// First the other targets have to give back what they do not use: `collected` for each, then `ask` again.
+    /// First the other targets have to return what they do not use: call `collected` for each, then `ask` again.
     Collect {
         /// Number of the call.
         number: u64,
     },
 }
 
-/// What is kept of an account.
+/// The stored state of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// What it may use.
@@ -46,7 +47,7 @@ impl Standing {
         self.over_since_s != 0 && now_s.saturating_sub(self.over_since_s) >= self.limits.grace_s
     }
 
-    /// What it may use at this time.
+    /// How much the account may use at this time.
     pub fn most(&self, now_s: u64) -> Amount {
         let limit = |amount: Amount| amount.each(amount, |n, _| if n == 0 { u64::MAX } else { n });
         let hard = limit(self.limits.hard);
@@ -54,12 +55,12 @@ impl Standing {
     }
 }
 
-/// What has changed of an account by itself.
+/// A change of an account by time alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// What is to be kept of it from now on.
+    /// The new stored state of the account.
     pub standing: Standing,
-    /// It may use more or less than before: all targets have to forget what they know of it.
+    /// The account may use more or less than before: all targets have to drop what they know of it.
     pub is_told: bool,
 }
 
@@ -74,7 +75,7 @@ struct Given {
 struct Entry {
     standing: Standing,
     shares: BTreeMap<TargetId, Given>,
-    /// Whether all targets have said what they have, since the start and since the limits were set.
+    /// Whether all targets have reported their shares, since the start and since the limits were set.
     is_known: bool,
     is_due: bool,
 }
@@ -86,7 +87,7 @@ pub struct Ledger {
     number: u64,
 }
 
-/// What is left of a limit.
+/// The remainder of a limit.
 fn left(most: Amount, taken: Amount) -> Amount {
     most.each(taken, |most, taken| if most == u64::MAX { most } else { most.saturating_sub(taken) })
 }
@@ -102,7 +103,7 @@ impl Ledger {
         !self.accounts.is_empty()
     }
 
-    /// What is kept of an account, if it is limited.
+    /// The stored state of an account, if it has limits.
     pub fn standing(&self, account: Account) -> Option<Standing> {
         self.accounts.get(&account).map(|entry| entry.standing)
     }
@@ -112,8 +113,8 @@ impl Ledger {
         self.accounts.iter().map(|(account, entry)| (*account, entry.standing))
     }
 
-    /// Sets or replaces what is kept of an account; without limits nothing is. All targets have to forget what they
-    /// know of it.
+    /// Sets or replaces the stored state of an account; without limits it is removed. All targets have to drop what
+    /// they know of it.
     pub fn set(&mut self, account: Account, standing: Standing) {
         if standing.limits.is_none() {
             self.accounts.remove(&account);
@@ -142,8 +143,8 @@ impl Ledger {
         (is_told || entry.standing != before).then_some(Turn { standing: entry.standing, is_told })
     }
 
-    /// A target on which the account uses `used`, with what requests under way hold, needs `wanted` more. `collected`:
-    /// the others have just given back what they do not use. `targets`: how many there are.
+    /// A target on which the account uses `used`, including what requests under way hold, needs `wanted` more.
+    /// `collected`: the other targets have just returned what they do not use. `targets`: the number of targets.
     pub fn ask(&mut self, account: Account, target: TargetId, need: Need, now_s: u64) -> Answer {
         self.number += 1;
         let number = self.number;
@@ -162,8 +163,8 @@ impl Ledger {
             return Answer::Collect { number };
         }
         entry.is_known |= collected;
-        // It may have used up what it has by now. If it does not get all that it needs, it gets all that is left; but
-        // what nobody waits for is not taken from where it may be needed.
+        // The target may have used up its share by now. If it does not get all that it needs, it gets all that is left;
+        // but a share that no request waits for is not taken from what other targets may need.
         let has = entry.shares.get(&target).map_or(used, |given| given.share);
         let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
         let share = if refused && ahead { has.min(free) } else { needs.plus(extra).max(has).min(free) };
@@ -171,8 +172,8 @@ impl Ledger {
         Answer::Is { number, share: Share::UpTo(share), refused }
     }
 
-    /// A target has answered the call of this number: it has given back what the account does not use there, and uses
-    /// `used`. It counts no more if the target has been given more since.
+    /// A target has answered the call of this number: it has returned what the account does not use there, and uses
+    /// `used`. The answer is ignored if the target has been given more since.
     pub fn collected(&mut self, account: Account, target: TargetId, number: u64, used: Amount) {
         if let Some(entry) = self.accounts.get_mut(&account) {
             let given = entry.shares.entry(target).or_default();
@@ -186,13 +187,13 @@ impl Ledger {
 /// What a target needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
-    /// What the account uses there, with what requests under way hold.
+    /// The usage of the account there, including the reservations of requests under way.
     pub used: Amount,
     /// How much more it needs.
     pub wanted: Amount,
-    /// The others have just given back what they do not use.
+    /// The other targets have just returned what they do not use.
     pub collected: bool,
-    /// Nobody waits for it yet: it is refused without collecting.
+    /// No request waits for it yet: it is refused without collecting.
     pub ahead: bool,
     /// How many targets there are.
     pub targets: u64,

@@ -4,19 +4,19 @@
 //! target, `Ledger` at target 0). Does not own: what is counted (`meta` and `data`), the messages between targets and
 //! the items on the disk (the server).
 //!
-//! A limit counts for the whole cluster, and each target alone decides whether a write finds room. So the ledger at
-//! target 0 deals the limit out in *shares*: a target may use up its share without asking anybody. When it needs more
-//! it asks. When the ledger has nothing left, it collects what other targets have and do not use, before it refuses.
+//! A limit counts for the whole cluster, but each target alone decides whether a write fits. So the ledger at target 0
+//! deals the limit out in *shares*: a target may use up its share without a message. When it needs more, it asks the
+//! ledger. When the ledger has nothing left, it collects what other targets have and do not use, before it refuses.
 //!
 //! Invariants, which the model in `tests` checks under any order of messages:
 //!
 //! * The shares of all targets together are never more than the limit, unless the limit was lowered, or files were
-//!   given to the account by somebody whom no limit stops.
+//!   given to the account by a user without a limit.
 //! * A target admits nothing beyond its share. So no account gets beyond its limit by what targets admit.
-//! * What is refused did not fit when the ledger collected, or some target could not be reached.
+//! * A refused request did not fit when the ledger collected, or some target could not be reached.
 //!
-//! Lustre deals out limits in the same way (quota master and slaves), with slices of fixed sizes. Here a share is as
-//! large as what is free allows, so that an account that is far from its limit asks seldom.
+//! Lustre deals out limits in the same way (quota master and slaves), with slices of fixed sizes. Here a share is a
+//! part of what is free, so that an account that is far from its limit asks seldom.
 #![forbid(unsafe_code)]
 
 mod ledger;

@@ -1,7 +1,7 @@
 //! `Shares`: how much of limits one target may use up without asking.
 //!
-//! Owns: the shares that the ledger has given to this target, and what requests under way hold of them. Does not own:
-//! what accounts use here (the caller passes it), the messages.
+//! Owns: the shares that the ledger has given to this target, and how much of them requests under way hold. Does not
+//! own: what accounts use on this target (the caller passes it), the messages.
 //!
 //! While no account of the cluster is limited, nothing is looked up (`is_on`). Otherwise a target learns of an account
 //! when it is first charged: whether it is limited at all, and its share.
@@ -13,8 +13,8 @@ use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// For how long the answer that there is no more is believed, ns: all targets are asked once in that time, however
-/// often a program tries.
+/// How long the answer that there is no more is used, ns: all targets are asked once in that time, however often a
+/// program tries.
 const REFUSED_NS: u64 = 5_000_000;
 
 /// What the ledger says.
@@ -33,8 +33,8 @@ pub enum Admission {
     Yes,
     /// The ledger has to be asked about this account.
     Ask(Account),
-    /// The account had used up its limit a moment ago. Whoever has not asked since he began waits and asks: he may have
-    /// removed something.
+    /// The account had used up its limit a moment ago. A request that has not asked since it began waits and asks,
+    /// because files may have been removed.
     No(Account),
 }
 
@@ -44,7 +44,7 @@ struct Held {
     /// The number of the answer that said so.
     number: u64,
     share: Option<Share>,
-    /// What requests under way may add.
+    /// The amount that requests under way may add.
     held: Amount,
     refused_until_ns: u64,
 }
@@ -62,19 +62,19 @@ impl Shares {
         self.on
     }
 
-    /// From now on accounts are limited, or none is.
+    /// From now on some accounts have limits, or none has.
     pub fn set_on(&mut self, on: bool) {
         self.on = on;
     }
 
-    /// What is known of an account, or of all, may be outdated.
+    /// The stored state of an account, or of all, may be outdated.
     pub fn forget(&mut self, account: Option<Account>) {
         let outdated = self.accounts.iter_mut().filter(|(of, _)| account.is_none_or(|account| account == **of));
         outdated.for_each(|(_, held)| (held.share, held.refused_until_ns) = (None, 0));
         self.accounts.retain(|_, held| held.share.is_some() || !held.held.is_none() || held.number > 0);
     }
 
-    /// Whether the owner may use `wanted` more. `used` says what an account uses here.
+    /// Whether the owner may use `wanted` more. `used` returns what an account uses on this target.
     pub fn admit(&self, owner: Owner, wanted: Amount, now_ns: u64, used: impl Fn(Account) -> Amount) -> Admission {
         if !self.on || wanted.is_none() {
             return Admission::Yes;
@@ -86,7 +86,7 @@ impl Shares {
                 Some(Share::Unlimited) => {}
                 Some(Share::UpTo(share)) => {
                     let now = used(account).plus(held.held);
-                    // What does not grow finds room beyond the limit, too.
+                    // A request that adds nothing fits even beyond the limit.
                     let fits = |now: u64, wanted: u64, share: u64| wanted == 0 || now.saturating_add(wanted) <= share;
                     let blocks = fits(now.blocks, wanted.blocks, share.blocks);
                     if !blocks || !fits(now.inodes, wanted.inodes, share.inodes) {
@@ -116,14 +116,14 @@ impl Shares {
         }
     }
 
-    /// What requests under way may add to an account.
+    /// The amount that requests under way may add to an account.
     pub fn held(&self, account: Account) -> Amount {
         self.accounts.get(&account).map_or(Amount::default(), |held| held.held)
     }
 
-    /// The ledger is asked about an account that uses `used` here. Until it answers, the account has no more than that,
-    /// with what requests under way hold, which is returned: a ledger that was started again knows of no share, and
-    /// takes this for all that the target has.
+    /// The ledger is asked for an account that uses `used` on this target. Until it answers, the account has no more
+    /// than what it uses, including what requests under way hold; this sum is returned: a ledger that was restarted
+    /// knows no shares, and takes it for the target's share.
     pub fn ask(&mut self, account: Account, used: Amount) -> Amount {
         let number = self.accounts.get(&account).map_or(0, |held| held.number);
         self.give_back(account, number, used)
@@ -138,8 +138,8 @@ impl Shares {
         }
     }
 
-    /// The ledger takes back what the account does not use here: its share is what it uses. Returns that, with what
-    /// requests under way hold.
+    /// The ledger takes back what the account does not use on this target: its share becomes what it uses. Returns
+    /// that, including what requests under way hold.
     pub fn give_back(&mut self, account: Account, number: u64, used: Amount) -> Amount {
         let held = self.accounts.entry(account).or_default();
         let kept = used.plus(held.held);
@@ -149,8 +149,8 @@ impl Shares {
         kept
     }
 
-    /// How near an owner is to a limit of blocks, and the account that is nearest. It is near if fewer than `margin`
-    /// blocks are left of its share, and while its share is not known.
+    /// How near an owner is to a limit of blocks, and the account that is nearest. An account is near its limit if
+    /// fewer than `margin` blocks are left of its share, and while its share is not known.
     pub fn nearness(&self, owner: Owner, margin: u64, used: impl Fn(Account) -> Amount) -> (Nearness, Option<Account>) {
         let of = |account: Account| match self.accounts.get(&account).and_then(|held| held.share) {
             Some(Share::Unlimited | Share::UpTo(Amount { blocks: u64::MAX, .. })) => Nearness::Unlimited,

@@ -20,7 +20,7 @@ enum Sent {
     Collected { from: usize, number: u64, round: usize, used: Amount },
 }
 
-/// A round of collecting, at whose end the one who asked is answered.
+/// A round of collecting, at whose end the target that asked is answered.
 #[derive(Clone, Debug)]
 struct Round {
     left: usize,
@@ -121,9 +121,9 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Goal: whatever overtakes what, the account never gets beyond its limit; and what it has not used up it gets,
-    /// wherever it asks. Method: writes and removals on some targets, messages delivered in random order, restarts of
-    /// the ledger and of targets; at the end all that is left is written on one target, and then no block more.
+    /// Goal: in whatever order messages arrive, the account never exceeds its limit, and it can use up the whole limit
+    /// on any target. Method: writes and removals on some targets, messages delivered in random order, restarts of the
+    /// ledger and of targets; at the end everything that is left is written on one target, and then not one block more.
     #[test]
     fn limits_hold_and_are_used_up(
         targets in 1..5usize,
@@ -145,7 +145,7 @@ proptest! {
                     model.ledger = Ledger::default();
                     model.ledger.begin(starts);
                     model.ledger.set(USER, standing);
-                    // What was on its way from or to it ends with its connections.
+                    // Messages on their way from or to it are lost with its connections.
                     model.sent.clear();
                 }
                 7 if at == 1 => model.shares[target].forget(None),
@@ -182,7 +182,8 @@ proptest! {
     }
 }
 
-/// Goal: a soft limit counts like a hard one when its grace is over, and no more when less is used. Method: a story.
+/// Goal: a soft limit counts like a hard one when its grace is over, and no more when less is used. Method: a sequence
+/// of steps.
 #[test]
 fn soft_limits_count_after_their_grace() {
     let mut ledger = Ledger::default();
@@ -236,7 +237,7 @@ fn inodes_and_blocks_are_limited_apart() {
     assert_eq!(near(&shares, 1), (Nearness::Near, Some(group)), "it may be limited");
 }
 
-/// Goal: counts follow changes of owners and sizes. Method: a story.
+/// Goal: counts follow changes of owners and sizes. Method: a sequence of steps.
 #[test]
 fn usage_is_counted_by_account() {
     let mut usage = Usage::default();

@@ -24,7 +24,7 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// What the receiver shall see has been pushed: wakes it if it sleeps.
+    /// An item for the receiver has been pushed: wakes it if it sleeps.
     pub(crate) fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleeps.load(Ordering::Relaxed) && self.sleeps.swap(false, Ordering::AcqRel) {
@@ -32,7 +32,7 @@ impl Bell {
         }
     }
 
-    /// What `look` finds, or a sleep that the next `ring` ends. One task waits.
+    /// The result of `look`, or a sleep that the next `ring` ends. One task waits.
     pub(crate) fn wait<T>(&self, cx: &mut Context<'_>, mut look: impl FnMut() -> Option<T>) -> Poll<T> {
         #[cfg(feature = "loom")]
         self.waker.register(cx.waker().clone());
@@ -72,7 +72,7 @@ mod tests {
     /// Fails if a receiver sleeps on when every sender has pushed.
     fn model(senders: usize, wait: Wait) {
         let mut builder = loom::model::Builder::new();
-        // All interleavings of three threads take minutes; those with two switches that nobody asked for, a second.
+        // All interleavings of three threads take minutes; those with two involuntary switches, a second.
         builder.preemption_bound = (senders > 1).then_some(2);
         builder.check(move || {
             let both = Arc::new((Bell::default(), AtomicUsize::new(0)));

@@ -2,7 +2,7 @@
 //!
 //! Owns: starting, naming, placing and joining them. Does not own: their work.
 //!
-//! Invariant: the first panic of a worker reaches whoever joins, at once, whatever the others do.
+//! Invariant: the first panic of a worker reaches the joining thread, at once, whatever the others do.
 
 use amphi_env::RealEnv;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -76,7 +76,7 @@ where
                 f(env, i, seed)
             };
             let result = catch_unwind(AssertUnwindSafe(|| RealEnv::run(config.spin, run)));
-            // Nobody listens if the handle was dropped: the worker then ends unheard.
+            // If the handle was dropped, there is no receiver: the worker then ends without a report.
             let _ = tell.send((i, result));
         })?);
     }

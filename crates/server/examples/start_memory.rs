@@ -1,6 +1,6 @@
 //! Memory of the start of a target: its peak, and what stays.
 //!
-//! `start_memory make ZONE FILES` makes a zone with so many files of 3,901 bytes in directories of 1,000.
+//! `start_memory make ZONE FILES` makes a zone with this many files of 3,901 bytes in directories of 1,000.
 //! `start_memory stream|map ZONE` loads it: the items go to the stores one by one, as a server does it, or lie in a map
 //! beside them, as it was before. Both are said in bytes a file, over what the process had before, with the CPU.
 

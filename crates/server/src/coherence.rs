@@ -22,11 +22,11 @@ use amphi_env::Env;
 use amphi_types::{SessionId, TargetId};
 use std::cell::RefCell;
 
-/// What clients may cache of one target, and what they are asked back.
+/// The rights of clients to cache from one target, and their return.
 pub struct Coherence {
     /// Its locks.
     pub locks: Locks,
-    /// What clients may cache of its names and attributes.
+    /// Tokens for the names and attributes of the target.
     pub tokens: Tokens,
     /// Questions to those who write its objects.
     pub glimpses: Glimpses,
@@ -34,13 +34,13 @@ pub struct Coherence {
     pub file_locks: FileLockTable,
     /// Mounts that are to look for directories that were moved or removed.
     pub changed_directories: Questions,
-    /// What has changed under pages that mounts could not take back in time.
+    /// The changes below kernel pages that mounts could not drop in time.
     pub left_pages: RefCell<LeftPages>,
 }
 
 impl Coherence {
-    /// Nothing is granted yet. `start` is a number of this start of the target, so that what clients name by number is
-    /// not what they named before; `earlier` are sessions that may use tokens of an earlier one.
+    /// The state before anything is granted. `start` is a number of this start of the target, so that ids which clients
+    /// know from an earlier start are not reused; `earlier` are sessions that may use tokens of an earlier start.
     pub fn new<E: Env>(
         id: TargetId,
         start: u16,

@@ -20,7 +20,7 @@ pub const NAME_MAX: usize = 255;
 pub const ZONE_MIN_BYTES: u64 = 16 << 20;
 /// Smallest log, bytes.
 pub const LOG_MIN_BYTES: u64 = 1 << 20;
-/// Largest zone that is made without being asked for, bytes: the bitmap of a zone is kept in memory (32 MiB here).
+/// Largest zone that is made by default, bytes: the bitmap of a zone is kept in memory (32 MiB for this size).
 pub const ZONE_AUTO_MAX_BYTES: u64 = 1 << 40;
 
 /// Most workers of a server: every two share a pair of rings, and more cores than this in one machine are rare.
@@ -29,7 +29,7 @@ pub const WORKERS_MAX: u16 = 256;
 /// Says whether the holder of a session, by its `host:pid`, is known to have ended.
 pub type HolderGone = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// Says whether the zone at this path lies on rotating storage.
+/// Returns whether the zone at this path is on rotating storage.
 pub type IsRotating = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// Reads a small text file such as `/proc/meminfo`; `None` if it cannot be read.
@@ -39,13 +39,13 @@ pub type ReadFile = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 const READ_CACHE_BYTES: u64 = 16 << 20;
 /// Else this part of it: a server has four targets.
 const READ_CACHE_SHARE: u64 = 256;
-/// At most so many bytes.
+/// At most this many bytes.
 const READ_CACHE_MAX_BYTES: u64 = 1 << 30;
 
-/// What a server asks of the machine that it runs on.
+/// Properties of the machine that a server needs to know.
 #[derive(Clone)]
 pub struct Machine {
-    /// Says whether a zone lies on rotating storage; asked once for each zone at the start, which then must be there.
+    /// Returns whether a zone is on rotating storage; called once for each zone at the start, when the zone must exist.
     pub is_rotating: IsRotating,
     /// Reads `/proc/meminfo` and the files of memory groups; without it memory is never short.
     pub read_file: Option<ReadFile>,
@@ -65,7 +65,7 @@ impl Machine {
     }
 }
 
-/// What becomes of a data folder without zones, which may be an empty one or that of a disk that is not mounted.
+/// The handling of a data folder without zones, which may be empty or belong to a disk that is not mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewZones {
     /// Zones are made in it.
@@ -73,35 +73,36 @@ pub enum NewZones {
     Made,
     /// It is refused.
     Refused,
-    /// Zones are made in it, as was asked for; a folder that has zones is refused.
+    /// Zones are made in it, as was requested; a folder that has zones is refused.
     Wanted,
 }
 
-/// Called with a sentence on the thread of a zone that has failed, before anybody who waits for the zone is told
-/// anything.
+/// Called with a sentence on the thread of a zone that has failed, before any request that waits for the zone is
+/// answered.
 pub type ZoneFailed = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Takes one line of the audit log, without its end; whether it is with the system that keeps it.
 pub type AuditSink = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// What happens while the audit log cannot be written.
+/// The behaviour while the audit log cannot be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AuditFull {
-    /// The server goes on, and says so in its log.
+    /// The server continues, and reports it in its log.
     #[default]
     GoOn,
-    /// Nobody new is let in, and no key is changed.
+    /// No new client is admitted, and no key is changed.
     Stop,
 }
 
-/// What a server is started with. Cheap to clone; every worker has one.
+/// The settings with which a server is started. They are cheap to clone; every worker has a copy.
 #[derive(Clone)]
 pub struct ServerConfig {
     /// Folder with the zones.
     pub data_dir: String,
     /// Whether zones are made in it if it has none.
     pub new_zones: NewZones,
-    /// Number of targets: for the first start. A later start takes what it finds, and refuses if this says other.
+    /// Number of targets, for the first start. A later start uses the zones that it finds, and refuses to start if this
+    /// number differs.
     pub targets: Option<u16>,
     /// Addresses to listen on: `unix:PATH`, `tcp:HOST:PORT`.
     pub listen: Vec<String>,
@@ -116,16 +117,16 @@ pub struct ServerConfig {
     pub join: Vec<String>,
     /// Addresses under which mounts and other servers reach this one; empty: those it listens on.
     pub advertise: Vec<String>,
-    /// What the server is called, for people.
+    /// The name of the server, for users.
     pub name: String,
-    /// Cluster key that connections must prove; none = the server listens on Unix sockets alone, and the kernel says
-    /// who comes.
+    /// Cluster key that connections must prove; `None`: the server listens only on Unix sockets, where the kernel
+    /// identifies clients.
     pub key: Option<Vec<u8>>,
-    /// The server's own key pair: clients may come with theirs, and it is what other servers know this one by.
+    /// The server's own key pair: clients may connect with theirs, and other servers identify this one by it.
     pub identity: Option<Identity>,
-    /// Takes lines of the audit log; `None`: nobody keeps one.
+    /// Takes lines of the audit log; `None`: there is no audit log.
     pub audit: Option<AuditSink>,
-    /// What happens while the audit log cannot be written.
+    /// The behaviour while the audit log cannot be written.
     pub audit_full: AuditFull,
     /// Unix sockets need no key, though there is one for other addresses.
     pub unix_without_key: bool,
@@ -136,7 +137,7 @@ pub struct ServerConfig {
     /// Most workers, at least 1; there is one for each target at most. The server's targets are spread over them in
     /// turn.
     pub workers: u16,
-    /// Whether somebody has asked for so many workers: then it is said when there are fewer targets.
+    /// Whether the number of workers was set explicitly: then a message is logged if there are fewer targets.
     pub workers_wanted: bool,
     /// Size of a new zone in bytes; none = 90 % of the free space over the number of targets.
     pub zone_bytes: Option<u64>,
@@ -144,7 +145,7 @@ pub struct ServerConfig {
     pub log_bytes: u64,
     /// User and group that own the root directory of a new cluster.
     pub root_owner: (u32, u32),
-    /// How long the session of a mount that has gone is kept.
+    /// How long the session of a disconnected mount is kept.
     pub session_grace: Duration,
     /// How long a client may take to answer a lock callback without progress.
     pub callback_deadline: Duration,
@@ -155,11 +156,11 @@ pub struct ServerConfig {
     pub worker_spin: Duration,
     /// Names or patterns of tunables, and the values that they begin with.
     pub tunables: Vec<(String, String)>,
-    /// Says whether a session's holder is known to have ended, so that its session need not be kept.
+    /// Returns whether a session's process is known to have ended, so that the session need not be kept.
     pub holder_gone: HolderGone,
     /// The machine that it runs on.
     pub machine: Machine,
-    /// What happens when a zone fails. By default nothing: its target answers EIO until the server is started again.
+    /// The behaviour when a zone fails. By default nothing: its target answers EIO until the server is started again.
     pub zone_failed: ZoneFailed,
 }
 
@@ -167,8 +168,8 @@ impl ServerConfig {
     /// Targets of a cluster when nothing else is said.
     pub const TARGETS: u16 = 4;
 
-    /// How connections over TCP are protected when nothing else is said: whoever gave a cluster a key does not trust
-    /// everybody on its network, and signing costs about as much as the checksums in whose place it stands.
+    /// How connections over TCP are protected by default: an administrator who gave a cluster a key does not trust all
+    /// users of its network, and signing costs about as much as the checksums that it replaces.
     pub const SECURE: Secure = Secure::Mac;
 
     /// The defaults for a folder.
@@ -251,7 +252,7 @@ impl ServerConfig {
         Ok(())
     }
 
-    /// What this server proves to others, and they to it.
+    /// The key that this server and its peers prove to each other.
     pub fn cluster_key(&self) -> Result<Option<ClusterKey>, ServerError> {
         Ok(self.auth()?.key)
     }

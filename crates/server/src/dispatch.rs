@@ -6,6 +6,7 @@
 pub(crate) mod target_requests;
 
 use crate::message::Message;
+use crate::session::reach::Terms;
 use crate::worker::{Called, Worker, lane_of};
 use amphi_env::{Buf, Env};
 use amphi_sched::{Lane, MeshRx};
@@ -18,11 +19,11 @@ pub async fn run<E: Env>(worker: Rc<Worker<E>>, mut mesh: MeshRx<Message>) {
     loop {
         let (from, _, message) = mesh.recv().await;
         match message {
-            Message::Call { token, session, id, call, payload, until_ns } => {
+            Message::Call { token, session, id, call, payload, terms } => {
                 let own = worker.clone();
                 worker.env.spawn(async move {
                     let lane = lane_of(&call.op);
-                    let (answer, payload) = call_here(&own, session, id, *call, payload, until_ns).await;
+                    let (answer, payload) = call_here(&own, session, id, *call, payload, terms).await;
                     own.send(from, lane, Message::Called { token, answer: Box::new(answer), payload });
                 });
             }
@@ -46,19 +47,19 @@ pub async fn run<E: Env>(worker: Rc<Worker<E>>, mut mesh: MeshRx<Message>) {
     }
 }
 
-/// Executes a client's request, wherever its target is, unless `until_ns` (monotonic) passes before it begins.
+/// Executes a client's request, wherever its target is, on these terms.
 pub async fn call<E: Env>(
     worker: &Rc<Worker<E>>,
     session: SessionId,
     id: RequestId,
     call: Call,
     payload: Option<Buf>,
-    until_ns: Option<u64>,
+    terms: Terms,
 ) -> Called {
     match worker.routes.owner(call.target) {
         None => (Answer::of(Err(Errno::Inval)), None),
-        Some(to) if to == usize::from(worker.index) => call_here(worker, session, id, call, payload, until_ns).await,
-        Some(to) => worker.forward(to, session, id, call, payload, until_ns).await,
+        Some(to) if to == usize::from(worker.index) => call_here(worker, session, id, call, payload, terms).await,
+        Some(to) => worker.forward(to, session, id, call, payload, terms).await,
     }
 }
 
@@ -79,11 +80,11 @@ async fn call_here<E: Env>(
     id: RequestId,
     call: Call,
     payload: Option<Buf>,
-    until_ns: Option<u64>,
+    terms: Terms,
 ) -> Called {
     worker.counters.request(&call.op);
     match worker.target(call.target) {
-        Some(target) => crate::ops::execute(worker, &target, session, id, call, payload, until_ns).await,
+        Some(target) => crate::ops::execute(worker, &target, session, id, call, payload, terms).await,
         None => (Answer::of(Err(Errno::Inval)), None),
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What kind of trouble it is; match on this alone.
+/// The kind of the error; match on this alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerErrorKind {
     /// Another process serves this folder.

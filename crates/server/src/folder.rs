@@ -36,8 +36,8 @@ pub fn zones<E: Env>(env: &E, dir: &str) -> Result<Vec<u16>, ServerError> {
 /// Name of the key in a data folder that its server made, or that was put there for it.
 pub const OWN_KEY: &str = "cluster.key";
 
-/// What a folder may have before its zones are made: what a fresh file system has in its root without anybody's doing,
-/// and a key.
+/// The permitted contents of a folder before its zones are made: the folder that a fresh file system has in its root by
+/// itself, and a key.
 const NOT_FOREIGN: [&str; 2] = ["lost+found", OWN_KEY];
 
 /// Refuses to make zones among other people's files.
@@ -56,7 +56,7 @@ fn check_empty<E: Env>(env: &E, dir: &str) -> Result<(), ServerError> {
     }
 }
 
-/// Refuses to begin anew where nobody asked for it: a folder without zones may be that of a disk that is not mounted.
+/// Refuses to begin anew without a request: a folder without zones may be that of a disk that is not mounted.
 fn check_wanted(dir: &str, new: NewZones) -> Result<(), ServerError> {
     if new != NewZones::Refused {
         return Ok(());
@@ -89,11 +89,11 @@ pub fn check_complete(dir: &str, found: &[u16]) -> Result<u16, ServerError> {
     Ok(found.len() as u16)
 }
 
-/// What a folder was made ready for.
+/// The purpose for which a folder was prepared.
 pub(crate) struct Prepared {
     /// Its targets, ascending.
     pub(crate) targets: Vec<TargetId>,
-    /// What the master gave to a server that is new in its cluster.
+    /// The master's data for a server that is new in its cluster.
     pub(crate) enlisted: Option<Enlisted>,
 }
 
@@ -218,7 +218,7 @@ pub async fn open_target<E: Env>(
     Ok(target)
 }
 
-/// A zone's error as a line for whoever starts the server.
+/// A zone's error as a line for the user who starts the server.
 pub fn zone_error(e: ZoneError) -> ServerError {
     let (kind, advice) = match e.kind {
         ZoneErrorKind::Busy => {

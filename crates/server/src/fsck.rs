@@ -2,7 +2,7 @@
 //!
 //! Owns: the checks that need more than one zone or more than one store. Does not own: the checks of a zone
 //! (`amphi_zone::fsck`), of names (`amphi_meta::verify_cluster`), of extents (`amphi_data::fsck_items`).
-//! File data itself is read only where that is asked for (`data`).
+//! File data itself is read only where that is requested (`data`).
 //!
 //! Zones are opened for reading and nothing is changed. Operations over several targets that a crash interrupted are
 //! listed, and finished in memory as the next start would finish them, so that what is checked is the state that a
@@ -62,8 +62,8 @@ pub struct Report {
     pub objects: u64,
     /// Blocks of 4096 bytes that files hold.
     pub blocks: u64,
-    /// Blocks of file data that were read and are as their checksum says; that have none; that are not what was
-    /// written, or cannot be read. Without a check of data these are 0.
+    /// Blocks of file data that were read and match their checksum; that have none; that do not match, or cannot be
+    /// read. Without a check of data these are 0.
     pub verified_blocks: u64,
     /// As above.
     pub unverified_blocks: u64,
@@ -71,7 +71,7 @@ pub struct Report {
     pub damaged_blocks: u64,
     /// Sessions that may come back.
     pub sessions: u64,
-    /// Targets of other servers, whose folders were not given: what lies between them and these was not checked.
+    /// Targets of other servers, whose folders were not given: consistency with those was not checked.
     pub elsewhere: u64,
     /// Work that the next start finishes, one sentence each.
     pub pending: Vec<String>,
@@ -106,9 +106,9 @@ struct ZoneImage {
     committed: BTreeSet<TxId>,
     decided: BTreeMap<TxId, cluster::Decided>,
     applied: BTreeSet<TxId>,
-    /// It has items: the first start got so far.
+    /// The zone has items, so the first start reached this point.
     begun: bool,
-    /// What a repair goes by.
+    /// The basis of a repair.
     basis: repair::Basis,
     pool: Option<u16>,
     home: Option<HomeRecord>,
@@ -132,8 +132,8 @@ pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
     fsck_folders(&[(env.clone(), dir.to_string())], CheckData::Yes).await
 }
 
-/// Checks the folders of stopped servers of one cluster together. What lies between zones is checked if all zones of
-/// the cluster are in them and can be read, otherwise each zone in itself.
+/// Checks the folders of stopped servers of one cluster together. Consistency between zones is checked if all zones of
+/// the cluster are in them and can be read, otherwise only each zone in itself.
 ///
 /// Errors: as `fsck`; `Mismatch` also if the folders are those of several clusters, or have a target twice.
 pub async fn fsck_folders<E: Env>(folders: &[(E, String)], check_data: CheckData) -> Result<Report, ServerError> {
@@ -299,13 +299,13 @@ fn load_item(
         Item::Session(id, _) => drop(sessions.insert(id)),
         Item::CutOff(_) | Item::Quota(..) | Item::OtherAnswer => {}
         Item::Slot(id, slot, _) => {
-            // Keys of slots lie before keys of sessions, so what no session follows is seen at the end.
+            // Keys of slots come before keys of sessions, so slots without a session are found at the end.
             slots.entry(id).or_insert(slot);
         }
         Item::Cluster(record) => image.pool = Some(record.pool),
         Item::Home(home) => image.home = Some(home),
         Item::Map(map) => image.map = Some(map),
-        // Whether it makes sense is looked at by who takes it (`membership::keys`).
+        // The code that uses the registry checks whether it is valid (`membership::keys`).
         Item::Keys(_) => {}
         Item::Intent(Intent::Prepared { tx, now, parts }) => {
             let text = format!(

@@ -1,15 +1,15 @@
 //! The server: workers with their targets, sessions, operations, recovery.
 //!
-//! Owns: what a request does (`ops`), operations over several targets (`tx`), who may come in (`cluster`), routing
-//! between workers (`worker`, `dispatch`), start and stop (`server`). Does not own: the rules of names and inodes
-//! (`amphi_meta`), of blocks (`amphi_data`), of locks (`amphi_dlm`); the log (`amphi_zone`); connections
-//! (`amphi_transport`); threads (`amphi_sched`). It is the one place where they meet.
+//! Owns: what a request does (`ops`), operations over several targets (`tx`), which servers and clients are admitted
+//! (`cluster`), routing between workers (`worker`, `dispatch`), start and stop (`server`). Does not own: the rules of
+//! names and inodes (`amphi_meta`), of blocks (`amphi_data`), of locks (`amphi_dlm`); the log (`amphi_zone`);
+//! connections (`amphi_transport`); threads (`amphi_sched`). This crate is the one place where they are combined.
 //!
 //! Invariants:
 //! * A target's state is touched by its worker alone; workers exchange messages and nothing else.
 //! * A mutation, its answer and what it frees are one log record; the answer is sent when the record is written, a
 //!   resend gets the same answer.
-//! * Nobody sees an operation over several targets half done, neither before nor after a crash.
+//! * No client sees an operation over several targets half done, neither before nor after a crash.
 //! * State is changed and the record appended without an await in between.
 //!
 //! The number that drove the design: a round trip that finds everything in memory may cost 1.5 times a bare ping-pong,

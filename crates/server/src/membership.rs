@@ -1,9 +1,9 @@
 //! Who belongs to the cluster: servers, their map and the begins and ends of sessions, as plain state and rules.
 //!
-//! Owns: the map and who may come in, how servers name and greet each other and what they say, the answers that callers
-//! were given, what the master and its followers each know of sessions and tunables, the rules of
-//! the registry of keys, the lease of a follower. Does not
-//! own: asking, telling and waiting (`cluster`). Nothing in here knows a worker or a target.
+//! Owns: the map and which servers may join, how servers identify themselves and the messages between them, the answers
+//! that callers were given, what the master and its followers know of sessions and tunables, the rules of the registry
+//! of keys, the lease of a follower. Does not own: sending requests and waiting (`cluster`). No code in this folder
+//! uses a worker or a target.
 
 pub(crate) mod beats;
 pub(crate) mod callers;

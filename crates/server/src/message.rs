@@ -1,12 +1,14 @@
-//! What workers say to each other.
+//! Messages between workers.
 //!
 //! Owns: the message types of the mesh. Does not own: the rings (`amphi_sched`), what is done about a message.
 //!
-//! A request of a client travels to the worker of its target and its answer back; questions between targets do the
-//! same. Payloads change hands, nothing is encoded. Who asks keeps the token under which it waits.
+//! A request of a client is sent to the worker of its target, and the answer back; requests between targets are sent in
+//! the same way. Payloads are passed by reference, and nothing is encoded. The sender keeps the token under which it
+//! waits.
 
 use crate::error::ServerError;
 use crate::records::{HomeRecord, SessionRecord, TxId};
+use crate::session::reach::Terms;
 use crate::session::rights::Right;
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
@@ -32,8 +34,8 @@ pub enum Message {
         call: Box<Call>,
         /// Payload.
         payload: Option<Buf>,
-        /// When its client stops waiting, monotonic ns.
-        until_ns: Option<u64>,
+        /// On what terms.
+        terms: Terms,
     },
     /// The answer to a `Call`.
     Called {
@@ -79,20 +81,26 @@ pub enum Message {
     Stop,
 }
 
-/// A question between targets, of one server or of several. One to another server may be executed twice, if that server
-/// restarts before it has answered; so each one says what a repetition does if it is more than nothing.
+/// A request between targets, of one server or of several. A request to another server may be executed twice, if that
+/// server restarts before it has answered; so the description of each request says what a repetition does, if anything.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum TargetRequest {
     /// `View`: an inode as stat shows it.
     View {
         /// Which.
         ino: Ino,
-        /// For whom: waits until no operation over several targets is changing it, asks those who write it, and grants
-        /// a token. Without, the inode is held by the operation that asks.
+        /// The session that asks: the request then waits until no operation over several targets is changing the inode,
+        /// sends glimpses to its writers, and grants a token. Without a session, the operation that asks has locked the
+        /// inode.
         asker: Option<SessionId>,
     },
     /// `Facts`: an inode as plans see it.
     Facts(Ino),
+    /// `Project`: to which project an inode belongs, when no operation is about to make it.
+    Project(Ino),
+    /// `Outcome`: whether a key is bound to the tree of this project. Asked of target 0 alone, which keeps the
+    /// registry.
+    IsBound(u32),
     /// `Place`: a directory and where a name in it leads.
     Place(Ino, Name),
     /// `Ancestors`: whether `sought` is `from` or above it, as far as the target can say.
@@ -139,34 +147,35 @@ pub enum TargetRequest {
     Trim(Cut),
     /// `DoneAt`: remove the objects of an inode that is going.
     Destroy(Ino),
-    /// `Objects`: what the objects of a file here say, and if a session asks, what others have not written back yet.
+    /// `Objects`: the joined state of the objects of a file on this target, and for a session also what others have not
+    /// written back yet.
     Objects(Ino, Option<SessionId>),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
-    /// `Done`: nothing more is taken from the session, but what others here do for what it asked before.
+    /// `Done`: no request of the session is executed any more, but operations that it requested earlier on other
+    /// targets continue.
     SessionStop(SessionId),
-    /// `Done`: what the stopped session has under way here is over.
+    /// `Done`: all changes of the stopped session that were under way on this target have ended.
     SessionLanded(SessionId),
     /// `Done`: opens, locks and slots of the stopped session go. Whether its client is known to use nothing any more.
     SessionForget(SessionId, bool),
-    /// `Done`: what a session held to cache that was forgotten goes, since its client is known to use nothing any more
-    /// after all.
+    /// `Done`: the tokens of a forgotten session are released, since its client is now known to use nothing any more.
     SessionUsesNothing(SessionId),
     /// `Done`: tokens are granted from now on, or no more; asked by the target's own server. The one with the largest
     /// number counts.
     Company(bool, u64),
-    /// `Sessions`: those of an earlier run that have not said yet what they hold.
+    /// `Sessions`: sessions of an earlier run that have not presented what they hold.
     Absent,
     /// `Done`: the session has a new connection, what it has not answered is sent again.
     PushAgain(SessionId),
-    /// `Moving`: one operation at a time may move directories; asked of target 0 alone. A restart of target 0 voids the
-    /// lock: who decides asks `MoveCheck` first.
+    /// `Moving`: one operation at a time may move directories; sent to target 0 only. A restart of target 0 voids the
+    /// lock: before the decision, the coordinator sends `MoveCheck`.
     MoveLock,
     /// `Done`: the next one may.
     MoveUnlock(u64),
     /// `OpenReport`: what the target was opened as.
     OpenReport,
-    /// The sessions that had been answered what may be gone have ended everywhere.
+    /// Sessions whose answered changes may be lost have ended everywhere.
     LossesTold,
     /// `Done`: the server is whole and this one, the target may be written to.
     Begin(HomeRecord),
@@ -179,7 +188,7 @@ pub enum TargetRequest {
         /// Start again from zero.
         reset: bool,
     },
-    /// `Outcome`: after a sync, whether no work is left that goes on without a request.
+    /// `Outcome`: after a sync, whether no work is left that continues without a request.
     Idle,
     /// `Done`: what the worker's tunables say counts from now on.
     Tune,
@@ -187,7 +196,7 @@ pub enum TargetRequest {
     Close,
     /// `Done`: close the zone as it is.
     Release,
-    /// `Done`: the operation was decided; what it changed here is stable, whatever a restart has undone since.
+    /// `Done`: the operation was decided; what it changed on this target is stable, even if a restart had undone it.
     Settle(TxId),
     /// `Outcome`: whether the lock on moving directories is still held under this number.
     MoveCheck(u64),
@@ -195,7 +204,7 @@ pub enum TargetRequest {
     PutMap(Box<ClusterMap>),
     /// `Done`: keep the registry of keys, stable.
     PutKeys(Box<KeyRegistry>),
-    /// `Done`: the session of an earlier run has not come back to this server, so it has nothing open here.
+    /// `Done`: the session of an earlier run has not reconnected to this server, so it has nothing open here.
     SessionAbsent(SessionId),
     /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was
     /// this: `Stale`.
@@ -232,34 +241,34 @@ pub enum TargetRequest {
     Right(SessionId, Ino),
     /// About quotas.
     Quota(QuotaRequest),
-    /// `Outcome`: whether anything is limited. Asked of target 0 alone.
+    /// `Outcome`: whether any account has a limit. It is sent to target 0 only.
     QuotaIsOn,
     /// `Owners`: to whom these inodes of the target are charged.
     Owners(Vec<Ino>),
     /// `Done`: the objects of a file belong to this owner now.
     SetOwner(Ino, Owner),
-    /// `Done`: free the inodes that nobody can have open any more, when all targets of the server have finished what a
-    /// crash left: one of them may have decided to give such an inode a name.
+    /// `Done`: free the inodes that no session can have open any more, when all targets of the server have finished
+    /// what a crash left: one of them may have decided to give such an inode a name.
     Reap,
 }
 
 /// A question about quotas between targets.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum QuotaRequest {
-    /// `Share`: a target needs more of a limit. Asked of target 0 alone.
+    /// `Share`: a target needs a larger share of a limit. It is sent to target 0 only.
     Share {
         /// Whose limit.
         account: Account,
         /// Which target.
         from: TargetId,
-        /// What the account uses there, with what requests under way hold.
+        /// The usage of the account on that target, including the reservations of requests under way.
         used: Amount,
         /// How much more.
         wanted: Amount,
-        /// Nobody waits for it yet.
+        /// No request waits for the share yet.
         ahead: bool,
     },
-    /// `Collected`: what the account does not use at the target is taken back.
+    /// `Collected`: the part of the target's share that the account does not use is returned.
     Collect {
         /// Which.
         account: Account,
@@ -291,7 +300,7 @@ pub enum Freeing {
 /// A cut of the objects of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
-    /// Whose it is, and the number of that session's begin.
+    /// The session of the request, and the number of that session's begin.
     pub by: (SessionId, u64),
     /// The file.
     pub ino: Ino,
@@ -340,18 +349,18 @@ impl TargetRequest {
     }
 }
 
-/// What a coordinator says about an operation.
+/// The answer of a coordinator about an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Decision {
     /// It happens.
     Committed,
-    /// It does not: it was given up, or the coordinator does not know it.
+    /// It is not decided: the operation was given up, or the coordinator does not know it.
     Aborted,
     /// It still runs.
     Undecided,
 }
 
-/// What a target was opened as.
+/// The state in which a target was opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OpenReport {
     /// Cluster of its zone.
@@ -360,9 +369,9 @@ pub struct OpenReport {
     pub pool: u16,
     /// Sessions that it remembers.
     pub sessions: Vec<(SessionId, SessionRecord)>,
-    /// Whether what was answered and not made stable may be gone (`Recovered::lost`).
+    /// Whether answered changes that were not stable may be lost (`Recovered::lost`).
     pub lost: bool,
-    /// Whether others were cut off a short time ago and may still use what they were granted.
+    /// Whether sessions were cut off a short time ago and may still use what they were granted.
     pub cut_off: bool,
     /// The server that it belongs to; none if it was never begun.
     pub home: Option<HomeRecord>,
@@ -377,12 +386,14 @@ pub struct OpenReport {
 pub enum TargetReply {
     /// Done.
     Done,
-    /// What was planned on has changed meanwhile.
+    /// The state on which the plan was based has changed meanwhile.
     Conflict,
     /// An inode, and the right to cache its attributes.
     View(Box<InodeView>, Option<TokenGrant>),
     /// An inode.
     Facts(Box<Facts>),
+    /// The project of an inode, 0: none.
+    Project(u32),
     /// A directory and where a name in it leads.
     Place(Box<Place>),
     /// Whether the directory was found, or where to ask on.
@@ -400,7 +411,7 @@ pub enum TargetReply {
     Objects(Gathered),
     /// The move lock, under this number.
     Moving(u64),
-    /// What the target was opened as, or why it could not be.
+    /// The state in which the target was opened, or why it could not be opened.
     OpenReport(Box<std::result::Result<OpenReport, ServerError>>),
     /// State of a target: itself, and opens and locks of each session.
     Status(Box<TargetStatus>, Vec<(SessionId, (u64, u64))>),
@@ -408,15 +419,15 @@ pub enum TargetReply {
     Counters(Vec<(String, u64)>),
     /// Sessions.
     Sessions(Vec<SessionId>),
-    /// What became of an operation.
+    /// The outcome of an operation.
     Decision(Decision),
     /// Done, by a target with this start number.
     DoneAt(u64),
-    /// Directories, in the order asked; those that are gone are missing.
+    /// Views of directories, in the order of the request; `None` for those that are gone.
     Directories(Vec<Option<InodeView>>),
-    /// It is not done, and to ask again would not help.
+    /// The request is not executed, and repeating it would not help.
     Refused(Errno),
-    /// What a session may do with a file.
+    /// The rights of a session on a file.
     Right(Right),
     /// The share of a target in a limit.
     Share {
@@ -429,16 +440,16 @@ pub enum TargetReply {
     },
     /// What an account uses.
     Used(Amount),
-    /// What an account uses and keeps.
+    /// The usage of an account, and the share that the target keeps.
     Collected {
-        /// That, with what requests under way hold.
+        /// The use, including what requests under way hold.
         used: Amount,
         /// Whether it may be less in a moment.
         freeing: Freeing,
     },
     /// Accounts with what they use, ascending.
     Accounts(Vec<(Account, Amount)>),
-    /// Owners, in the order asked; nothing for inodes that have gone.
+    /// Owners, in the order of the request; `None` for inodes that are gone.
     Owners(Vec<Option<Owner>>),
 }
 
@@ -447,7 +458,7 @@ pub enum TargetReply {
 pub struct Place {
     /// The directory.
     pub dir: Facts,
-    /// What the name leads to.
+    /// The inode to which the name leads.
     pub child: Option<(Ino, Kind)>,
     /// Facts of that, if it lives on the directory's target.
     pub facts: Option<Facts>,

@@ -3,8 +3,9 @@
 //! Owns: everything about a file's data that is not one request on one object. Does not own: the inode's own rules
 //! (`amphi_meta::file_state`), where blocks lie (`amphi_data`).
 //!
-//! An inode without a name and without an open is destroyed: in the record that took its last name if its data is
-//! small and here; otherwise it is marked, its objects go everywhere, and it goes last. Every step may be repeated.
+//! An inode without a name and without an open is destroyed: if its data is small and on this target, in the record
+//! that removed its last name; otherwise the inode is marked, its objects are removed everywhere, and the inode is
+//! removed last. Every step can be repeated.
 
 pub(crate) mod glimpse;
 
@@ -29,8 +30,8 @@ use std::task::{Context, Waker};
 const ITEMS_A_RECORD: usize = 4096;
 /// Files with at most so many extents are destroyed in the record that takes their last name.
 const SMALL_EXTENTS: usize = 512;
-/// A record that removes an inode has that many, all its attributes, and more than 4 KiB for what else it says, in the
-/// smallest log.
+/// In the smallest log, a record that removes an inode has space for this many deletions, for all its attributes, and
+/// for more than 4 KiB of other items.
 const _: () =
     assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 16 * 3);
 /// Most objects that one record makes: 47 bytes each, a fifth of what the smallest log takes.
@@ -43,7 +44,7 @@ pub(crate) fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> 
     all.into_iter().filter(|t| *t != own).collect()
 }
 
-/// What all objects of a file say together; for an `asker` with what others have not written back yet.
+/// The joined state of all objects of a file; for an `asker`, with what other mounts have not written back yet.
 pub async fn gather<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -73,14 +74,14 @@ pub async fn gather<E: Env>(
 pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
-        // Until every session has said what it has open, one may be a writer that counts on the mark.
+        // Until every session has presented its opens, one of them may be a writer that relies on the mark.
         target.recovered().await;
         // A truncate has set its size before the objects elsewhere are cut: what they say in between is too much.
         let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.objects.generation)) else {
             return;
         };
-        // What the inode says has to be on the disk.
+        // The sizes of the objects have to be on the disk before they are stored in the inode.
         if target.flush_file(ino).await.is_err() {
             return;
         }
@@ -90,7 +91,7 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
             if target.reclaim.said() == represented {
                 break gathered;
             }
-            // Who came back may have written meanwhile, by the mark that was there, and closed.
+            // A session that reconnected may have written meanwhile, relying on the existing mark, and closed the file.
         };
         let mut txn = Txn::default();
         let mut meta = target.meta.borrow_mut();
@@ -111,11 +112,12 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
         layout.stripes_on(ino, target.id).map(|stripe| ObjectId { ino, stripe }).collect();
     objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));
     make_cut(target, &objects, cut).await?;
-    // Of an object that is cut already the record may be under way: the same question may be answered twice at once.
+    // The record of an object that is cut already may still be under way: the same request may be executed twice at
+    // once.
     let mut last = target.zone.appended_lsn();
     for object in objects {
         if target.data.borrow().generation(object) >= generation {
-            // Asked again: what was written since stays.
+            // The cut was requested again: bytes written since the first cut stay.
             continue;
         }
         target.zone.reserve(0).await?;
@@ -134,9 +136,9 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
     Ok(last)
 }
 
-/// Makes those of `objects` that are not there as they are after a cut, with few records: what was written before it
-/// and comes later is refused, and a cut that is carried out again leaves what was written since. Those that somebody
-/// works on may be about to be made, and are left out.
+/// Creates those of `objects` that do not exist in the state after a cut, with few records: a write from before the cut
+/// that arrives later is refused, and a repeated cut leaves what was written since. Objects that a request is working
+/// on may be about to be created, and are left out.
 async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut: &Cut) -> Result<()> {
     let Cut { ino, size, generation, mtime, .. } = *cut;
     let there: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
@@ -149,7 +151,7 @@ async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut:
         taken.extend(target.queues.spans.busy_objects(ino));
         for object in some.iter().filter(|object| !taken.contains(object)) {
             let Ok(plan) = data.plan_truncate(*object, size, generation, Resize::Cut) else { continue };
-            // Nothing is freed: there was no object.
+            // Nothing is freed, because there was no object.
             let _ = data.commit_trim(plan, mtime, &mut txn);
         }
         drop(data);
@@ -158,10 +160,10 @@ async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut:
     Ok(())
 }
 
-/// Cuts the objects of a file everywhere, and notes in its inode that all are cut. On other targets no cut can be lost
-/// any more when this returns: those who write and sync next ask the targets that hold what they wrote, and the inode
-/// remembers one cut alone. Here the log has the cuts in front of whatever follows them. After an error `give_cut_up`
-/// has to follow.
+/// Cuts the objects of a file everywhere, and notes in its inode that all are cut. On other targets the cuts are stable
+/// when this returns: a mount that writes and syncs next syncs only the targets that hold its bytes, and the inode
+/// remembers only one cut. On this target, the log has the cuts in front of whatever follows. After an error
+/// `give_cut_up` has to follow.
 ///
 /// Costs a sync of each other target, all at the same time.
 pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, cut: &Cut) -> Result<()> {
@@ -179,9 +181,9 @@ pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<
     Ok(())
 }
 
-/// Forgets, with `txn`, a cut that an object has refused, for good when it returns: a later start must not cut what is
-/// written from now on. What that object has behind the cut stays. Of a server that stops nothing is forgotten: its
-/// next start goes on.
+/// Cancels, with `txn`, a cut that an object has refused; this is stable when it returns, because a later start must
+/// not cut what is written from now on. Bytes of that object behind the cut stay. If the server is stopping, nothing is
+/// cancelled: its next start continues the cut.
 pub async fn give_cut_up<E: Env>(
     worker: &Worker<E>,
     target: &Target<E>,
@@ -198,7 +200,7 @@ pub async fn give_cut_up<E: Env>(
     target.zone.stable(lsn).await
 }
 
-/// Has `what` done at a target; returns the target's start number.
+/// Executes `what` on a target; returns the target's start number.
 async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &TargetRequest) -> Result<u64> {
     match worker.insist_ask(target, what.clone()).await? {
         TargetReply::DoneAt(starts) => Ok(starts),
@@ -248,15 +250,15 @@ pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()>
     }
 }
 
-/// What follows from inodes having lost their last name, beside the items that are in the transaction.
+/// The work that follows when inodes lose their last name, beside the items in the transaction.
 #[derive(Default)]
 pub struct Orphans {
     freed: Freed,
     later: Vec<Ino>,
 }
 
-/// Adds to `txn` what becomes of inodes that lost their last name. Those that are open stay, and while a session has
-/// not said yet what it has open, so do all: `reap_orphans` looks at them again.
+/// Adds to `txn` what has to be done for inodes that lost their last name. Open inodes stay, and so do all while a
+/// session has not presented its opens yet: `reap_orphans` checks them again.
 pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
     for &ino in inos {
@@ -313,8 +315,8 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
     if wide {
         // A cut that is under way would make objects again. No later one begins.
         drop(target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await);
-        // Data elsewhere goes when it is certain that its inode does: at once, since on a full disk somebody may wait
-        // for the room.
+        // Data on other targets is removed as soon as it is certain that the inode is removed: on a full disk a request
+        // may wait for the space.
         target.zone.stable(lsn).await?;
         for t in &others {
             starts.push(do_at(worker, *t, &gone).await?);
@@ -344,9 +346,9 @@ pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     }
 }
 
-/// Frees an inode that has no name, unless somebody has it open or a session has not said yet what it has open. An
-/// operation that holds it alone may be about to give it a name, and may have promised that: then it is looked at again
-/// behind that operation.
+/// Frees an inode that has no name, unless a session has it open or has not presented its opens yet. An operation that
+/// has locked the inode exclusively may be about to give it a name, and may have promised that: then the inode is
+/// checked again after that operation.
 pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     if target.files.open.borrow().is_open(ino) || !target.reclaim.is_over() {
         return;
@@ -378,8 +380,8 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
                 (inode.objects.generation, target.sessions.slots.borrow().truncated_by(ino, inode.objects.generation));
             let by = by.and_then(|session| Some((session, target.sessions.begin_of(session)?)));
             let Some(by) = by else {
-                // Nobody was told that it is cut, and others may have written behind the cut since its session has
-                // ended.
+                // No program has seen that the file is cut, and other mounts may have written behind the cut since its
+                // session has ended.
                 give_cut_up(worker, target, ino, generation, Txn::default()).await?;
                 settle_later(worker, target, ino);
                 continue;

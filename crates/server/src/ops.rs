@@ -31,6 +31,7 @@ mod rename;
 mod rights;
 pub(crate) mod scrub;
 mod shards;
+pub(crate) mod subtree;
 mod way;
 mod xattr;
 
@@ -42,6 +43,7 @@ pub use open::{Opening, after_close, open_here, present};
 pub use rights::right_of;
 
 use crate::counters::add;
+use crate::session::reach::Terms;
 use crate::session::slots::Begin;
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
@@ -49,7 +51,6 @@ use crate::zone_target::Target;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
-use std::cell::Cell;
 use std::rc::Rc;
 
 /// How often an operation over several targets is planned again when what it was planned for has changed meanwhile.
@@ -114,17 +115,17 @@ fn failed(errno: Errno) -> Answer {
 }
 
 /// Executes a client's request on one of this worker's targets. One that has not begun when its client has stopped
-/// waiting (`until_ns`) is refused: `TimedOut`, also when it is sent again.
+/// waiting (`Terms::until_ns`) is refused: `TimedOut`, also when it is sent again.
 pub async fn execute<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     session: SessionId,
     id: RequestId,
-    call: Call,
+    mut call: Call,
     payload: Option<Buf>,
-    until_ns: Option<u64>,
+    terms: Terms,
 ) -> (Answer, Option<Buf>) {
-    let expired = || until_ns.is_some_and(|end| worker.now_ns() >= end);
+    let expired = || terms.until_ns.is_some_and(|end| worker.now_ns() >= end);
     tracing::trace!(?session, ?id, op = ?call.op, "a request");
     if matches!(call.op, Request::StatFs) {
         return (Answer::of(Ok(Reply::StatFs(target.space()))), None);
@@ -133,9 +134,10 @@ pub async fn execute<E: Env>(
         // The session was evicted or never began: what its client still sends must not count.
         return (failed(Errno::Io), None);
     }
-    let (now, tokens) = (worker.env.wall(), Cell::new(Tokens::default()));
-    let (worker_of, target_of, directory) = (worker.clone(), target.clone(), Cell::default());
-    let cx = RequestCx { worker: worker_of, target: target_of, session, id, cred: call.cred, now, tokens, directory };
+    let cx = RequestCx::new((worker, target), session, id, call.cred, terms.tree);
+    if let Err(e) = cx.stay_within(&mut call.op).await {
+        return (failed(e), None);
+    }
     let tokens = |cx: &RequestCx<E>, result: &Result<Reply>| {
         let mut tokens = cx.tokens.get();
         if result.is_err() {
@@ -181,8 +183,8 @@ pub async fn execute<E: Env>(
                 crate::tx::two_phase::until_told(worker, target).await;
             }
             if let Request::SetAttr { ino, .. } = call.op {
-                // Whoever hears of a cut writes behind it: after a restart, objects of other targets may not be cut
-                // yet.
+                // A client that sees the cut size writes behind it: after a restart, objects on other targets may not
+                // be cut yet.
                 target.settle(vec![crate::zone_target::NameKey::Inode(ino)]).await;
             }
             return (told(answer), None);
@@ -198,7 +200,7 @@ pub async fn execute<E: Env>(
         true => Err(Errno::TimedOut),
         false => dispatch(&cx, call.op, payload).await,
     };
-    // A slot remembers no payload: whoever asks again gets the answer without.
+    // A slot remembers no payload: a resend gets the answer without.
     let (result, payload) = match result {
         Ok((reply, payload)) => (Ok(reply), payload),
         Err(e) => (Err(e), None),

@@ -23,7 +23,7 @@ pub enum Mistake {
     UnflushedSync,
     /// A sync counts bytes as logged and does not log them.
     ForgottenLog,
-    /// What the disk gave is not compared with its checksum.
+    /// The bytes from the disk are not compared with their checksum.
     Unverified,
     /// The record of a write does not say that it follows its bytes, also not of one that gives them checksums.
     UnorderedWrite,

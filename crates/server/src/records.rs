@@ -8,7 +8,7 @@ use amphi_quota::Standing;
 use amphi_types::item::{Key, tag};
 use amphi_types::{Account, AccountKind, SessionId, TargetId, Timespec};
 use amphi_wire::ClusterMap;
-use amphi_wire::keys::KeyRegistry;
+use amphi_wire::keys::{AddressRange, Fingerprint, KeyEntry, KeyRegistry, KeyRole, Squash};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ pub struct SessionRecord {
     pub start: u64,
 }
 
-/// What the cluster is, kept on every target.
+/// The record of the cluster on every target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRecord {
     /// Number of targets.
@@ -39,7 +39,8 @@ pub struct ClusterRecord {
     pub starts: u64,
 }
 
-/// Which server the zone belongs to, kept on every target: a zone alone tells which others belong beside it.
+/// The server to which the zone belongs, recorded on every target, so that a single zone shows which others belong to
+/// the same server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HomeRecord {
     /// Random number of the server.
@@ -57,14 +58,14 @@ pub enum Intent {
         tx: TxId,
         /// Time stamp of the changes.
         now: Timespec,
-        /// What will be changed here.
+        /// The changes on this target.
         parts: Vec<Part>,
     },
     /// The coordinator has decided that the operation happens; these participants may not know yet.
     Committed {
         /// The operation.
         tx: TxId,
-        /// Who has to be told.
+        /// The targets that have to be informed.
         participants: Vec<TargetId>,
     },
     /// As `Committed`, by a coordinator whose server has all participants: they have not logged a promise, so the
@@ -74,7 +75,7 @@ pub enum Intent {
         tx: TxId,
         /// Time stamp of the changes.
         now: Timespec,
-        /// What will be changed at the participants.
+        /// The changes of the participants.
         parts: Vec<(TargetId, Vec<Part>)>,
     },
     /// A participant has made the changes of a decision that has them, and must not make them again.
@@ -184,8 +185,8 @@ pub enum Item {
     Map(ClusterMap),
     /// The limits of an account.
     Quota(Account, Standing),
-    /// The answer of a slot in the form of another version of the wire. Nobody can ask for it again, since clients of
-    /// that version are not let in.
+    /// The answer of a slot in the form of another version of the wire protocol. No client can repeat its request,
+    /// since clients of that version are not admitted.
     OtherAnswer,
     /// The registry of keys.
     Keys(KeyRegistry),
@@ -211,6 +212,36 @@ fn decode<T: DeserializeOwned>(what: &str, value: &[u8]) -> Result<T, String> {
 
 fn number(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// An entry of a registry of keys before keys could be bound to a tree.
+#[derive(Serialize, Deserialize)]
+struct UnboundKey {
+    name: String,
+    fingerprint: Fingerprint,
+    next: Option<Fingerprint>,
+    role: KeyRole,
+    read_only: bool,
+    squash: Squash,
+    addresses: Vec<AddressRange>,
+    sessions_max: u32,
+    id: u64,
+}
+
+/// A registry of keys, also one that an earlier version has written. Its entries end earlier, so the last one of them
+/// is no entry of today.
+fn decode_keys(value: &[u8]) -> Result<KeyRegistry, String> {
+    let before = |_| {
+        let (version, stamp, require_identity, keys) =
+            decode::<(u64, u64, bool, Vec<UnboundKey>)>("registry of keys", value)?;
+        let keys = keys.into_iter().map(|key| {
+            let UnboundKey { name, fingerprint, next, role, read_only, squash, addresses, sessions_max, id } = key;
+            let subtree = None;
+            KeyEntry { name, fingerprint, next, role, read_only, squash, addresses, sessions_max, id, subtree }
+        });
+        Ok(KeyRegistry { version, stamp, require_identity, keys: keys.collect() })
+    };
+    decode("registry of keys", value).or_else(before)
 }
 
 /// Decodes an item with a tag of the server. Errors: a sentence that names what does not decode.
@@ -253,7 +284,7 @@ pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
             let (limits, over_since_s) = decode("limits of an account", value)?;
             Ok(Item::Quota(Account { kind, id }, Standing { limits, over_since_s }))
         }
-        (Some(tag::CONFIG), 2) if key[1] == b'k' => Ok(Item::Keys(decode("registry of keys", value)?)),
+        (Some(tag::CONFIG), 2) if key[1] == b'k' => decode_keys(value).map(Item::Keys),
         _ => Err(bad()),
     }
 }
@@ -290,6 +321,26 @@ mod tests {
         let standing = Standing { over_since_s: 9, ..Standing::default() };
         let item = decode_item(&quota_key(account), &quota_value(standing));
         assert_eq!(item, Ok(Item::Quota(account, standing)));
+        let unbound = |name: &str| UnboundKey {
+            name: name.into(),
+            fingerprint: Fingerprint([1; 32]),
+            next: None,
+            role: KeyRole::Client,
+            read_only: true,
+            squash: Squash::default(),
+            addresses: vec![AddressRange::Unix],
+            sessions_max: 3,
+            id: 1,
+        };
+        for keys in [vec![], vec![unbound("a")], vec![unbound("a"), unbound("\u{1}"), unbound("long name")]] {
+            let count = keys.len();
+            let Ok(Item::Keys(read)) = decode_item(&keys_key(), &encode(&(7u64, 8u64, true, keys))) else {
+                panic!("a registry of an earlier version is read");
+            };
+            assert_eq!((read.version, read.keys.len()), (7, count));
+            assert!(read.keys.iter().all(|key| key.subtree.is_none() && key.sessions_max == 3));
+            assert_eq!(decode_item(&keys_key(), &encode(&read)), Ok(Item::Keys(read)));
+        }
         let old = decode_item(&slot_key(SessionId(5), 1), &[0xff; 7]);
         assert_eq!(old, Ok(Item::OtherAnswer), "an answer of another version");
         for n in 0..32 {

@@ -1,11 +1,11 @@
 //! `Server`: one process' targets, workers and listeners: start, serve, stop.
 //!
-//! Owns: the order in which a server comes up and goes down. Does not own: what happens in between.
+//! Owns: the order in which a server starts and stops. Does not own: what it does in between.
 //!
-//! Up: open every zone and load it; check that they are all those of one server; join the cluster, or be its master;
-//! only then write anything, but in zones that were just made; finish what a crash left; end sessions that had ended
-//! before; let mounts in. On an error nothing was changed and one line says what to do. Down: let nobody in, answer
-//! what runs, checkpoint, close.
+//! Start: open every zone and load it; check that they are all zones of one server; join the cluster, or be its master;
+//! only then write to zones that existed before; finish what a crash left; end sessions that had ended before; admit
+//! mounts. On an error nothing was changed, and one line says what to do. Stop: admit no client, answer requests under
+//! way, checkpoint, close.
 
 use crate::cluster::follower::Enlisted;
 use crate::cluster::peers::Cluster;
@@ -58,7 +58,7 @@ pub struct Server<E: Env> {
     stop_listening: RefCell<Vec<oneshot::Sender<()>>>,
 }
 
-/// What the other workers of a server are started with.
+/// The values with which the other workers of a server are started.
 pub struct WorkerSeed {
     config: ServerConfig,
     tunables: SharedTunables,
@@ -67,7 +67,7 @@ pub struct WorkerSeed {
     enlisted: Option<Enlisted>,
 }
 
-/// What all workers of a server share, made before any of them starts.
+/// The shared state of all workers of a server, made before any of them starts.
 pub struct Seeds {
     /// For worker 0.
     pub lead: WorkerSeed,
@@ -82,7 +82,7 @@ impl Seeds {
         let tunables = Arc::new(Tunables::of(config)?);
         let mut addrs = config.advertise.clone();
         if folder::zones(env, &config.data_dir)?.is_empty() && config.new_zones != NewZones::Refused {
-            // Nothing is made for a server that could not be reached.
+            // Nothing is made for a server that could not be reached by clients.
             for addr in &config.listen {
                 let listened = listen(env, addr, config.socket_mode).await?.local_addr();
                 if config.advertise.is_empty() {
@@ -302,8 +302,8 @@ impl<E: Env> Server<E> {
         }
     }
 
-    /// Stops in order: lets nobody in, answers what runs, checkpoints and closes every target. Clients that come
-    /// back to the next run within their grace time go on.
+    /// Stops in order: admits no client, answers requests under way, checkpoints and closes every target. Clients that
+    /// connect to the next run within their grace time continue.
     pub async fn stop(&self) -> Result<(), ServerError> {
         self.manager.close();
         self.stop_listening.borrow_mut().clear();
@@ -318,7 +318,7 @@ impl<E: Env> Server<E> {
             self.env.sleep(LOOK).await;
         }
         let mut result = Ok(());
-        // What waits for other servers is finished after the next start.
+        // Work that waits for other servers is finished after the next start.
         self.cluster.close();
         self.worker.give_up_waiting();
         self.cluster.hang_up().await;
@@ -332,10 +332,10 @@ impl<E: Env> Server<E> {
         result
     }
 
-    /// Whether no target has work that goes on in the background. A target that cannot say so has failed.
+    /// Whether no target has work that continues in the background. A target that cannot say so has failed.
     async fn is_idle(&self) -> bool {
         let mut idle = true;
-        // Each one, since what one waits for may be what another has to sync.
+        // All targets are closed concurrently, since one may wait for what another has to sync.
         for target in self.worker.routes.local() {
             let told = self.worker.ask(*target, TargetRequest::Idle).await;
             idle &= !matches!(told, Ok(TargetReply::Outcome(false)));
@@ -371,8 +371,8 @@ fn spawn_until<E: Env>(env: &E, task: impl Future<Output = ()> + 'static) -> one
     sender
 }
 
-/// What the zones, and the master if there is another one, say about the cluster. Whether a map was kept with the
-/// zones.
+/// The information about the cluster in the zones, and from the master if it is another server. Returns whether a map
+/// was stored with the zones.
 fn know_cluster<E: Env>(
     worker: &Rc<Worker<E>>,
     belonging: Belonging,
@@ -448,7 +448,7 @@ impl<E: Env> Serving<E> {
     }
 }
 
-/// What target 0 knows is a session; what only others know has ended, or never began.
+/// A session that target 0 knows exists; one that only other targets know has ended, or never began.
 async fn reconcile_sessions<E: Env>(
     worker: &Rc<Worker<E>>,
     cluster: &Rc<Cluster<E>>,

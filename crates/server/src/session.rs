@@ -1,11 +1,12 @@
 //! What a target knows of each session: what it has open, and the answers that a resend must find again.
 //!
 //! Owns: open inodes, reply slots, rights in files of other targets, changes that are on their way to the disk. Does
-//! not own: locks and tokens of a session (`coherence`), who may come in (`cluster::sessions`).
+//! not own: locks and tokens of a session (`coherence`), which sessions exist (`cluster::sessions`).
 
 pub(crate) mod in_flight;
 pub(crate) mod open_files;
 pub(crate) mod opens;
+pub(crate) mod reach;
 pub(crate) mod reclaim;
 pub(crate) mod rights;
 pub(crate) mod slots;

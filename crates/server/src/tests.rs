@@ -66,7 +66,7 @@ fn config(targets: u16, workers: u16) -> ServerConfig {
     config
 }
 
-/// What half of the seeds have on.
+/// An option that half of the seeds enable.
 fn on_by(seed: u64) -> &'static str {
     ["on", "off"][seed as usize % 2]
 }
@@ -75,8 +75,8 @@ fn name(text: &str) -> Name {
     Name::new(text).expect("a valid name")
 }
 
-/// What a client says again after a restart, and what it does about pushes: it answers all of them at once unless it is
-/// deaf.
+/// The state that a client presents after a restart, and how it answers pushes: all of them at once unless it is set to
+/// be unresponsive.
 #[derive(Default)]
 struct Held {
     opens: RefCell<Vec<(Ino, Access)>>,
@@ -91,7 +91,7 @@ struct Held {
     deaf: Cell<bool>,
     /// Its session does not begin anew once it has ended, as with a mount.
     mortal: Cell<bool>,
-    /// What it knows of objects that it has not written back.
+    /// Its unwritten state of objects: sizes and times that are not written back.
     unwritten: RefCell<BTreeMap<ObjectId, (u64, Timespec)>>,
     /// Where it answers.
     link: RefCell<Weak<Link<SimEnv>>>,
@@ -100,7 +100,7 @@ struct Held {
 }
 
 impl Held {
-    /// Waits for a push that `wanted` recognises, also one that came before, and takes it out.
+    /// Waits for a push that `wanted` recognises, also one that arrived before, and removes it from the list.
     async fn pushed<T>(&self, wanted: impl Fn(&Push) -> Option<T>) -> T {
         loop {
             let found = {
@@ -129,7 +129,7 @@ impl Held {
         .await
     }
 
-    /// What a push is answered with.
+    /// The answer to a push.
     fn answer(&self, push: &Push, pool: u16) -> Call {
         let (target, op) = match push {
             Push::Callback { target, lock, .. } => (*target, Request::LockCancel { locks: vec![*lock] }),
@@ -196,7 +196,7 @@ struct Client {
     link: Rc<Link<SimEnv>>,
     held: Rc<Held>,
     cred: RefCell<Cred>,
-    /// It opens what it asks for.
+    /// Whether it opens the files of its requests.
     opens: Cell<bool>,
 }
 
@@ -209,7 +209,7 @@ impl Place {
         Place { sim, config }
     }
 
-    /// Starts the server (again); gives its address away to nobody: clients know it.
+    /// Starts the server (again); its address stays the same: clients know it.
     async fn start(&self) -> std::result::Result<Rc<Server<SimEnv>>, crate::ServerError> {
         Server::start(self.sim.node("server"), self.config.clone()).await
     }
@@ -334,7 +334,7 @@ impl Client {
             _ => Vec::new(),
         };
         for ino in files {
-            // One that has gone is told by the second answer.
+            // The second answer reports an inode that has gone.
             let _ = self.answer_once(Request::Open { ino, access: RW, exec: false }, None).await?;
             let _ = self.answer_once(Request::Close { ino, access: RW, atime: None }, None).await?;
         }

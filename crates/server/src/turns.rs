@@ -1,6 +1,6 @@
 //! `Turns`: a bounded number of things at a time, in the order of arrival.
 //!
-//! Owns: who may go on. Does not own: what for. A dropped wait and a dropped turn both leave nothing behind.
+//! Owns: who may continue. Does not own: what for. A dropped wait and a dropped turn both leave nothing behind.
 
 use futures_channel::oneshot;
 use std::cell::RefCell;

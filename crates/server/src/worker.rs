@@ -1,8 +1,8 @@
 //! `Worker`: routes requests and questions to targets, here or at another worker.
 //!
-//! Owns: the targets of one thread, the sending half of the mesh, who waits for which answer. Does not own: what comes
-//! in (`dispatch`), connections and sessions (`cluster::sessions`), the operations (`ops`); what it needs of those it
-//! is handed at the start (`above`).
+//! Owns: the targets of one thread, the sending half of the mesh, and tasks that wait for answers. Does not own:
+//! incoming messages (`dispatch`), connections and sessions (`cluster::sessions`), the operations (`ops`); it gets
+//! interfaces to those at the start (`above`).
 //!
 //! Invariants: a target's state is touched by its own worker alone; the mesh is always drained, because a message never
 //! waits for anything but becomes a task; a message that finds its ring full waits in a queue that the credits of the
@@ -18,6 +18,7 @@ use crate::config::SharedConfig;
 use crate::counters::{Counters, add};
 use crate::error::ServerError;
 use crate::message::{Message, TargetReply, TargetRequest};
+use crate::session::reach::Terms;
 use crate::tunables::SharedTunables;
 use crate::turns::{Turn, Turns};
 use crate::worker::above::{Above, AnswerTarget, Clients, Peers};
@@ -78,7 +79,7 @@ pub struct Worker<E: Env> {
     waiters: Waiters,
 }
 
-/// Who waits for the answer of another worker, by token.
+/// Tasks that wait for the answer of another worker, by token.
 #[derive(Default)]
 struct Waiters {
     last: Cell<u64>,
@@ -93,7 +94,7 @@ impl Waiters {
     }
 }
 
-/// Messages that a ring holds between two of so many workers: all rings of 16 workers take 8 MiB.
+/// Messages that a ring holds between two of this many workers: all rings of 16 workers take 8 MiB.
 pub const fn ring_messages(workers: usize) -> usize {
     let share = RINGS_MESSAGES / if workers == 0 { 1 } else { workers };
     if share > RING_MESSAGES {
@@ -141,7 +142,7 @@ impl<E: Env> Worker<E> {
         worker
     }
 
-    /// Whoever wrote what a target of this worker cannot flush is told.
+    /// Informs the mounts that wrote bytes which a target of this worker cannot flush.
     fn hear_of_failed_flushes(self: &Rc<Self>) {
         for target in self.targets.borrow().values() {
             let (worker, target_id) = (Rc::downgrade(self), target.id);
@@ -153,7 +154,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Tells the worker who has its connections.
+    /// Sets the interface to the connections of this worker.
     pub fn set_clients(&self, clients: Weak<dyn Clients>) {
         *self.above.clients.borrow_mut() = Some(clients);
     }
@@ -189,14 +190,14 @@ impl<E: Env> Worker<E> {
         self.env.now().0
     }
 
-    /// Sends a message to another worker. One that finds its ring full goes out later, in the order of its lane.
+    /// Sends a message to another worker. If its ring is full, the message is sent later, in the order of its lane.
     pub fn send(self: &Rc<Self>, to: usize, lane: Lane, message: Message) {
         let waits = self.full.borrow().iter().any(|(t, l, _)| (*t, *l) == (to, lane));
         let message = if waits {
             message
         } else {
             match self.mesh.try_send(to, lane, message) {
-                // A worker that is gone has been stopped: whoever waits is dropped with its tasks.
+                // A worker that is gone has been stopped: waiting tasks are dropped with it.
                 Ok(()) | Err(SendError::Gone(_)) => return,
                 Err(SendError::Full(message)) => message,
             }
@@ -244,7 +245,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// The worker has been told to stop: nobody waits any more for servers that cannot be reached.
+    /// The worker has been told to stop: no task waits any more for servers that cannot be reached.
     pub fn give_up_waiting(&self) {
         self.stopped.set(true);
     }
@@ -264,19 +265,19 @@ impl<E: Env> Worker<E> {
         id: RequestId,
         call: Call,
         payload: Option<Buf>,
-        until_ns: Option<u64>,
+        terms: Terms,
     ) -> Called {
         add(&self.counters.forwarded, 1);
         let (sender, receiver) = oneshot::channel();
         let token = self.waiters.token();
         self.waiters.calls.borrow_mut().insert(token, sender);
         let lane = lane_of(&call.op);
-        self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload, until_ns });
+        self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload, terms });
         receiver.await.unwrap_or((Answer::of(Err(Errno::Io)), None))
     }
 
-    /// Asks a target, wherever it is: the one way between targets. One of another server is asked by worker 0; `Io` if
-    /// that server cannot be reached for long.
+    /// Sends a request to a target, wherever it is: all requests between targets use this function. A request to
+    /// another server is sent by worker 0; `Io` if that server cannot be reached for long.
     pub async fn ask(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<TargetReply> {
         let to = self.routes.owner(target).unwrap_or(0);
         if to == usize::from(self.index) {
@@ -289,8 +290,8 @@ impl<E: Env> Worker<E> {
         receiver.await.unwrap_or(Err(Errno::Io))
     }
 
-    /// Asks a target and expects `Done`. While another server cannot be reached it is asked again and again: for what
-    /// is decided.
+    /// Sends a request to a target and expects `Done`. While the other server cannot be reached the request is
+    /// repeated: for operations that are decided.
     pub async fn insist(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<()> {
         match self.insist_ask(target, question).await? {
             TargetReply::Done => Ok(()),
@@ -319,7 +320,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Tells a target once, without anybody waiting for it.
+    /// Sends a target one message, without a waiting caller.
     pub fn tell_later(self: &Rc<Self>, target: TargetId, question: TargetRequest) {
         let worker = self.clone();
         self.env.spawn(async move {
@@ -335,8 +336,8 @@ impl<E: Env> Worker<E> {
         });
     }
 
-    /// Waits for the turn of an operation over `targets`, if some are of other servers: what such operations wait for
-    /// there takes credits, and must leave some to what ends the wait.
+    /// Waits for the turn of an operation over `targets`, if some are on other servers: requests of such operations
+    /// that wait there take credits, and must leave some to the requests that end the wait.
     pub async fn turn_for(&self, mut targets: impl Iterator<Item = TargetId>) -> Option<Turn> {
         match targets.any(|t| !self.routes.is_local(t)) {
             true => Some(self.turns.take().await),
@@ -370,12 +371,12 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Sends the callbacks that a target's lock space asked for.
+    /// Sends the callbacks that a target's lock space requested.
     pub fn send_callbacks(self: &Rc<Self>, target: &Target<E>) {
         if !self.push_callbacks(&target.coherence.locks) || !target.coherence.locks.start_watch() {
             return;
         }
-        // Whoever has not answered by the deadline is evicted.
+        // A session that has not answered by the deadline is evicted.
         let (worker, locks, env) = (self.clone(), target.coherence.locks.clone(), self.env.clone());
         self.env.spawn(async move {
             while let Some(deadline) = locks.next_deadline() {
@@ -407,7 +408,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Sends the revocations that a target's token space asked for, and has its deadlines watched.
+    /// Sends the revocations that a target's token space requested, and has its deadlines watched.
     pub fn send_revocations(self: &Rc<Self>, target: &Target<E>) {
         self.push_revocations(&target.coherence.tokens);
         if !target.coherence.tokens.start_watch(self.now_ns(), self.tunables.callback_again_ns()) {
@@ -436,7 +437,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// What the worker with the sessions says to those with connections, and they to it.
+    /// A message between the worker with the sessions and the workers with connections.
     pub fn take(self: &Rc<Self>, from: usize, message: Box<dyn Any + Send>) {
         if let Some(clients) = self.clients() {
             clients.take(from, message);
@@ -458,7 +459,7 @@ impl<E: Env> Worker<E> {
     }
 }
 
-/// The lane of the mesh for a request: what ends the wait of others overtakes what may wait.
+/// The lane of the mesh for a request: requests that end a wait of others overtake those that may wait.
 pub fn lane_of(op: &Request) -> Lane {
     match op {
         Request::LockCancel { .. } | Request::LockKept { .. } | Request::PagesLeft { .. } => Lane::Urgent,

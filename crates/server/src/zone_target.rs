@@ -1,8 +1,8 @@
 //! `Target`: one slice of storage as its worker sees it: stores, zone, locks, sessions, slots.
 //!
-//! Owns: the parts that the state of one target is made of, and the small steps every operation is made of: append,
-//! wait, look up who may do what. Each part is a struct of its own, with what touches it alone. Does not own: the
-//! operations (`ops`), intents over several targets (`txs`), routing (`worker`).
+//! Owns: the parts of one target's state, and the small steps of every operation: append, wait, look up rights. Each
+//! part is a struct of its own, with the functions that use only this part. Does not own: the operations (`ops`),
+//! intents over several targets (`txs`), routing (`worker`).
 //!
 //! Invariants: the stores are changed and the record appended in one step without an await in between, so the log
 //! has the order of the changes; freed blocks are released when the record that freed them is stable; no borrow of a
@@ -70,12 +70,12 @@ pub const EXTENTS_A_RECORD: usize = 4096;
 pub const EXTENT_BYTES: u64 = 88;
 /// Bytes of a record for one block, were it an extent of its own with checksums of its own.
 pub const BLOCK_BYTES: u64 = EXTENT_BYTES + CHECKSUM_ITEM_BYTES;
-/// Bytes of a record for what is beside extents: inode, object, answer, two blocks of logged bytes that are cut in two.
+/// Bytes of a record for everything but extents: inode, object, answer, two blocks of logged bytes that are cut in two.
 const RECORD_SPARE_BYTES: u64 = 4096 + 2 * (BLOCK + 64);
 /// Part of a record that is left to the deletion of delayed extents: one in so many.
 pub const DELAYED_SHARE: u64 = 4;
 
-/// What is counted of a target.
+/// The counters of a target.
 pub struct TargetCounts {
     /// Counters of its zone when they were last reset.
     pub zone: RefCell<ZoneStats>,
@@ -85,7 +85,7 @@ pub struct TargetCounts {
     pub worker: Rc<Counters>,
     /// Bytes that were answered and are not stable.
     pub unstable: Unstable,
-    /// What accounts use of it, and may use.
+    /// The usage of accounts on the target, and their shares.
     pub quota: TargetQuota,
 }
 
@@ -93,30 +93,30 @@ pub struct TargetCounts {
 pub struct Target<E: Env> {
     /// Which.
     pub id: TargetId,
-    /// Its log, and what that keeps.
+    /// The log, and the memory for kept records.
     pub zone: Zone<E>,
-    /// Its disk, for file data.
+    /// The disk, for file data.
     pub storage: DataStorage<E>,
     /// Its name space.
     pub meta: RefCell<MetaStore>,
     /// Its objects.
     pub data: RefCell<DataStore>,
-    /// What clients may cache of it.
+    /// The rights of clients to cache from the target.
     pub coherence: Coherence,
-    /// Who waits for whom, and who is at work on what.
+    /// Which tasks wait for which, and which work on what.
     pub queues: TargetQueues,
     /// Sessions that it knows.
     pub sessions: KnownSessions,
-    /// Those of an earlier run that have not said what they hold.
+    /// Sessions of an earlier run that have not presented what they hold.
     pub reclaim: Reclaim,
-    /// What is open, and for whom.
+    /// Which inodes are open, and for which sessions.
     pub files: OpenFiles,
-    /// Operations over several targets that are under way here.
+    /// Operations over several targets that are under way on this target.
     pub txs: RefCell<TxTable>,
     freeing: Freeing,
-    /// Its place in the cluster.
+    /// The place of the target in the cluster.
     pub place: ClusterPlace,
-    /// What is counted of it.
+    /// The counters of the target.
     pub counts: TargetCounts,
     closed: Cell<bool>,
 }
@@ -140,6 +140,16 @@ impl<E: Env> Target<E> {
         self.place.keep_map(map, &mut txn);
         let lsn = self.append(txn, Order::Plain);
         self.zone.stable(lsn).await
+    }
+
+    /// Whether the registry that is kept here binds a key to the tree of this project.
+    pub fn is_bound(&self, project: u32) -> bool {
+        self.place
+            .keys
+            .borrow()
+            .iter()
+            .flat_map(|r| &r.keys)
+            .any(|e| e.subtree.as_ref().is_some_and(|s| s.project == project))
     }
 
     /// Keeps the registry of keys: it is stable when this returns.
@@ -167,7 +177,7 @@ impl<E: Env> Target<E> {
             return self.zone.appended_lsn();
         }
         add(&self.counts.worker.commits, 1);
-        // Whoever changes the store at this moment appends as well.
+        // Code that is changing the store at this moment appends as well.
         if let Ok(mut data) = self.data.try_borrow_mut() {
             data.delete_free_checksums(&mut txn);
         }
@@ -198,8 +208,9 @@ impl<E: Env> Target<E> {
         self.sessions.has(session)
     }
 
-    /// A change that another target carries out here for a session sets out, as by `RequestCx::land`. `None` if what
-    /// this begin of the session held has gone. One that is only stopped may still finish what it has begun elsewhere.
+    /// Registers a change that another target executes here for a session, as `RequestCx::land` does. `None` if
+    /// everything that this begin of the session held is released. A session that is only stopped may still finish what
+    /// it has begun on other targets.
     pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<InFlight> {
         (self.sessions.begin_of_any(session) == Some(begin)).then(|| self.queues.in_flight.start(session))
     }
@@ -226,7 +237,7 @@ impl<E: Env> Target<E> {
         });
     }
 
-    /// Waits until every session of an earlier run has said what it holds, or has ended.
+    /// Waits until every session of an earlier run has presented what it holds, or has ended.
     pub async fn recovered(&self) {
         self.reclaim.over().await;
     }
@@ -259,7 +270,7 @@ impl<E: Env> Target<E> {
         self.storage.disk.address(physical)
     }
 
-    /// Says once what the disk did, and gives the error for the caller.
+    /// Logs an error of the disk once, and returns the error for the caller.
     pub fn disk_error(&self, what: &str, e: &std::io::Error) -> Errno {
         if matches!(e.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) {
             self.storage.below.is_full(self);
@@ -303,7 +314,7 @@ impl<E: Env> Target<E> {
         self.queues.settle(keys).await;
     }
 
-    /// What the objects of a file on this target say.
+    /// The joined state of the objects of a file on this target.
     pub fn gathered(&self, ino: Ino) -> Gathered {
         let mut sum = Gathered::default();
         for (_, o) in self.data.borrow().objects_of(ino) {

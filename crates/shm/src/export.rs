@@ -1,7 +1,7 @@
 //! `Export`: the writer's side of the memory that shows a file.
 //!
-//! Owns: the memory, and that one fill is under way at a time. Does not own: when something changes (the client, which
-//! calls these methods before others can see the change), who gets the memory (`fuse`).
+//! Owns: the memory, and that one fill is under way at a time. Does not own: when a change happens (the client, which
+//! calls these methods before others can see the change), the receivers of the memory (`fuse`).
 
 use crate::layout::{SLOT_BYTES, SLOTS_MAX};
 use crate::memory::ExportMemory;
@@ -13,14 +13,14 @@ use std::os::fd::BorrowedFd;
 
 const UNIT: u64 = SLOT_BYTES as u64;
 
-/// What shows a file to programs.
+/// The memory that shows a file to programs.
 pub struct Export {
     memory: ExportMemory,
     filling: Mutex<Filling>,
     used_bytes: AtomicU64,
 }
 
-/// What only fills look at.
+/// State that only fills use.
 struct Filling {
     /// Which unit missed last in each slot, plus one.
     missed: Vec<u32>,
@@ -71,7 +71,7 @@ impl Export {
         self.memory.fd()
     }
 
-    /// What a fill starts from; to be taken before it looks at anything.
+    /// The start of a fill; to be taken before it reads anything.
     pub fn ticket(&self) -> Ticket {
         rules::ticket(&self.memory.head().state)
     }
@@ -123,7 +123,7 @@ impl Export {
         rules::size_changes(&self.memory.head().state);
     }
 
-    /// Nothing that is shown counts any more.
+    /// Everything shown becomes invalid.
     pub fn all_change(&self) {
         rules::all_change(&self.memory.head().state);
     }
@@ -146,7 +146,7 @@ impl Export {
         rules::unblock(&self.memory.head().state);
     }
 
-    /// Nothing is shown any more, ever.
+    /// Nothing is shown any more, permanently.
     pub fn give_up(&self) {
         rules::give_up(&self.memory.head().state);
     }
@@ -174,8 +174,8 @@ mod tests {
     use crate::rules::Miss;
     use proptest::prelude::*;
 
-    /// Goal: what is shown is found until it changes, sizes cut reads only while they are certain, and what was given
-    /// up shows nothing. Method: a story.
+    /// Goal: shown bytes are found until they change, sizes limit reads only while they are certain, and an abandoned
+    /// export shows nothing. Method: a sequence of steps.
     #[test]
     fn what_is_shown_is_found() {
         let export = Export::new(7, 3 * UNIT).unwrap();
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(export.try_read(0, 1, 0), Err(Miss::Dead));
     }
 
-    /// Goal: nobody who gets the descriptor can write to the memory, or make it shorter. Method: tries.
+    /// Goal: a process that gets the descriptor can neither write to the memory nor make it shorter. Method: tries.
     #[test]
     fn the_memory_is_sealed() {
         let export = Export::new(1, 1).unwrap();
@@ -226,7 +226,7 @@ mod tests {
 
     proptest! {
         /// Goal: whatever is in the memory, a read copies from inside the slots only, in order, and not more than was
-        /// asked for. Method: heads and slots of arbitrary words.
+        /// requested. Method: heads and slots of arbitrary words.
         #[test]
         fn forged_memory_is_read_inside(
             words in proptest::collection::vec(any::<u64>(), 6),

@@ -1,4 +1,4 @@
-//! What lies where in shared memory.
+//! The layout of shared memory.
 //!
 //! Owns: sizes, offsets, magic numbers, and the atomics of heads and slots. Does not own: in which order they are read
 //! and written (`rules`).
@@ -32,12 +32,12 @@ pub const EXPORT_MAGIC: u64 = u64::from_le_bytes(*b"amphiexp");
 /// The version of everything that programs and mounts share. A program reads through the kernel if the versions differ.
 pub const VERSION: u64 = 1;
 
-/// Bytes of an export with so many slots.
+/// Bytes of an export with this many slots.
 pub const fn export_bytes(slots: usize) -> usize {
     data_offset(slots) + slots * SLOT_BYTES
 }
 
-/// Where the bytes of the slots begin.
+/// The start of the bytes of the slots.
 pub const fn data_offset(slots: usize) -> usize {
     (HEAD_BYTES + slots * size_of::<Slot>()).next_multiple_of(SLOT_BYTES)
 }
@@ -50,7 +50,7 @@ pub struct BoardHead {
     pub magic: u64,
     /// `VERSION`.
     pub version: u64,
-    /// Until when what the mount shares may be used, `CLOCK_BOOTTIME` in nanoseconds.
+    /// The end of the lease of everything that the mount shares, `CLOCK_BOOTTIME` in nanoseconds.
     pub lease: Line,
 }
 
@@ -59,7 +59,7 @@ pub struct BoardHead {
 #[derive(Default)]
 pub struct Line(pub AtomicU64);
 
-/// What changes in the head of an export.
+/// The part of the head of an export that changes.
 #[repr(C, align(64))]
 #[derive(Default)]
 pub struct State {
@@ -71,9 +71,9 @@ pub struct State {
     pub blocks: AtomicU64,
     /// Not 0 if the next read has to be known to the mount, because it renews the access time.
     pub due: AtomicU64,
-    /// Where the file ends, if the state has `CERTAIN`.
+    /// The end of the file, if the state has `CERTAIN`.
     pub size: AtomicU64,
-    /// Until when that is certain, `CLOCK_BOOTTIME` in nanoseconds.
+    /// The time until which that is certain, `CLOCK_BOOTTIME` in nanoseconds.
     pub size_until: AtomicU64,
 }
 

@@ -1,8 +1,8 @@
-//! Shared memory as the mount has it: sealed, writable here, read only for everybody who gets the descriptor.
+//! Shared memory as the mount has it: sealed, writable here, read only for every process that gets the descriptor.
 //!
 //! Owns: the mapping and the descriptor. Does not own: what is in it (`layout`).
 //!
-//! Invariant: the memory never shrinks or grows (seals), so nobody who maps it gets SIGBUS; nobody but this mapping can
+//! Invariant: the memory never shrinks or grows (seals), so no process that maps it gets SIGBUS; only this mapping can
 //! ever write to it (`F_SEAL_FUTURE_WRITE`).
 
 use crate::layout::{

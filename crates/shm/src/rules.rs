@@ -3,14 +3,14 @@
 //! Owns: the order of loads, stores and fences on both sides. Does not own: the bytes themselves, which the caller
 //! copies when it is told to; when an event happens (the client).
 //!
-//! A *slot* is under a sequence lock: it is odd while it shows nothing. A reader loads the sequence, copies, and looks
-//! at the sequence again behind an acquire fence. A *file* has a state that counts events: a unit changes, the size
+//! A *slot* is under a sequence lock: it is odd while it shows nothing. A reader loads the sequence, copies, and loads
+//! the sequence again behind an acquire fence. A *file* has a state that counts events: a unit changes, the size
 //! changes, a call takes the file against readers, everything becomes void. A reader that finds the same state at its
-//! end has read units that were right at the same time, and a size that was certain at that time. So what it returns
-//! is what the file was at one moment between the two looks.
+//! end has read units that were right at the same time, and a size that was certain at that time. So its result is the
+//! contents of the file at one moment between the two loads.
 //!
-//! An event is counted before anybody else can see what it changes. A fill notes the epoch before it looks at anything;
-//! what is filled under an epoch that has passed shows nothing. `loom` tries the interleavings
+//! An event is counted before any other program can see its change. A fill records the epoch before it reads anything;
+//! a slot filled under an epoch that has passed shows nothing. `loom` tries the interleavings
 //! (`cargo test -p amphi-shm --features loom --lib rules`).
 
 use crate::layout::{SLOT_BYTES, Slot, State};
@@ -30,7 +30,7 @@ pub const CERTAIN: u64 = 1;
 /// Bit of the state: the export will never show anything again.
 pub const DEAD: u64 = 2;
 const EVENT: u64 = 4;
-/// So many events are counted before the numbers of exports meet: a million each second for three days.
+/// This many events are counted before the numbers of exports meet: a million each second for three days.
 const ID_SHIFT: u32 = 40;
 const UNIT: u64 = SLOT_BYTES as u64;
 
@@ -49,7 +49,7 @@ pub enum Miss {
     End,
 }
 
-/// What a fill starts from.
+/// The start of a fill.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
     state: u64,
@@ -99,7 +99,7 @@ pub fn read(
             && span >> 32 <= from
             && to <= span & 0xffff_ffff;
         if !shown {
-            // Bytes that are shared are inside the file; what lies beyond them may be behind its end.
+            // Bytes that are shared are inside the file; bytes beyond them may be behind its end.
             return Err(Miss::Absent);
         }
         copy(number, from as usize, (to - from) as usize);
@@ -116,7 +116,7 @@ pub fn read(
     Ok(end - offset)
 }
 
-/// A state and slots that show nothing yet: to be called before anybody reads. No state of one export is ever one of
+/// A state and slots that show nothing yet: to be called before the first read. No state of one export is ever one of
 /// another: a program may put one in the place of another while it reads.
 pub fn begin(head: &State, slots: &[Slot], id: u64) {
     head.state.store(id << ID_SHIFT, SeqCst);
@@ -124,7 +124,7 @@ pub fn begin(head: &State, slots: &[Slot], id: u64) {
     slots.iter().for_each(|slot| slot.sequence.store(1, SeqCst));
 }
 
-/// What a fill starts from; to be taken before it looks at what it will publish.
+/// The start of a fill; to be taken before it reads the bytes that it will publish.
 pub fn ticket(head: &State) -> Ticket {
     let state = head.state.load(SeqCst);
     Ticket { state, epoch: head.epoch.load(SeqCst) }
@@ -140,7 +140,7 @@ pub fn size_changes(head: &State) {
     let _ = head.state.fetch_update(SeqCst, SeqCst, |state| Some((state & !CERTAIN).wrapping_add(EVENT)));
 }
 
-/// Nothing that is shown counts any more.
+/// Everything shown becomes invalid.
 pub fn all_change(head: &State) {
     head.epoch.fetch_add(1, SeqCst);
     size_changes(head);
@@ -195,7 +195,7 @@ pub fn fill(
             Err(now) => sequence = now,
         }
     }
-    // Who sees a byte of what follows finds the sequence odd.
+    // A reader that sees a byte of the new ones finds the sequence odd.
     fence(Release);
     slot.unit.store(unit, Relaxed);
     slot.epoch.store(ticket.epoch, Relaxed);
@@ -210,7 +210,8 @@ pub fn show_size(head: &State, ticket: Ticket, size: u64, until_ns: u64) {
     if ticket.state & (CERTAIN | DEAD) != 0 || head.state.load(SeqCst) != ticket.state {
         return;
     }
-    // Nobody reads them while the state does not say that they are certain; who read them before finds another state.
+    // They are not read while the state does not mark them as certain; a reader that read them before finds another
+    // state.
     fence(Release);
     head.size.store(size, SeqCst);
     head.size_until.store(until_ns, SeqCst);

@@ -1,14 +1,14 @@
-//! What programs and a mount say to each other before memory is shared.
+//! Messages between programs and a mount before memory is shared.
 //!
 //! Owns: the answer to the question which open file a descriptor is (an `ioctl`), and the message by which a program
-//! asks for memory. Does not own: how they travel (`attach`, `fuse`). Integers have the byte order of the machine: both
+//! requests memory. Does not own: how they travel (`attach`, `fuse`). Integers have the byte order of the machine: both
 //! sides run on it.
 
 /// The `ioctl` that identifies a descriptor: `_IOR('A', 10, Identity)`.
 pub const IDENTIFY: u32 = 2 << 30 | (size_of::<Identity>() as u32) << 16 | (b'A' as u32) << 8 | 10;
-/// What abstract names of sockets begin with; 16 bytes that nobody can guess follow.
+/// The prefix of abstract names of sockets; 16 random bytes follow.
 pub const SOCKET_PREFIX: &[u8; 6] = b"amphi-";
-/// What a request begins with.
+/// The start of a request.
 pub const REQUEST_MAGIC: u64 = u64::from_le_bytes(*b"amphireq");
 /// Bit of `Request::wanted`: the board of the mount.
 pub const WANT_BOARD: u64 = 1;
@@ -29,7 +29,7 @@ pub struct Identity {
     pub generation: u32,
     /// The number of the export.
     pub export: u64,
-    /// What its memory is given for.
+    /// The secret in exchange for which its memory is given.
     pub secret: [u8; 16],
     /// The rest of the name of the socket at which it is given.
     pub socket: [u8; 16],
@@ -53,7 +53,7 @@ impl Identity {
     }
 }
 
-/// What a program asks for.
+/// A request of a program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -66,7 +66,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// From what has arrived: anything may have.
+    /// From received bytes, which may be arbitrary.
     pub fn from_bytes(bytes: &[u8]) -> Option<Request> {
         let bytes: &[u8; size_of::<Request>()] = bytes.try_into().ok()?;
         let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));

@@ -1,25 +1,25 @@
 //! `Callbacks`: what servers ask of mounts, and the answers, one message at a time: late, repeated, lost.
 //!
 //! Owns: reading the frames of every simulated connection, which of them meet a fault, when they arrive. Does not own:
-//! the connections (`amphi_env::sim`), cuts and kills (`run`), whether it shows (the checks).
+//! the connections (`amphi_env::sim`), cuts and kills (`run`), the detection of their effects (the checks).
 //!
-//! What is honest. A connection keeps the order of its bytes, but the protocol promises none between pushes and
-//! replies, nor between requests: pushes of one server come from several workers and are queued as they reach the one
-//! with the connections, a client's handler may be scheduled late, and requests are executed in any order. So whole
-//! frames are held back here while others of the connection pass; for both sides that looks like a late handler at the
-//! other end.
+//! Validity of these faults. A connection keeps the order of its bytes, but the protocol promises none between pushes
+//! and replies, nor between requests: pushes of one server come from several workers and are queued as they reach the
+//! one with the connections, a client's handler may be scheduled late, and requests are executed in any order. So whole
+//! frames are held back here while others of the connection pass; for both sides that is the same as a late handler at
+//! the other end.
 //! * **Late**: a push, or the request that answers one, is held back, from a microsecond to beyond half of the time in
-//!   which it has to be answered. What is sent again meanwhile waits with it.
+//!   which it has to be answered. Repetitions of it meanwhile wait with it.
 //! * **Repeated**: a push comes once or twice more, at once or up to twice that time later, on the same connection.
-//! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection goes on: the server has
-//!   to send it again. Or a push or an answer is lost as streams lose: with all that follows, and the connection
+//! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection continues: the server
+//!   has to send it again. Or a push or an answer is lost as streams lose: with all that follows, and the connection
 //!   breaks. Or an answer arrives, and the connection breaks before its reply.
 //!
-//! A mount that is not heard of for the whole time may be ended, so of each `CALLBACK_DEADLINE` a pair of nodes has
+//! A mount that sends nothing for the whole time may be ended, so of each `CALLBACK_DEADLINE` a pair of nodes has
 //! `WHOLE` of it without long faults, cuts and stops included (`Callbacks::room`).
 //!
-//! Mistakes (`plant`) that only these faults show are made here too: their bytes are what a wrong client or server
-//! would send.
+//! Planted bugs (`plant`) that only these faults reveal are made here too: their bytes are those of a wrong client or
+//! server.
 
 mod frames;
 
@@ -37,9 +37,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Of each `CALLBACK_DEADLINE`, as much without long faults.
+/// Of each `CALLBACK_DEADLINE`, the part without long faults.
 const WHOLE: Duration = Duration::from_secs(4);
-/// Faults that are shorter are none that others would have to wait for.
+/// Shorter faults do not count as long ones: other mounts need not wait because of them.
 const SHORT: Duration = Duration::from_millis(100);
 /// A server sends again what was lost within so long.
 const SENT_AGAIN_WITHIN: Duration = Duration::from_nanos(CALLBACK_DEADLINE.as_nanos() as u64 / 3);
@@ -55,7 +55,7 @@ pub struct Counts {
     pub very_late: u64,
     /// Copies of pushes that came.
     pub repeated: u64,
-    /// Of them, callbacks of locks that had been given back.
+    /// Of them, callbacks of locks that had been returned.
     pub after_return: u64,
     /// Of them, callbacks to mounts that had a newer lock on the same object.
     pub with_newer: u64,
@@ -87,7 +87,7 @@ impl Counts {
 /// A push to a node: the same bytes mean the same.
 type Key = (String, Vec<u8>);
 
-/// What is known of locks, from the messages: for counting, and for mistakes.
+/// The state of locks derived from the messages: for counting, and for planted bugs.
 #[derive(Default)]
 struct Seen {
     /// Requests for locks that were not answered: node, connection, request.
@@ -106,11 +106,11 @@ pub struct Callbacks {
     pipes: BTreeMap<(u64, bool), Frames>,
     /// When the present stretch of long faults between two nodes began.
     stretches: BTreeMap<(String, String), Time>,
-    /// Until when pushes are held back.
+    /// The time until which pushes are held back.
     late: BTreeMap<Key, Time>,
     /// Pushes that never arrive, if that is planted.
     forgotten: BTreeSet<Key>,
-    /// Locks that a node gives back with the next ones, though it uses them, if that is planted.
+    /// Locks that a node returns with the next ones, though it uses them, if that bug is planted.
     mistaken: BTreeMap<String, u64>,
     seen: Seen,
     /// What happened so far.
@@ -133,7 +133,7 @@ impl Courier for SharedCallbacks {
     }
 }
 
-/// What becomes of one frame.
+/// The fate of one frame.
 enum Fate {
     Passes,
     /// Comes then instead.
@@ -227,7 +227,7 @@ impl Callbacks {
         }
     }
 
-    /// Whether a frame is looked at whole: those without a payload that may be callbacks, answers, or tell of locks.
+    /// Whether a frame is inspected whole: those without a payload that may be callbacks, answers, or concern locks.
     fn looks_at(&self, leg: &Leg<'_>, head: &Head) -> bool {
         head.payload_len == 0
             && match head.kind {
@@ -366,7 +366,7 @@ impl Callbacks {
         (fate, frame)
     }
 
-    /// A copy of a push has gone on its way.
+    /// A copy of a push has been sent.
     fn came_again(&mut self, leg: &Leg<'_>, frame: &[u8]) {
         self.counts.repeated += 1;
         let Some((head, body)) = frames::split(frame) else { return };
@@ -383,7 +383,7 @@ impl Callbacks {
         }
     }
 
-    /// From a microsecond to `most`, all sizes as likely as each other; now and then nearly `most`.
+    /// From a microsecond to `most`, all orders of magnitude equally likely; sometimes nearly `most`.
     fn draw_delay(&mut self, most: Duration) -> Duration {
         let most = most.as_nanos() as u64;
         if self.dice.one_in(8) {

@@ -36,9 +36,9 @@ pub const MOUNTS: [&str; 6] = [MOUNT, "mount1", "mount2", "mount3", "mount4", "m
 const KEY: &[u8] = b"the secret of the simulated cluster";
 /// How long a start, a stop, a mount or an unmount may take, virtual.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How long the server keeps the session of a mount that it does not hear of.
+/// How long the server keeps the session of a silent mount.
 pub const GRACE: Duration = Duration::from_secs(30);
-/// How long a mount may take to give back what another one waits for.
+/// How long a mount may take to return a lock or token that another one waits for.
 pub const CALLBACK_DEADLINE: Duration = Duration::from_secs(10);
 /// How often the controller looks whether something has happened.
 const LOOK: Duration = Duration::from_micros(500);
@@ -97,9 +97,10 @@ impl Shape {
         Shape::with(seed, None, None)
     }
 
-    /// As `of_seed`, with so many servers and mounts if they are given, within what there can be.
+    /// As `of_seed`, with given numbers of servers and mounts, within the limits.
     pub fn with(seed: u64, servers: Option<usize>, mounts: Option<usize>) -> Shape {
-        // Choices of their own: a seed with one server means what it meant when there was never more than one.
+        // These choices have random numbers of their own: a seed with one server keeps the meaning that it had when
+        // there was never more than one.
         let mut several = Dice::new(seed, 8);
         let by_seed = [1, 1, 1, 2, 3, 4][several.below(6) as usize];
         let servers = servers.unwrap_or(by_seed).clamp(1, SERVERS.len());
@@ -156,6 +157,7 @@ impl Shape {
             // Mounts wake up every few ms of virtual time, for minutes after an interrupted call.
             max_steps: 150_000_000,
             keeps: !Dice::new(seed, 15).one_in(4),
+            passes_memory: Dice::new(seed, 40).one_in(2),
             sync_lies: plant::active() == Some(Plant::SyncLies),
             ..SimConfig::default()
         };
@@ -218,8 +220,8 @@ pub struct Cluster {
     /// Choices that only several servers leave open.
     order: RefCell<Dice>,
     mounts: Cell<u64>,
-    /// Single messages are lost or late on connections that go on, as no stream does it: then who is silent about one
-    /// is not deaf.
+    /// Single messages are lost or late on connections that continue, as no stream does it: then who is silent about
+    /// one is not deaf.
     pub loses_messages: Cell<bool>,
 }
 
@@ -316,7 +318,7 @@ impl Cluster {
         }
     }
 
-    /// Where a mount looks for the cluster: any server leads to the master.
+    /// Addresses at which a mount can find the cluster: any server leads to the master.
     fn addrs_for_mount(&self) -> Vec<String> {
         let count = self.shape.servers;
         if count == 1 {

@@ -17,7 +17,7 @@ const NODES_MANY: usize = 28;
 const OPENS_MANY: usize = 6;
 /// Longest file of a program, bytes.
 const FILE_MOST: u64 = 3 << 20;
-/// Unit of striping that programs ask for, bytes: the smallest, so that files lie on several targets.
+/// Unit of striping that programs request, bytes: the smallest, so that files lie on several targets.
 const UNIT: u64 = 64 << 10;
 
 /// How likely each family of calls is.
@@ -32,7 +32,7 @@ struct Temper {
     sizes: u32,
     syncs: u32,
     looks: u32,
-    /// One call in so many is made by somebody else than the owner.
+    /// One call in so many is made by another user than the owner.
     strangers: u64,
     /// One write or read in so many is forced direct.
     direct: u64,
@@ -74,9 +74,9 @@ const WALK_OTHERS: u64 = 4;
 #[derive(Clone, Debug, Default)]
 struct Walk {
     dir: Ino,
-    /// Those to come, the next one last.
+    /// The remaining names, the next one last.
     names: Vec<Name>,
-    /// The one that was looked up.
+    /// The inode that was looked up.
     found: Option<Ino>,
     /// The one that is open, and whether it was read.
     open: Option<(Handle, bool)>,
@@ -288,7 +288,7 @@ impl Generator {
         *self.dice.pick(&[0o755, 0o755, 0o777, 0o1777, 0o2775, 0o700, 0o555, 0o711]).unwrap_or(&0o755)
     }
 
-    /// Where a read or write begins: around the ends and borders where things go wrong.
+    /// The start of a read or write: often near ends and borders, where errors are likely.
     fn offset(&mut self, size: u64) -> u64 {
         let near = |d: &mut Dice, at: u64| (at + d.below(40)).saturating_sub(20);
         let at = match self.dice.below(10) {
@@ -518,7 +518,7 @@ impl Generator {
             1 => XattrMode::Replace,
             _ => XattrMode::Set,
         };
-        // One that exists, mostly, unless that would be refused.
+        // An existing one, mostly, unless that would be refused.
         let one_there = (what > 3 || mode != XattrMode::Create) && !self.dice.one_in(4);
         let there: Vec<(Ino, Name)> = (r.nodes.iter().filter(|_| one_there))
             .flat_map(|(ino, node)| node.xattrs.keys().map(|name| (*ino, name.clone())))
@@ -571,7 +571,7 @@ impl Generator {
     fn reads(&mut self, r: &Reference) -> Option<Op> {
         let handle = self.handle(r, |f| f.read)?;
         let (offset, len) = self.span(Self::size_of(r, handle));
-        // Whole files now and then: they show what went wrong elsewhere.
+        // Whole files sometimes: they show what went wrong elsewhere.
         let (offset, len) = if self.dice.one_in(10) { (0, FILE_MOST) } else { (offset, len) };
         Some(Op::Read { handle, offset, len, direct: self.dice.one_in(self.temper.direct) })
     }

@@ -1,41 +1,44 @@
-//! Hostile peers: whatever somebody sends to a server, it goes on, and so do those who keep to the rules.
+//! Hostile peers: a server survives any input, and continues to serve correct clients.
 //!
-//! Owns: inputs of a stranger, a mount, a server and an administrator, sent to the real server in the simulator, and
-//! what must be so meanwhile and afterwards. Does not own: single cases with their right answers (`amphi_transport` and
-//! `amphi_server` have those).
+//! Owns: inputs of a stranger, a mount, a mount that is bound to a tree, a server and an administrator, sent to the
+//! real server in the simulator, and what must be so meanwhile and afterwards. Does not own: single cases with their
+//! right answers (`amphi_transport` and `amphi_server` have those).
 //!
-//! An input is a frame. Most are sound: a request that decodes, made of numbers that are likely to hit something
-//! (inodes that are there, ends of ranges, sizes that are too large), so it reaches the operations. The others are cut,
-//! flipped, or none at all. Requests are not written down by kind: they are whatever decodes from such numbers, so that
-//! a new request is met without a word here.
+//! An input is a frame. Most are valid: a request that decodes, made of numbers that are likely to refer to existing
+//! objects (inodes, ends of ranges, sizes that are too large), so it reaches the operations. The others are truncated,
+//! flipped, or no frames at all. Requests are not listed by kind: they are any that decode from such numbers, so that a
+//! new request is covered without a change here.
 //!
-//! What must be so: nothing panics; an honest mount beside it is answered all the time; where the hostile one may not
-//! touch its file, every byte of that is there; the zones are sound at the end. (A server is trusted with the data of
-//! others, and so is a mount that speaks for root with their names: these may remove what they like, in order.)
+//! Checks: nothing panics; an honest mount beside it is answered all the time; where the hostile one may not touch its
+//! file, every byte of that is there; the zones are sound at the end. (A server is trusted with the data of others, and
+//! so is a mount that acts for root: these may remove any data, by valid requests.)
 
 use crate::dice::Dice;
 use amphi_env::sim::{CrashKind, SimConfig};
 use amphi_env::{Buf, Conn, Env, Rx, Sim, SimEnv, Tx};
 use amphi_server::{Server, ServerConfig};
-use amphi_transport::{ClusterKey, Link, LinkConfig, LinkEvents, Recovery, Timeouts};
-use amphi_types::{ByteRange, Cred, Errno, Ino, Name, ObjectId, SessionId, TargetId, Timespec};
+use amphi_transport::{ClusterKey, Identity, Link, LinkConfig, LinkEvents, Recovery, Timeouts};
+use amphi_types::{ByteRange, Cred, Errno, Ino, Name, ObjectId, SessionId, SetAttr, TargetId, Timespec};
 use amphi_wire::frame::{FrameKind, HEAD_BYTES, Head};
 use amphi_wire::handshake::SignedHello;
+use amphi_wire::keys::{KeyChange, KeyEntry, KeyRole, Squash, Subtree};
 use amphi_wire::{Access, Call, Hello, Lane, Make, Push, Reply, Request, RequestId, Role, VERSION};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// As what the hostile one comes.
+/// The identity of the hostile peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guise {
-    /// It does not get through the handshake.
+    /// It does not complete the handshake.
     Stranger,
     /// A mount of another user of the machine.
     User,
-    /// A mount that speaks for everybody.
+    /// A mount that acts for all users.
     Mount,
+    /// A mount with a key that is bound to a tree, as root of which it counts.
+    Bound,
     /// Another server of the cluster.
     Server,
     /// An administrator.
@@ -44,7 +47,7 @@ pub enum Guise {
 
 impl Guise {
     /// All of them.
-    pub const ALL: [Guise; 5] = [Guise::Stranger, Guise::User, Guise::Mount, Guise::Server, Guise::Admin];
+    pub const ALL: [Guise; 6] = [Guise::Stranger, Guise::User, Guise::Mount, Guise::Bound, Guise::Server, Guise::Admin];
 
     fn role(self) -> Role {
         match self {
@@ -56,7 +59,7 @@ impl Guise {
 
     /// Whether it may touch nothing of the honest mount.
     fn is_bound(self) -> bool {
-        matches!(self, Guise::Stranger | Guise::User | Guise::Admin)
+        matches!(self, Guise::Stranger | Guise::User | Guise::Bound | Guise::Admin)
     }
 }
 
@@ -91,11 +94,12 @@ const USER: u32 = 1000;
 const KEY: &[u8] = b"the key that a stranger does not know";
 /// Frames on one connection, at most: then another session begins.
 const FRAMES_A_CONNECTION: u64 = 400;
-/// After so many inputs the honest mount is looked at.
+/// After this many inputs the honest mount is checked.
 const LOOK_EVERY: u64 = 250;
 /// Bytes of the honest mount's file.
 const FILE_BYTES: usize = 20_000;
-/// How long the honest mount may wait: whoever is deaf is evicted after 5 s, who hangs after the callback deadline.
+/// How long the honest mount may wait: an unresponsive mount is evicted after 5 s, one that hangs after the callback
+/// deadline.
 const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Sends `inputs` frames in one guise.
@@ -114,17 +118,23 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         let mut config = ServerConfig::new("data");
         (config.targets, config.workers, config.zone_bytes) = (Some(2), 2, Some(64 << 20));
         (config.log_bytes, config.listen) = (4 << 20, vec![ADDR.into()]);
-        // What it sends is to be read as frames.
+        // Its bytes have to be readable as frames.
         config.secure = amphi_transport::Secure::Off;
-        // Only who does not know the key is a stranger: the others are let in, as their names on the socket allow.
+        // Only a peer without the key is a stranger: the others are admitted, as their names on the socket allow.
         config.key = (guise == Guise::Stranger).then(|| KEY.to_vec());
         let key = config.key.as_deref().and_then(|key| ClusterKey::new(key).ok());
         let server = Server::start(env.clone(), config).await.map_err(|e| e.line)?;
         let honest = Honest::begin(&sim, key).await?;
+        if guise == Guise::Bound {
+            honest.bind().await?;
+        }
         let attack = Attack::new(sim.node("hostile"), seed, guise, honest.inodes());
         let mut connection = None;
         for n in 0..inputs {
             if connection.is_none() || n % FRAMES_A_CONNECTION == 0 {
+                if let Some(before) = connection.take() {
+                    attack.leave(before).await;
+                }
                 connection = attack.dial().await;
             }
             if let Some(there) = &mut connection
@@ -264,6 +274,31 @@ impl Honest {
         }
     }
 
+    /// Binds a key to the directory where others may write.
+    async fn bind(&self) -> Result<(), String> {
+        let Reply::Project(project) = self.ask(Request::NewProject, None).await?.0 else {
+            return Err("no number for a project".into());
+        };
+        let set = SetAttr { project: Some(project), ..SetAttr::default() };
+        self.ask(Request::SetAttr { ino: self.dir, set }, None).await?;
+        let entry = KeyEntry {
+            name: "bound".into(),
+            fingerprint: Identity::new(SECRET).fingerprint(),
+            next: None,
+            role: KeyRole::Client,
+            read_only: false,
+            squash: Squash::default(),
+            addresses: Vec::new(),
+            sessions_max: 0,
+            id: 0,
+            subtree: Some(Subtree { root: self.dir, project, path: "/open".into() }),
+        };
+        match self.ask(Request::Keys { change: Some(KeyChange::Add(entry)) }, None).await?.0 {
+            Reply::Keys(_) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
     /// Inodes that there are.
     fn inodes(&self) -> Vec<u64> {
         vec![Ino::ROOT.0, self.file.0, self.dir.0]
@@ -285,12 +320,19 @@ impl Honest {
             return Err("bytes of the honest mount's file have changed".into());
         }
         match self.ask(Request::GetAttr { ino: self.file }, None).await?.0 {
-            Reply::Inode(view) if view.attr.uid == 0 && view.attr.perm == 0o600 && view.attr.nlink == 1 => Ok(()),
-            other => Err(format!("the honest mount's file has changed: {other:?}")),
+            Reply::Inode(view) if view.attr.uid == 0 && view.attr.perm == 0o600 && view.attr.nlink == 1 => {}
+            other => return Err(format!("the honest mount's file has changed: {other:?}")),
+        }
+        if guise != Guise::Bound {
+            return Ok(());
+        }
+        match self.ask(Request::ReadDir { dir: Ino::ROOT, cookie: 0, max: 9, plus: false }, None).await?.0 {
+            Reply::Entries { entries, .. } if entries.len() == 2 => Ok(()),
+            other => Err(format!("names outside the tree have changed: {other:?}")),
         }
     }
 
-    /// Whether a server that may have lost the honest mount's session still answers whoever comes.
+    /// Whether a server that may have lost the honest mount's session still answers new clients.
     async fn look_in(&self) -> Result<(), String> {
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(self.env.rand()), Role::Admin);
         let (name, timeouts) = ("looks:1".into(), Timeouts::default());
@@ -322,11 +364,19 @@ impl Honest {
 
 /// A connection of the hostile one.
 struct There {
-    tx: amphi_env::sim::SimTx,
+    way: Way,
     /// Slots with a request in flight; all of them when the connection has ended.
     busy: Rc<RefCell<BTreeSet<u16>>>,
     ended: Rc<Cell<bool>>,
     seq: u64,
+}
+
+/// How it sends.
+enum Way {
+    /// Frames, as it makes them.
+    Raw(amphi_env::sim::SimTx),
+    /// Requests behind a handshake that was proved.
+    Proved(Rc<Link<SimEnv>>),
 }
 
 struct Attack {
@@ -341,6 +391,10 @@ struct Attack {
 
 /// Which choices of a seed are these.
 const DICE: u64 = 0x0068_6f73_7469_6c65;
+/// More than there are requests: what is beyond decodes to none.
+const REQUESTS: u64 = 90;
+/// The key of the mount that is bound to a tree.
+const SECRET: [u8; 32] = [77; 32];
 /// Slots that it uses: the first of the normal lane.
 const SLOTS: u64 = 16;
 
@@ -368,12 +422,15 @@ impl Attack {
 
     async fn dial(&self) -> Option<There> {
         self.count(|t| t.connections += 1);
+        if self.guise == Guise::Bound {
+            return self.dial_proved().await;
+        }
         let (mut tx, rx) = self.env.dial(ADDR).await.ok()?.split();
         if self.guise != Guise::Stranger {
             let (done, ..) = tx.send(Buf::copy_of(&self.hello()), None).await;
             done.ok()?;
         }
-        let there = There { tx, busy: Rc::default(), ended: Rc::default(), seq: 0 };
+        let there = There { way: Way::Raw(tx), busy: Rc::default(), ended: Rc::default(), seq: 0 };
         self.env.spawn(hear(rx, there.busy.clone(), there.ended.clone(), self.tally.clone()));
         // Sometimes it speaks before it is welcomed.
         if self.below(20) > 0 {
@@ -382,14 +439,59 @@ impl Attack {
         Some(there)
     }
 
+    async fn dial_proved(&self) -> Option<There> {
+        self.sessions.set(self.sessions.get() + 1);
+        let config = LinkConfig {
+            addrs: vec![ADDR.into()],
+            session: SessionId(self.sessions.get()),
+            role: Role::Mount,
+            name: "bound:1".into(),
+            key: None,
+            identity: Some(Identity::new(SECRET)),
+            secure: amphi_transport::Secure::Off,
+            timeouts: Timeouts::default(),
+        };
+        let link = Link::connect(self.env.clone(), config, Rc::<Answers>::default()).await.ok()?;
+        Some(There { way: Way::Proved(link), busy: Rc::default(), ended: Rc::default(), seq: 0 })
+    }
+
+    /// Gives a connection up.
+    async fn leave(&self, there: There) {
+        if let Way::Proved(link) = there.way {
+            amphi_env::timeout(&self.env, Duration::from_secs(1), link.close()).await;
+        }
+    }
+
+    /// Sends a request behind the handshake. False if none is answered for a while.
+    async fn ask(&self, link: &Rc<Link<SimEnv>>, there: &There) -> bool {
+        let Some(slot) = self.free_slot(there).await else { return false };
+        let Some(call) = self.call() else { return true };
+        there.busy.borrow_mut().insert(slot);
+        self.count(|t| (t.inputs, t.sound) = (t.inputs + 1, t.sound + 1));
+        let payload = (self.below(4) == 0).then(|| Buf::zeroed(self.below(9000) as usize + 1));
+        let (link, busy, tally, ended) = (link.clone(), there.busy.clone(), self.tally.clone(), there.ended.clone());
+        self.env.spawn(async move {
+            match link.call(Lane::Normal, call, payload, 0).await {
+                Ok((answer, _)) => {
+                    let mut told = tally.get();
+                    told.answered += 1;
+                    told.done += u64::from(answer.result.is_ok());
+                    tally.set(told);
+                    busy.borrow_mut().remove(&slot);
+                }
+                Err(_) => ended.set(true),
+            }
+        });
+        true
+    }
+
     fn hello(&self) -> Vec<u8> {
         self.sessions.set(self.sessions.get() + 1);
         let name = match self.guise {
             Guise::Server => format!("{:016x} {:016x} evil\u{1b}[2J", self.sessions.get(), self.below(1 << 40)),
             _ => "evil:1\nWARN all is well \u{1b}[31m".into(),
         };
-        // Now and then it tries to be somebody else. One that speaks for everybody may; others' numbers are told to
-        // nobody.
+        // Sometimes it tries another user's identity. One that acts for all users may; others' numbers are not shown.
         let tries = self.guise.is_bound() && self.guise != Guise::Admin && self.below(30) == 0;
         let session = SessionId(if tries { 1 } else { self.sessions.get() });
         let role = if self.below(30) == 0 { Role::Mount } else { self.guise.role() };
@@ -403,6 +505,9 @@ impl Attack {
         if there.ended.get() {
             return false;
         }
+        if let Way::Proved(link) = &there.way {
+            return self.ask(link, there).await;
+        }
         let mut bytes = match (self.guise, self.below(60)) {
             (Guise::Stranger, 0..=29) => self.hello(),
             (_, 0) => (0..self.below(300)).map(|_| self.below(256) as u8).collect(),
@@ -411,12 +516,15 @@ impl Attack {
                 None => return false,
             },
         };
-        // What is spoilt mostly costs the connection, and with it the answers that are under way.
+        // A damaged frame mostly costs the connection, and with it the answers that are under way.
         if self.below(if self.guise == Guise::Stranger { 6 } else { 40 }) == 0 {
             self.spoil(&mut bytes);
         }
         self.count(|t| t.inputs += 1);
-        there.tx.send(Buf::copy_of(&bytes), None).await.0.is_ok()
+        match &mut there.way {
+            Way::Raw(tx) => tx.send(Buf::copy_of(&bytes), None).await.0.is_ok(),
+            Way::Proved(_) => true,
+        }
     }
 
     fn spoil(&self, bytes: &mut Vec<u8>) {
@@ -431,8 +539,8 @@ impl Attack {
         }
     }
 
-    /// A request in a free slot. `None`: there is none for a while.
-    async fn request(&self, there: &mut There) -> Option<Vec<u8>> {
+    /// A slot in which nothing is under way. `None`: there is none for a while.
+    async fn free_slot(&self, there: &There) -> Option<u16> {
         let mut slot = None;
         for _ in 0..50 {
             slot = (0..SLOTS as u16).find(|slot| !there.busy.borrow().contains(slot));
@@ -441,7 +549,12 @@ impl Attack {
             }
             self.env.sleep(Duration::from_micros(200)).await;
         }
-        let slot = slot?;
+        slot
+    }
+
+    /// A request in a free slot. `None`: there is none for a while.
+    async fn request(&self, there: &mut There) -> Option<Vec<u8>> {
+        let slot = self.free_slot(there).await?;
         let call = self.call()?;
         there.seq += 1;
         there.busy.borrow_mut().insert(slot);
@@ -470,7 +583,7 @@ impl Attack {
             if self.guise == Guise::Server && self.below(8) > 0 {
                 return self.question(&bytes);
             }
-            bytes.push(self.below(52) as u8);
+            bytes.push(self.below(REQUESTS) as u8);
             self.fields(&mut bytes, 60);
             postcard::take_from_bytes::<Call>(&bytes).ok().map(|(call, _)| call)
         })
@@ -511,7 +624,7 @@ fn frame(head: Head, body: &impl serde::Serialize) -> Vec<u8> {
     bytes
 }
 
-/// Takes what the server says, and counts answers; answers nothing.
+/// Receives the server's messages, and counts answers; answers nothing.
 async fn hear(
     mut rx: amphi_env::sim::SimRx,
     busy: Rc<RefCell<BTreeSet<u16>>>,
@@ -525,7 +638,7 @@ async fn hear(
         if done.is_err() {
             break;
         }
-        if head.payload_len > 0 && rx.recv_exact(Buf::zeroed(head.payload_len as usize)).await.0.is_err() {
+        if head.inline_len() > 0 && rx.recv_exact(Buf::zeroed(head.inline_len())).await.0.is_err() {
             break;
         }
         if head.kind == FrameKind::Reply {

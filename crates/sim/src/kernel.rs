@@ -1,21 +1,21 @@
 //! `Kernel`: a model of the kernel in front of a mount, which keeps pages, attributes and names as they were lent.
 //!
-//! Owns: what a kernel keeps and when it asks (Linux 6.18, `fs/fuse`), how late it gives things back; what `amphi-fuse`
-//! decides for each answer, in as few lines as it takes (`lend`). Does not own: what is lent and when it is taken back,
-//! which is the client's own code; who makes calls and which histories are right (`games`).
+//! Owns: what a kernel caches and when it sends requests (Linux 6.18, `fs/fuse`), how late it drops cached data; the
+//! decisions of `amphi-fuse` for each answer, in a minimal form (`lend`). Does not own: the timeouts and invalidations,
+//! which are the client's own code; who makes calls and which histories are right (`games`).
 //!
-//! The rules. A `read` asks for the attributes when their time is over; other size or times drop the pages. A page
-//! that is there is copied, one that is not is read, with some behind it; the end of the file is looked at behind
-//! that. A mapping asks nothing. An invalidation of pages waits for those that are being read. Attributes have a
-//! version: each answer that is kept moves it, and so do writes, cuts and invalidations. The answer to a question from
-//! before the last move is shown to whoever asked, and not kept, nor is any while a cut is under way, whose own answer
-//! is kept in any case. Where another size is kept then the mount asks again itself, and pages are taken back when
-//! answers that were given have arrived (`amphi-fuse`, `front/sizes.rs`, which has bounds for both). What a
-//! program stores into a mapping is written back late (`stores`). A name is kept for the time that it was lent for: to
-//! whoever asked while the mount is alone, to a walk of the mount's own in company, which can be taken back. What is
-//! read through an open directory is kept by the time of modification (`listings`). Answers arrive late.
+//! The rules. A `read` requests the attributes when their timeout is over; other size or times drop the pages. A page
+//! in the cache is copied, an absent one is read, with some behind it; the end of the file is checked after that. A
+//! mapping sends no request. An invalidation of pages waits for those that are being read. Attributes have a version:
+//! each cached answer advances it, and so do writes, truncates and invalidations. The answer to a request from before
+//! the last advance is shown to its caller, and not cached, nor is any during a truncate, whose own answer is cached in
+//! any case. Where another size is cached then the mount repeats the request itself, and pages are invalidated when
+//! answers under way have arrived (`amphi-fuse`, `front/sizes.rs`, which has bounds for both). Stores of a program into
+//! a mapping are written back late (`stores`). A name is cached for its timeout: from the answer to a request in sole
+//! mode, from a walk of the mount's own in shared mode, which can be invalidated. Entries read through an open
+//! directory are cached by the time of modification (`listings`). Answers arrive late.
 //!
-//! Invariant: the kernel runs on a node of its own: it goes on showing what it keeps while the mount is stopped.
+//! Invariant: the kernel runs on a node of its own: it continues to show cached data while the mount is stopped.
 
 mod changes;
 pub mod directories;
@@ -53,7 +53,7 @@ const AHEAD: u64 = 4;
 const EXCLUSIVE: u32 = u32::MAX;
 /// Answers arrive within this time.
 const ARRIVED_NS: u64 = 100_000_000;
-/// How often whoever waits for a page or a directory looks.
+/// How often a call that waits for a page or a directory checks it.
 const LOOK: Duration = Duration::from_micros(20);
 
 enum Page {
@@ -61,13 +61,13 @@ enum Page {
     Reading,
     There {
         bytes: Vec<u8>,
-        /// When it came, if the file ended before it by then: its bytes are zeros that nobody wrote.
+        /// The time of its arrival, if the file ended before it by then: its bytes are zeros that no program wrote.
         short_ns: Option<u64>,
         stored: stores::Stored,
     },
 }
 
-/// What a read of a page shows.
+/// The result of a read of a page.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Shown {
     /// These bytes.
@@ -80,20 +80,20 @@ pub enum Shown {
     Unsynced,
 }
 
-/// What is kept of an inode that is known.
+/// The cached state of a known inode.
 #[derive(Default)]
 struct Inode {
     /// Answers to questions from before this moment do not count.
     version: u64,
     size: u64,
     mtime: Timespec,
-    /// Until when size and times need not be asked for.
+    /// The time until which size and times need not be requested.
     until_ns: u64,
     pages: BTreeMap<u64, Page>,
     /// Changes by this mount under way, and when the last one ended (`amphi-fuse`, `kernel_view`).
     changes: u32,
     changed: u64,
-    /// When it was last cut by this mount, and how many cuts are under way: no answer counts beside them.
+    /// When this mount last truncated it, and how many truncates are under way: no answer counts beside them.
     resized: u64,
     cuts: u32,
     /// When attributes or pages were last taken back.
@@ -102,7 +102,7 @@ struct Inode {
     telling: u32,
     /// Open files, and calls that hold it.
     users: u32,
-    /// The inode's lock: so many hold it shared; `EXCLUSIVE` one alone.
+    /// The inode's lock: the number of shared holders; `EXCLUSIVE` for one exclusive holder.
     lock: u32,
     write_back: stores::WriteBack,
     /// Of a directory.
@@ -138,7 +138,7 @@ struct Kept {
     evicted: u64,
 }
 
-/// What is to be taken back.
+/// The object to be invalidated.
 enum What {
     Pages(Ino, ByteRange),
     Names(Vec<LentName>),
@@ -150,7 +150,7 @@ struct Job {
     done: Box<dyn FnOnce() + Send>,
 }
 
-/// What the client sees of the kernel.
+/// The client's interface to the kernel.
 struct Door {
     kept: Arc<Mutex<Kept>>,
     jobs: UnboundedSender<Job>,
@@ -165,7 +165,7 @@ impl Door {
         }
     }
 
-    /// Whether what is to be taken back stays, by a mistake.
+    /// Whether the object to be invalidated stays, by a planted bug.
     fn forgets(&self, mistake: Mistake) -> bool {
         self.mistake == Some(mistake) && self.count.fetch_add(1, Relaxed).is_multiple_of(3)
     }
@@ -230,10 +230,10 @@ pub struct Kernel {
     kept: Arc<Mutex<Kept>>,
     mistake: Option<Mistake>,
     dice: RefCell<Dice>,
-    /// How late pages are given back, at most, and how late answers arrive, microseconds.
+    /// How late pages are returned, at most, and how late answers arrive, microseconds.
     late_us: (u64, u64),
     tally: Cell<Tally>,
-    /// Changes of names under way: they keep out whoever has to ask for one.
+    /// Changes of names under way: they exclude callers that have to request one.
     renames: Cell<u32>,
     asks: Cell<u32>,
 }
@@ -283,7 +283,7 @@ impl Kernel {
     async fn late(&self, most_us: u64) {
         let us = {
             let mut dice = self.dice.borrow_mut();
-            // Mostly soon, now and then as late as may be.
+            // Mostly soon, sometimes as late as may be.
             let most_us = if dice.one_in(8) { most_us } else { most_us / 50 };
             dice.below(most_us + 1)
         };
@@ -386,7 +386,7 @@ impl Kernel {
         }
     }
 
-    /// Forgets an inode that nobody uses, as for want of memory.
+    /// Forgets an unused inode, as for want of memory.
     pub fn evict(&self, ino: Ino) {
         let kept = &mut *lock(&self.kept);
         let reading = |inode: &Inode| inode.pages.values().any(|page| matches!(page, Page::Reading));
@@ -398,8 +398,8 @@ impl Kernel {
         }
     }
 
-    /// For how long the kernel is told to keep attributes that were asked for at `asked`: as `amphi-fuse` decides it,
-    /// with what it holds until the answer has been written.
+    /// The timeout for attributes requested at `asked`: as `amphi-fuse` decides it, with the guards that it holds until
+    /// the answer has been written.
     fn lend(&self, rule: Rule, asked: u64, attr: &Attr) -> (Duration, Option<amphi_client::Lending>) {
         let lending = self.client.lend(rule);
         if attr.kind == Kind::Dir {
@@ -422,8 +422,8 @@ impl Kernel {
         lock(&self.kept).moment
     }
 
-    /// An answer with attributes that were asked for at `asked` is given, and arrives late. False if another size is
-    /// kept behind it, so that the mount asks again.
+    /// An answer with attributes requested at `asked` is given, and arrives late. False if another size is cached
+    /// behind it, so that the mount repeats the request.
     pub(super) async fn tell(&self, asked: u64, attr: &Attr, life: Duration) -> bool {
         let telling = |by: i32| {
             if let Some(inode) = lock(&self.kept).inodes.get_mut(&attr.ino) {
@@ -436,7 +436,7 @@ impl Kernel {
         telling(-1);
         let kept = lock(&self.kept);
         let Some(inode) = kept.inodes.get(&attr.ino) else { return true };
-        // Nobody looks by which time of a directory the kernel goes: its listing has gone.
+        // The time of a directory that the kernel uses does not matter: its listing has gone.
         is_kept
             || attr.kind == Kind::Dir
             || match self.mistake {
@@ -446,8 +446,8 @@ impl Kernel {
             }
     }
 
-    /// An answer has arrived that shows attributes which were asked for at `asked`. It is kept unless something has
-    /// made it old; whether it was.
+    /// An answer has arrived that shows attributes requested at `asked`. It is cached unless an event has made it old;
+    /// returns whether it was cached.
     async fn told(&self, asked: u64, attr: &Attr, life: Duration) -> bool {
         let drops = {
             let now = self.now_ns();
@@ -461,7 +461,7 @@ impl Kernel {
             let drops = !is_new && (inode.size != attr.size || inode.mtime != attr.mtime);
             kept.moment += 1;
             (inode.version, inode.size, inode.mtime) = (kept.moment, attr.size, attr.mtime);
-            // What comes for an inode that may have been known meanwhile counts as old (`fuse_get_evict_ctr`).
+            // An answer for an inode that may have been known meanwhile counts as old (`fuse_get_evict_ctr`).
             let is_late = is_new && kept.evicted > asked;
             inode.until_ns = if life.is_zero() || is_late { 0 } else { now + life.as_nanos() as u64 };
             drops
@@ -498,7 +498,7 @@ impl Kernel {
         }
     }
 
-    /// Whether the page `at` is inside the file as far as the kernel knows, which asks nobody: for mappings and the
+    /// Whether the page `at` is inside the file as far as the kernel knows, without a request: for mappings and the
     /// like.
     pub fn reaches(&self, ino: Ino, at: u64) -> bool {
         lock(&self.kept).inodes.get(&ino).is_none_or(|inode| at * PAGE < inode.size)
@@ -540,7 +540,7 @@ impl Kernel {
                 let Some(inode) = kept.inodes.get_mut(&ino) else { return Ok(Shown::Nothing) };
                 let moment = kept.moment;
                 if at * PAGE >= inode.size {
-                    // Between the question for the size and the look at it came the answer to a cut.
+                    // Between the request for the size and its use came the answer to a truncate.
                     return Ok(if inode.resized > began { Shown::Cut } else { Shown::Nothing });
                 }
                 match inode.pages.get(&at) {

@@ -8,7 +8,7 @@
 //! calls under way that have happened in it already, with what they will return. A call that returns keeps the
 //! explanations that agree; when none is left, the history is not linearizable. (J. Wing, C. Gong: Testing and
 //! verifying concurrent objects, 1993; the order of the search is that of G. Lowe: Testing for linearizability, 2017.)
-//! As many explanations are kept as there are orders of the calls under way, which are few.
+//! The number of explanations is that of the orders of the calls under way, which are few.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,7 @@ pub enum CellOp {
     Size,
 }
 
-/// What a call returned: the cells that were read, or the number of cells, or nothing.
+/// The result of a call: the cells that were read, or the number of cells, or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cells(pub Vec<u64>);
 
@@ -72,7 +72,7 @@ pub type CallId = u64;
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Explanation {
     content: Vec<u64>,
-    /// Calls under way that have happened, with what they return.
+    /// Calls under way that have happened, with their results.
     happened: BTreeMap<CallId, Cells>,
 }
 
@@ -200,7 +200,7 @@ impl Linear {
 
     /// The call was refused: it has not happened, and cannot any more.
     ///
-    /// Errors: it must have happened, by what others saw.
+    /// Errors: it must have happened, by the results of others.
     pub fn refuse(&mut self, call: CallId) -> Result<(), String> {
         self.possible.retain(|e| !e.happened.contains_key(&call));
         let op = self.under_way.remove(&call);
@@ -227,7 +227,7 @@ impl Linear {
         self.written.get(&cell).into_iter().flatten().chain(&self.appended).copied()
     }
 
-    /// What the cells may hold once every call has returned: of each explanation.
+    /// The possible contents of the cells once every call has returned: of each explanation.
     pub fn contents(&self) -> BTreeSet<Vec<u64>> {
         self.possible.iter().map(|e| e.content.clone()).collect()
     }
@@ -284,7 +284,7 @@ mod tests {
         done(&mut l, read, &[2, 3, 3]).unwrap();
     }
 
-    /// Goal: a call has happened when it has returned, and nobody returns to what was before. Method: a read that
+    /// Goal: a call has happened when it has returned, and no later call sees the state before. Method: a read that
     /// begins after a write has returned; two reads during one write, one after the other.
     #[test]
     fn nothing_is_undone() {
@@ -296,8 +296,8 @@ mod tests {
         assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[1]).is_err());
     }
 
-    /// Goal: a call that failed has happened or not, and not later. Method: a write that fails before anybody reads;
-    /// both contents are possible, and once one was read the other is not.
+    /// Goal: a call that failed has happened or not, and not later. Method: a write that fails before any read; both
+    /// contents are possible, and once one was read the other is not.
     #[test]
     fn failed_calls_have_happened_or_not() {
         let mut l = Linear::default();
@@ -314,7 +314,7 @@ mod tests {
         assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[2]).is_err(), "it happens no more");
     }
 
-    /// Goal: a call that was refused has not happened. Method: a write that nobody has seen, and one that was read.
+    /// Goal: a call that was refused has not happened. Method: a write that was not read, and one that was.
     #[test]
     fn refused_calls_have_not_happened() {
         let mut l = Linear::default();

@@ -17,7 +17,7 @@ enum FaultsArg {
     All,
 }
 
-/// What the cluster is made of.
+/// The parts of the cluster.
 #[derive(clap::Args)]
 struct ClusterArgs {
     /// Number of servers, 1 to 4; without it the seed decides.
@@ -63,8 +63,8 @@ struct Args {
     /// The same around directories that are kept open, whose listings the kernels keep.
     #[arg(long)]
     directories: bool,
-    /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a server,
-    /// an administrator.
+    /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a mount
+    /// that is bound to a tree, a server, an administrator.
     #[arg(long)]
     hostile: Option<u64>,
     /// Prints every call as it happens.
@@ -78,7 +78,7 @@ struct Args {
     keep_going: bool,
 }
 
-/// What runs of contention were about, added up.
+/// Sums over the runs of contention.
 #[derive(Debug, Default)]
 struct Fights {
     callbacks: u64,
@@ -138,7 +138,7 @@ fn hostile(seed: u64, inputs: u64) -> ExitCode {
 /// A game with kernels: its seed, a mistake, whether every line is printed.
 type Play = fn(u64, Option<kernel::Mistake>, bool) -> Result<kernel::Tally, kernel::Failure>;
 
-/// Games with kernels that keep what they are lent.
+/// Games with kernels that cache data under timeouts.
 fn kernels(seeds: Range<u64>, talk: bool, keep_going: bool, directories: bool) -> ExitCode {
     let (play, game): (Play, _) = match directories {
         true => (directories::play, "--directories"),

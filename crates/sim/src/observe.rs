@@ -1,6 +1,6 @@
 //! `Tree`: what a directory and everything below it hold, read through a mount.
 //!
-//! Owns: the walk. Does not own: what should be there.
+//! Owns: the walk. Does not own: the expected state.
 
 use crate::op::{Name, Seen};
 use crate::perform::{list, read, seen, xattr_names};
@@ -140,7 +140,7 @@ impl Tree {
     pub fn differences(&self, want: &Reference) -> Vec<String> {
         let mut wrong = Vec::new();
         for (ino, node) in &want.nodes {
-            // What is open but has no name cannot be found by a walk.
+            // An open inode without a name cannot be found by a walk.
             if node.nlink > 0 && !self.nodes.contains_key(ino) {
                 wrong.push(format!("inode {ino} with names {:?} is missing", want.names_of(*ino)));
             }

@@ -64,7 +64,7 @@ pub enum Op {
     SetLayout { ino: Ino, text: &'static str },
 }
 
-/// What stat shows and the reference knows.
+/// The attributes that stat shows and the reference knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Inode.

@@ -21,7 +21,7 @@ const VIRTUAL: &[u8] = b"user.amphi.";
 /// Open files of a program, each with the number of the mount on which it was opened.
 pub type Files = BTreeMap<Handle, (usize, Arc<OpenFile>)>;
 
-/// What of the attributes the reference knows.
+/// The attributes that the reference knows.
 pub fn seen(attr: &Attr) -> Seen {
     let size = if matches!(attr.kind, Kind::File | Kind::Symlink) { attr.size } else { 0 };
     Seen {
@@ -39,7 +39,7 @@ pub fn seen(attr: &Attr) -> Seen {
 
 /// The listed names but `.` and `..`, in order of bytes.
 ///
-/// Errors: those of readdir; `Proto` if `.` or `..` are not there exactly once or a cookie comes back.
+/// Errors: those of readdir; `Proto` if `.` or `..` are not there exactly once or a cookie is repeated.
 pub async fn list(client: &Client, ctx: &Ctx, dir: Ino, max: u32, plus: bool) -> Result<Vec<(Name, Ino)>> {
     let (mut names, mut dots, mut cookie) = (Vec::new(), 0, 0);
     loop {

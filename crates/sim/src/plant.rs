@@ -1,8 +1,8 @@
 //! Planted bugs: faults of the simulation's own layer that the checks must find, so that a check that finds nothing is
 //! known to look.
 //!
-//! Owns: the list, and the bugs that sit between a program and the client. Those in the environment and the cluster's
-//! configuration are switched on by `cluster`, those of faults by `run`. Nothing in the product knows of them.
+//! Owns: the list, and the bugs between a program and the client. Those in the environment and the cluster's
+//! configuration are switched on by `cluster`, those of faults by `run`. The product contains no part of them.
 
 use amphi_client::{Client, Ctx, Hints, OpenFile};
 use amphi_env::Buf;
@@ -24,24 +24,23 @@ pub enum Plant {
     SplitWrites,
     /// The server forgets a session as soon as its connection breaks: its calls under way fail.
     ForgottenSessions,
-    /// A killed server other than the master comes back without what was not stable, while the others and the mount go
-    /// on.
+    /// A killed server other than the master comes back without its unstable state, while the others and the mount
+    /// continue.
     MembersLosePower,
-    /// One lock in 10 of those that do not wait is not asked for, and told to be held.
+    /// One lock in 10 of those that do not wait is not requested, and reported as held.
     UnaskedLocks,
     /// Direct reads are done in two parts, as if no lock were held over both.
     UnlockedReads,
-    /// One read in 20 shows what the last read of the same bytes showed, as if a cache had kept it over a callback.
+    /// One read in 20 returns the result of the last read of the same bytes, as if a cache had kept it over a callback.
     KeptPages,
     /// Direct writes of shared records stay in the cache of their mount: a kill of the mount drops them.
     CachedRecords,
-    /// One change of names in 20 is done twice, as by a server that forgot what it had answered; the second answer
-    /// counts.
+    /// One change of names in 20 is executed twice, as by a server that forgot its answer; the second answer counts.
     TwiceDone,
     /// The server does not send a callback again that was lost.
     ForgottenCallbacks,
-    /// A client takes a repeated callback for one of the lock that it has got since, tells that it is given back, and
-    /// goes on using it.
+    /// A client mistakes a repeated callback for one of its newer lock, reports that it is returned, and continues to
+    /// use it.
     MistakenCallbacks,
 }
 
@@ -60,9 +59,9 @@ impl Plant {
         Plant::CachedRecords,
         Plant::TwiceDone,
     ];
-    /// Those of callbacks: runs of contention in which callbacks alone meet faults are to find them soon.
+    /// Bugs of callbacks: runs of contention in which callbacks alone meet faults are to find them soon.
     pub const OF_CALLBACKS: [Plant; 2] = [Plant::ForgottenCallbacks, Plant::MistakenCallbacks];
-    /// Those of caches and locks: runs of contention are to find them soon.
+    /// Bugs of caches and locks: runs of contention are to find them soon.
     pub const OF_CONTENTION: [Plant; 4] =
         [Plant::LostWrites, Plant::SplitWrites, Plant::UnlockedReads, Plant::KeptPages];
 }
@@ -103,7 +102,7 @@ fn one_in(n: u64) -> bool {
     COUNT.get().is_multiple_of(n)
 }
 
-/// Whether a bug leaves out the lock that is asked for now.
+/// Whether a bug leaves out the lock that is requested now.
 pub(crate) fn leaves_out_lock() -> bool {
     active() == Some(Plant::UnaskedLocks) && one_in(10)
 }

@@ -1,10 +1,10 @@
 //! `Program`: a sequence of random calls on a directory of its own, each checked against the reference.
 //!
-//! Owns: the reference and what may survive for one directory, the call under way, the history for people. Does not
-//! own: what several programs do with the same files (`shared`).
+//! Owns: the reference and the possible states after a crash for one directory, the call under way, the history for
+//! people. Does not own: operations of several programs on the same files (`shared`).
 //!
-//! A program is data outside the mount's node and a task on it: when the node crashes the task ends at its await
-//! point, and the data says which call was under way.
+//! A program is data outside the mount's node and a task on it: when the node crashes the task ends at its await point,
+//! and the data has the call that was under way.
 
 use crate::dice::Dice;
 use crate::generate::Generator;
@@ -24,8 +24,8 @@ use std::time::Duration;
 /// Lines of history that are kept for a report.
 pub const HISTORY_LINES: usize = 400;
 
-/// Virtual time after which an interrupted call has happened or will not: longer than a server is away, sessions that
-/// do not come back are waited for, and what they cached expires.
+/// Virtual time after which an interrupted call has happened or will not: longer than a server is away, than the wait
+/// for sessions that do not come back, and than the lease of their caches.
 const SETTLES: Duration = Duration::from_secs(200);
 
 /// A program, as its task and the controller share it.
@@ -37,9 +37,9 @@ pub struct Program {
     pub index: u64,
     /// What it does next.
     pub generator: Generator,
-    /// What is true of its directory.
+    /// The true state of its directory.
     pub reference: Reference,
-    /// What a crash may leave, by level.
+    /// The possible states after a crash, by level.
     pub written: Survival,
     /// As `written`, for lost power.
     pub stable: Survival,
@@ -49,7 +49,7 @@ pub struct Program {
     pub left: u64,
     /// Asked to rest after the present call.
     pub stop: bool,
-    /// It rests: all files are closed.
+    /// It is idle: all files are closed.
     pub rests: bool,
     /// Which mount makes the next call.
     mount_dice: Dice,
@@ -141,7 +141,7 @@ impl Program {
         }
     }
 
-    /// Finds out by what is there whether the interrupted call under way has happened (Promise S18).
+    /// Determines from the state whether the interrupted call under way has happened (Promise S18).
     fn resolve(&mut self, span: Window, tree: &Tree) {
         let Some((cred, op)) = self.under_way.take() else { return };
         let not_done = tree.differences(&self.reference);
@@ -159,7 +159,7 @@ impl Program {
         let done = match then.apply(&cred, &op, span, made) {
             Ok(_) => {
                 let effects = then.effects().to_vec();
-                // What it opened has been closed again.
+                // Its open has been closed again.
                 if let Op::Create { handle, .. } | Op::Open { handle, .. } | Op::Tmpfile { handle, .. } = &op {
                     then.forget_open(*handle);
                 }
@@ -217,8 +217,8 @@ impl Program {
         }
     }
 
-    /// Judges what a crash of the mount left, and goes on from there. The state must be made stable before the next
-    /// call.
+    /// Judges the state after a crash of the mount, and continues from there. The state must be made stable before the
+    /// next call.
     ///
     /// Errors: a line for everything that must not be.
     pub fn crashed(&mut self, level: Level, tree: &Tree) -> std::result::Result<(), Vec<String>> {

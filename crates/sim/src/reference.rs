@@ -77,7 +77,7 @@ pub enum Reach {
     Cache,
     /// The server has acknowledged them.
     Server,
-    /// They are on stable storage.
+    /// The data is on stable storage.
     Disk,
 }
 
@@ -86,7 +86,7 @@ pub enum Reach {
 pub enum Effect {
     /// A name now leads to this inode, or to none.
     Bind(Ino, Name, Option<Ino>),
-    /// The inode now has so many names (directories: 1 or 0).
+    /// The inode now has this many names (directories: 1 or 0).
     Links(Ino, u32),
     /// Permissions or owner changed.
     Attr(Ino),
@@ -102,7 +102,7 @@ pub enum Effect {
     Zero(Ino, u64, u64),
     /// The file is on stable storage.
     Synced(Ino),
-    /// What is needed to find the file is on stable storage, its content beside.
+    /// The metadata to find the file is on stable storage, its content separately.
     Findable(Ino),
     /// The directory is on stable storage.
     SyncedDir(Ino),
@@ -145,7 +145,7 @@ impl Reference {
         r
     }
 
-    /// What `op` by `cred` must return; `made` is the number of the inode that the call made, if it made one.
+    /// The required result of `op` by `cred`; `made` is the number of the inode that the call made, if it made one.
     pub fn apply(&mut self, cred: &Cred, op: &Op, span: Window, made: Option<Ino>) -> Result<Outcome> {
         self.effects.clear();
         self.span = span;
@@ -225,7 +225,7 @@ impl Reference {
         }
     }
 
-    /// What stat must show; the times are the latest possible ones.
+    /// The required result of stat; the times are the latest possible ones.
     ///
     /// Errors: `NoEnt`.
     pub fn seen(&self, ino: Ino) -> Result<Seen> {
@@ -323,7 +323,7 @@ impl Reference {
         self.nodes.insert(seen.ino, node);
     }
 
-    /// Tells every directory which one it lies in.
+    /// Sets the parent of every directory.
     pub(crate) fn find_parents(&mut self) {
         let mut parents = Vec::new();
         for (dir, node) in &self.nodes {
@@ -345,7 +345,7 @@ impl Reference {
         }
     }
 
-    /// Forgets an inode without names that nobody has open.
+    /// Forgets an inode without names that is not open.
     fn reap(&mut self, ino: Ino) {
         let open = self.opens.values().any(|o| o.ino == ino);
         if !open && self.nodes.get(&ino).is_some_and(|n| n.nlink == 0) {

@@ -1,12 +1,12 @@
 //! `run_seed`: one run, from an empty cluster to a checked and emptied one.
 //!
-//! Owns: the order of events; `faults` has those that nobody may notice, and their times. Does not own: what is true
-//! (`reference`, `survive`).
+//! Owns: the order of events; `faults` has those that no program may notice, and their times. Does not own: what is
+//! true (`reference`, `survive`).
 //!
 //! A run is a few episodes. In each, every program makes some calls while servers are killed and restarted and the
-//! network fails; none of that may be noticed. An episode ends in rest, or with a crash that takes the mount too; then
-//! what is left is judged and the programs go on from there. At the end everything is compared, the zones are checked,
-//! all is removed, and the space must be free again.
+//! network fails; none of that may have a visible effect. An episode ends idle, or with a crash that takes the mount
+//! too; then the remaining state is judged and the programs continue from there. At the end everything is compared, the
+//! zones are checked, all is removed, and the space must be free again.
 
 mod crash;
 mod faults;
@@ -43,7 +43,7 @@ const LIFE: Duration = Duration::from_secs(40);
 pub enum Faults {
     /// None.
     None,
-    /// What servers ask of mounts comes late, twice or not at all.
+    /// Pushes of servers to mounts arrive late, twice or not at all.
     Callbacks,
     /// Processes are killed.
     Crashes,
@@ -74,7 +74,7 @@ pub struct Plan {
     pub contention: bool,
     /// A bug that the run must find.
     pub plant: Option<Plant>,
-    /// How connections are protected. If they are, callbacks meet no faults of their own, since these are made of
+    /// The protection of connections. With protection, callbacks meet no faults of their own, since these are made of
     /// frames that are read on their way.
     pub secure: Secure,
 }
@@ -117,7 +117,7 @@ pub struct Summary {
     pub batched: u64,
     /// Requests of write-back that took the cache's memory as it was.
     pub lent: u64,
-    /// Locks that mounts were asked to give back.
+    /// Locks that were called back from mounts.
     pub callbacks: u64,
     /// Requests that went direct since their file was contended.
     pub contended: u64,
@@ -125,13 +125,13 @@ pub struct Summary {
     pub ahead: u64,
     /// Writes past the cache that returned before they had landed.
     pub piped: u64,
-    /// Memberships of groups that were asked for.
+    /// Memberships of groups that were requested.
     pub grouped: u64,
     /// Mounts that were stopped for long.
     pub stopped: u64,
-    /// Mounts that were killed while others went on.
+    /// Mounts that were killed while others continued.
     pub killed: u64,
-    /// Requests that came again and were answered as before, as servers said before mounts left them.
+    /// Requests that were repeated and answered as before, as servers reported before mounts left them.
     pub resent: u64,
     /// Longest call, without waits for locks of applications and for groups, ns.
     pub longest_ns: u64,
@@ -150,7 +150,7 @@ pub struct Failure {
     pub seed: u64,
     /// What is wrong.
     pub lines: Vec<String>,
-    /// What happened before, oldest first.
+    /// The events so far, oldest first.
     pub history: Vec<String>,
 }
 
@@ -177,7 +177,7 @@ enum End {
     Power,
     /// The same while programs rest, and the mounts live on.
     PowerOutlived,
-    /// A mount is killed, or stands still for so long that others need not wait for it; then programs rest.
+    /// A mount is killed, or stopped for so long that others need not wait for it; then programs are idle.
     Stopped,
 }
 
@@ -263,7 +263,7 @@ impl Run {
         }
         let count = self.dice.borrow_mut().within(1..5);
         let mut programs = Vec::new();
-        // What programs do by themselves only makes less room for the fight.
+        // Programs with files of their own only leave less time for the contention.
         for index in (0..count).filter(|_| !self.plan.contention) {
             let generator = Generator::new(self.plan.seed, index);
             // The number of the directory is put in when it is made.
@@ -462,7 +462,7 @@ impl Run {
         let victim = self.draw_victim();
         let end = if victim.is_some() { End::Stopped } else { self.choose_end() };
         if let Some(victim) = victim {
-            // What it has cached alone would be lost with it.
+            // Data that only it has in its cache would be lost with it.
             let synced = mounts[victim.mount].client.sync_all(&Ctx::root()).await;
             synced.map_err(|e| line(format!("sync: {e}")))?;
         }
@@ -493,7 +493,7 @@ impl Run {
             }
         }
         let crashes = matches!(end, End::MountCrash | End::AllCrash | End::Power);
-        // After so many calls the mount crashes, if it is to.
+        // After this many calls the mount crashes, if it is to.
         let limit = self.calls_made() + self.roll(calls * (self.programs.len() + self.sharers) as u64);
         let mut last = (self.calls_made(), self.cluster.env.now());
         let mut to_meet = victim;
@@ -597,8 +597,7 @@ impl Run {
         let mount = &mounts[0];
         self.note("mounted again");
         if mounts.len() > 1 {
-            // What a crashed mount had asked for may wait for what the others of them had cached, until that has
-            // expired.
+            // Requests of a crashed mount may wait for cached state of the others, until that has expired.
             self.cluster.env.sleep(GRACE + LIFE).await;
         }
         let level = if kind == CrashKind::Power { Level::Stable } else { Level::Written };

@@ -1,14 +1,14 @@
 //! `Shared`: files and directories that several tasks use at the same time, and the rules that hold nevertheless.
 //!
-//! Owns: the tasks (sharers), what they did and when, the rules. Does not own: what belongs to one program alone
-//! (`program`), where every result is known.
+//! Owns: the tasks (sharers), their calls with times, the rules. Does not own: files of one program alone (`program`),
+//! where every result is known.
 //!
 //! The rules. A record of a shared file is written and read whole: a read returns one write, none that was overwritten
 //! before the read began, and no later read returns an earlier one. Appended records lie in the log whole, once, in an
-//! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. Who made a
-//! name exclusively has it until it gives it up. A listing shows what is there all the while exactly once. Directories
-//! that are moved about stay reachable. Locks are held as `locks` says. In runs of contention the tasks do nothing but
-//! fight in the `arena`.
+//! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. A task
+//! that made a name exclusively has it until it gives it up. A listing shows each entry that exists throughout exactly
+//! once. Directories that are moved about stay reachable. Locks are held as `locks` describes. In runs of contention
+//! the tasks only use the `arena`.
 
 mod arena;
 mod cells;
@@ -78,16 +78,16 @@ pub struct Tasks {
     pub left: Vec<u64>,
     /// Tasks asked to rest.
     pub stop: bool,
-    /// Tasks at work; counted by whoever starts them.
+    /// Tasks at work; counted by the code that starts them.
     pub working: usize,
 }
 
-/// What has happened, for people.
+/// The events, for people.
 pub struct Happened {
     /// Calls made.
     pub calls: u64,
-    /// How long the longest call took that nothing but others' calls can have held up: locks of applications and groups
-    /// are waited for by themselves.
+    /// The length of the longest call that only others' calls can have delayed: waits for locks of applications and
+    /// groups are excluded.
     pub longest: Duration,
     /// The first broken rule.
     pub wrong: Option<String>,
@@ -97,7 +97,7 @@ pub struct Happened {
     pub talks: bool,
 }
 
-/// What is known of the shared area.
+/// The known state of the shared area.
 pub struct Shared {
     /// The directory.
     pub root: Ino,
@@ -240,7 +240,8 @@ fn takes_call(area: &SharedArea, task: usize) -> bool {
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
     let mut sharer =
         Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None, cells: [None, None] };
-    // Choices of their own: without locks and cells a seed means what it meant before there were any.
+    // These choices have random numbers of their own: without locks and cells a seed keeps the meaning that it had
+    // before there were any.
     let mut lock_dice = Dice::new(dice.clone().bits(), task as u64);
     let mut cell_dice = Dice::new(dice.clone().bits(), 100 + task as u64);
     loop {
@@ -441,19 +442,19 @@ async fn whole(client: &Client, ino: Ino) -> Told<Vec<u8>> {
     }
 }
 
-/// What is demanded of names that tasks fight for.
+/// The requirement on names that tasks compete for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
-    /// Those that somebody has are there, and no others.
+    /// The held names are there, and no others.
     Exact,
-    /// Those that somebody has for certain are there.
+    /// The certainly held names are there.
     Least,
     /// Nothing.
     Any,
 }
 
-/// Judges the names: kept files are there, moved directories are reachable, and what is demanded of those that tasks
-/// fight for.
+/// Judges the names: kept files are there, moved directories are reachable, and the requirement on those that tasks
+/// compete for holds.
 async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Names) -> Checked {
     let said = |e: Errno| vec![format!("shared area: {e}")];
     let (names_dir, move_dir) = (area.borrow().fought.dir, area.borrow().fought.move_dir);
@@ -493,8 +494,8 @@ async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Name
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
-/// Judges what a crash of the mount left, by what the crash spares, and makes the area ready to go on. It must be made
-/// stable before the tasks begin.
+/// Judges the state after a crash of the mount, by the guarantees of that crash, and prepares the area to continue. It
+/// must be made stable before the tasks begin.
 pub async fn crashed(client: &Client, area: &SharedArea, level: Level) -> Checked {
     let one = |e: String| vec![e];
     let ctx = Ctx::root();
@@ -510,7 +511,7 @@ pub async fn crashed(client: &Client, area: &SharedArea, level: Level) -> Checke
         a.tasks.stop = false;
         a.claims.crashed();
     }
-    // Nobody made these names stable: lost power may take them.
+    // These names were not synced: lost power may remove them.
     let demand = if level == Level::Written { Names::Least } else { Names::Any };
     names_check(client, &ctx, area, demand).await?;
     area.borrow_mut().holdings = Holdings::default();

@@ -3,9 +3,9 @@
 //! Owns, from the changes that the reference reports: for each name, attribute and byte the set of values that a
 //! crash may leave. Does not own: how the state is read (`observe`).
 //!
-//! Two levels. *Written*: the processes are killed, the machine lives; every acknowledged change is there, but what was
-//! written into the cache of the mount may be there in part. *Stable*: power is lost; what an fsync covered is there,
-//! every later change may be. At both levels the calls under way may have happened.
+//! Two levels. *Written*: the processes are killed, the machine lives; every acknowledged change is there, but data
+//! written into the cache of the mount may be there in part. *Stable*: power is lost; data covered by an fsync is
+//! there, every later change may be. At both levels the calls under way may have happened.
 //!
 //! The sets are per item, so an order that the file system keeps but did not promise is not demanded; that a rename is
 //! one event is demanded through the number of names an inode must have.
@@ -43,7 +43,7 @@ impl Content {
         Content { base: bytes, shortest: len, longest: len, later: Vec::new(), zeroed: Vec::new() }
     }
 
-    /// Takes `start..end` out of what may be there.
+    /// Removes `start..end` from the possible contents.
     fn clear(&mut self, start: u64, end: u64) {
         let mut kept = Vec::new();
         for (at, bytes) in std::mem::take(&mut self.later) {
@@ -100,7 +100,7 @@ impl Content {
         self.longest = self.longest.max(size);
     }
 
-    /// What is wrong with `found`, if anything.
+    /// The error of `found`, if there is one.
     fn judge(&self, found: &[u8]) -> Option<String> {
         let len = found.len() as u64;
         if len < self.shortest || len > self.longest {
@@ -131,7 +131,7 @@ impl Content {
 /// Values of one thing: those that may be found, the present one last.
 type Values<T> = Vec<T>;
 
-/// What one level of crash may leave.
+/// The possible states after one level of crash.
 #[derive(Clone, Debug)]
 pub struct Survival {
     level: Level,
@@ -181,7 +181,7 @@ impl Survival {
         let mut bound: BTreeMap<(Ino, Name), Option<Ino>> = BTreeMap::new();
         for effect in effects {
             match effect {
-                // Of several bindings in one call only the last is ever seen.
+                // Of several bindings in one call only the last is ever visible.
                 Effect::Bind(dir, name, to) => drop(bound.insert((*dir, name.clone()), *to)),
                 Effect::Links(ino, n) => {
                     let (least, most) = self.links.get(ino).copied().unwrap_or((0, 0));
@@ -316,7 +316,7 @@ impl Survival {
                 wrong.push(format!("{path}: permissions and owner {seen:?}, allowed are {allowed:?}"));
             }
             self.judge_xattrs(*ino, &path, found, &mut wrong);
-            // A file that was being made has a number that nobody knows yet.
+            // A file that was being made has an unknown number.
             let content = self.content.get(ino).or_else(|| self.content.get(&UNKNOWN));
             if let (Found::File(bytes), Some(content)) = (&found.body, content)
                 && let Some(what) = content.judge(bytes)

@@ -1,5 +1,5 @@
-//! Seeds in which callbacks and their answers come late, twice or not at all, one message at a time, and the proof that
-//! they look.
+//! Seeds in which callbacks and their answers arrive late, twice or not at all, one message at a time, and the proof
+//! that the checks detect errors.
 
 use amphi_sim::callbacks::Counts;
 use amphi_sim::plant::Plant;
@@ -28,9 +28,9 @@ fn sum_of(plans: impl Iterator<Item = Plan>) -> Counts {
     sum
 }
 
-/// Goal: Promise S2, Promise S3: mounts that fight for few files agree, whatever their callbacks and answers meet: none
-/// is ended, no byte is lost, nothing old is shown. Method: seeds of contention with faults of callbacks alone; enough
-/// of each kind, also callbacks of locks that were given back and of mounts that had newer ones.
+/// Goal: Promise S2, Promise S3: mounts that compete for few files agree, whatever faults their callbacks and answers
+/// have: none is ended, no byte is lost, no old data is shown. Method: seeds of contention with faults of callbacks
+/// alone; enough of each kind, also callbacks of locks that were returned and of mounts that had newer ones.
 #[test]
 fn fights_agree() {
     let plan = |seed| Plan { faults: Faults::Callbacks, contention: true, ..Plan::of_seed(seed) };
@@ -41,9 +41,9 @@ fn fights_agree() {
     assert!(enough && old && with_connections, "these are few faults: {sum:?}");
 }
 
-/// Goal: Promise S1, Promise S2: programs of several mounts see what the reference says, whatever meets revocations,
-/// questions for sizes, callbacks and their answers. Method: ordinary seeds with faults of callbacks alone, on one to
-/// three servers.
+/// Goal: Promise S1, Promise S2: programs of several mounts see the results of the reference, whatever faults
+/// revocations, glimpses, callbacks and their answers have. Method: ordinary seeds with faults of callbacks alone, on
+/// one to three servers.
 #[test]
 fn programs_agree() {
     let plan = |seed| {
@@ -54,8 +54,8 @@ fn programs_agree() {
     assert!(sum.late > SEEDS && sum.repeated > SEEDS && sum.lost > SEEDS / 4, "these are few faults: {sum:?}");
 }
 
-/// Goal: the checks find what they are there for, soon. Method: every planted bug of callbacks, seed after seed, until
-/// one fails; the same seed agrees without it.
+/// Goal: the checks soon find the bugs that they are made for. Method: every planted bug of callbacks, seed after seed,
+/// until one fails; the same seed agrees without it.
 #[test]
 fn planted_bugs_are_found() {
     for plant in Plant::OF_CALLBACKS {

@@ -9,9 +9,10 @@ const SEEDS: u64 = 45;
 const FOUND_WITHIN: u64 = 10;
 
 /// Seeds that once failed. 455: behind a direct request that had waited for a stopped mount, the next one was evicted
-/// as well. 1444: an open for writing behind its session's last close left others with attributes, by which they cut
-/// reads. 283: a mount whose server had lost power was greeted as known once its goodbye was lost, and was told that
-/// all is stable. 4000036: a mount said once more what it holds, and that waited for a change that waited for its lock.
+/// as well. 1444: an open for writing behind its session's last close left others with attributes, by which they
+/// shortened reads. 283: a mount whose server had lost power was greeted as known once its goodbye was lost, and was
+/// told that all data is stable. 4000036: a mount presented its state once more, and that waited for a change that
+/// waited for its lock.
 const KEPT: [u64; 4] = [455, 1444, 283, 4_000_036];
 
 fn must_agree(plan: &Plan) -> Summary {
@@ -26,7 +27,7 @@ fn must_agree(plan: &Plan) -> Summary {
 fn run(seeds: impl Iterator<Item = u64>) {
     let mut sum = Summary::default();
     for seed in seeds {
-        // Without any fault whatever goes wrong is simplest to understand.
+        // Without any fault each error is simplest to understand.
         let faults = if seed % 5 == 0 { Faults::None } else { Faults::All };
         let s = must_agree(&Plan { faults, contention: true, ..Plan::of_seed(seed) });
         sum.callbacks += s.callbacks;
@@ -41,9 +42,9 @@ fn run(seeds: impl Iterator<Item = u64>) {
     assert!(enough && sum.grouped > SEEDS && sum.stopped > 0 && sum.killed > 0, "these are no fights: {sum:?}");
 }
 
-/// Goal: Promise S3, Promise S5: files that several mounts fight for, buffered and direct, in groups, with locks asked
-/// for ahead and while thresholds change, stay linearizable, also when servers are killed, the network fails and mounts
-/// are stopped. Method: even seeds of contention.
+/// Goal: Promise S3, Promise S5: files that several mounts fight for, buffered and direct, in groups, with locks
+/// requested ahead and while thresholds change, stay linearizable, also when servers are killed, the network fails and
+/// mounts are stopped. Method: even seeds of contention.
 #[test]
 fn even_fights_agree() {
     run((0..SEEDS).map(|i| 4_000_000 + 2 * i));
@@ -63,8 +64,8 @@ fn kept_fights_agree() {
     }
 }
 
-/// Goal: the checks find what they are there for, soon. Method: every planted bug of caches and locks, seed after seed,
-/// until one fails; the same seed agrees without it.
+/// Goal: the checks soon find the bugs that they are made for. Method: every planted bug of caches and locks, seed
+/// after seed, until one fails; the same seed agrees without it.
 #[test]
 fn planted_bugs_are_found() {
     for plant in Plant::OF_CONTENTION {

@@ -1,11 +1,11 @@
 //! Targets that are full, or accounts that have used up their limit, while several mounts write.
 //!
-//! Method of all of it: tasks on two or three mounts fill small zones with files of their own and with cells of one
+//! Method of all tests: tasks on two or three mounts fill small zones with files of their own and with cells of one
 //! file that all of them write, buffered and direct, sync some, read each other's, and remove some, while servers are
-//! killed and callbacks meet faults. The model knows for each cell which writes its bytes may be of: one that was
-//! acknowledged and synced, or direct, is the only one; one that was refused, or accepted and not synced, may be there
-//! in part or not at all. What was accepted has room: no sync is refused, and when all mounts have gone, the last write
-//! of a cell is there as a whole, unless it was refused.
+//! killed and callbacks meet faults. The model knows for each cell the writes to which its bytes may belong: one that
+//! was acknowledged and synced, or direct, is the only one; one that was refused, or accepted and not synced, may be
+//! there in part or not at all. Accepted data has space: no sync is refused, and when all mounts have gone, the last
+//! write of a cell is there as a whole, unless it was refused.
 
 use amphi_client::{Client, Ctx, Hints, OpenFile, OpenFlags};
 use amphi_env::sim::CrashKind;
@@ -30,7 +30,7 @@ const CELLS: u64 = 12;
 /// Seeds of each number of servers.
 const SEEDS: u64 = 6;
 
-/// A file. Each cell has the numbers of the writes that its bytes may be of; `None` is what was there before any.
+/// A file. Each cell has the numbers of the writes to which its bytes may belong; `None` is the state before any.
 struct Model {
     name: String,
     ino: Ino,
@@ -188,7 +188,7 @@ impl Task {
             }
             *seat = Some(open);
         } else {
-            // Which of them are there is not known.
+            // It is not known which of them are there.
             if !common {
                 self.told.borrow_mut().files[open.at].open = false;
             }
@@ -272,7 +272,7 @@ async fn look_at_all(client: &Client, told: &Shared) {
     }
 }
 
-/// What the group of the super-user uses, bytes, as the mount shows it.
+/// The usage of the super-user's group, bytes, as the mount shows it.
 async fn used_bytes(client: &Client) -> Result<u64, Errno> {
     let text = client.getxattr(&Ctx::root(), Ino::ROOT, b"user.amphi.quota.group.0").await?;
     let text = String::from_utf8(text).expect("it is text");
@@ -386,7 +386,7 @@ async fn story(cluster: &Cluster, seed: u64, tasks: usize, limit: Option<u64>) -
         fits_again(cluster, mount, &format!("again{i}")).await;
     }
     for mount in mounts {
-        // Bytes that were refused behind a close: whoever syncs is told, and then the end has nothing to tell.
+        // Bytes that were refused behind a close: the next sync reports them, and then the end has nothing to report.
         let _ = mount.client.sync_all(&ctx).await;
         cluster.unmount(mount).await.expect("the unmount");
     }
@@ -456,8 +456,8 @@ fn play(
 /// Bytes of a zone.
 const ZONE: u64 = 16 << 20;
 
-/// Goal: Promise S15: full targets refuse what does not fit, to some of several mounts, and lose nothing that was
-/// acknowledged before; files can be removed and there is room again; the zones are whole. Method: above, on one server
+/// Goal: Promise S15: full targets refuse data that does not fit, to some of several mounts, and lose no earlier
+/// acknowledged data; files can be removed and there is space again; the zones are whole. Method: above, on one server
 /// with one target.
 #[test]
 fn one_server_is_full() {
@@ -479,8 +479,8 @@ fn some_targets_are_full() {
     fill(1, 2, 1, 3, 8_400_000..8_400_000 + SEEDS);
 }
 
-/// Goal: an account never uses more than its limit, wherever it writes, while servers are killed; what was accepted
-/// within the limit is kept; what is removed is free again. Method: as above, with more room than the limit allows.
+/// Goal: an account never uses more than its limit, wherever it writes, while servers are killed; data accepted within
+/// the limit is kept; space of removed files is free again. Method: as above, with more space than the limit allows.
 #[test]
 fn a_limit_is_used_up() {
     play(1, 2, 2, 3, 8_500_000..8_500_000 + SEEDS / 2, 4 * ZONE, Some(8 << 20));

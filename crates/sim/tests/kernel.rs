@@ -19,9 +19,9 @@ const CROSSED_WITHIN: u64 = 10_000;
 /// and names of before that were kept under the time of a change.
 const KEPT_DIRECTORIES: [u64; 2] = [1016, 1953];
 
-/// Goal: Promise S1, Promise S2, Promise S3: what a kernel shows of pages, attributes and names that it was lent is
-/// never older than what a call on any mount has shown or done, though the kernel gives them back late, connections
-/// break and mounts are stopped. Method: games of one to three mounts; the kernels have shown much of what they kept.
+/// Goal: Promise S1, Promise S2, Promise S3: pages, attributes and names that a kernel shows under a timeout are never
+/// older than the result of a completed call on any mount, though the kernel drops them late, connections break and
+/// mounts are stopped. Method: games of one to three mounts; the kernels have shown much cached data.
 #[test]
 fn kernels_show_nothing_old() {
     let mut sum = Tally::default();
@@ -40,14 +40,14 @@ fn kernels_show_nothing_old() {
     assert!(sum.lent_names > SEEDS / 2, "no names are lent in company: {sum:?}");
 }
 
-/// Goal: the games find a kernel that shows what it should have given back. Method: each mistake in turn; the same
+/// Goal: the games find a kernel that shows data after its invalidation. Method: each planted bug in turn; the same
 /// seeds agree without.
 #[test]
 fn mistakes_are_found() {
-    // Where each was found last comes first.
+    // The seed where each was found last comes first.
     let firsts: [u64; Mistake::FILES.len()] = [0, 54, 27, 53, 27, 27, 27, 5, 255];
     let find = |(mistake, first): (Mistake, u64)| {
-        // Pages are not taken back while answers are on their way, so few are late; a read that stays is found in one
+        // Pages are not invalidated while answers are on their way, so few are late; a read that stays is found in one
         // game of 57 (7 of 400).
         let is_rare = matches!(
             mistake,
@@ -63,9 +63,9 @@ fn mistakes_are_found() {
     assert!(missed.is_empty(), "not found within their seeds: {missed:?}");
 }
 
-/// Goal: Promise S6, Promise S7: whoever keeps a directory open lists what is there, and nothing once any mount has
-/// removed it, though its kernel keeps listings. Method: games of one to three mounts that make, remove and list names
-/// in directories, and replace these; the kernels have shown much of what they kept.
+/// Goal: Promise S6, Promise S7: a program that keeps a directory open lists its present entries, and none once any
+/// mount has removed it, though its kernel caches listings. Method: games of one to three mounts that make, remove and
+/// list names in directories, and replace these; the kernels have shown much cached data.
 #[test]
 fn kept_directories_show_what_is_there() {
     let mut sum = Tally::default();
@@ -87,7 +87,7 @@ fn kept_directories_show_what_is_there() {
 /// same seeds agree without.
 #[test]
 fn mistakes_with_directories_are_found() {
-    // Where each was found last comes first.
+    // The seed where each was found last comes first.
     let firsts: [u64; Mistake::DIRECTORIES.len()] = [6491, 0, 2, 3];
     for (mistake, first) in Mistake::DIRECTORIES.into_iter().zip(firsts) {
         let within = if mistake == Mistake::ListingsOfBefore { CROSSED_WITHIN } else { FOUND_WITHIN };

@@ -49,7 +49,7 @@ fn run(seeds: impl Iterator<Item = u64>) {
         resent += of_seed.resent;
     }
     println!("{batched} batched, {lent} lent, {circles} circles, {resent} resent");
-    // Else nothing shows that what comes again is not done again.
+    // Otherwise nothing shows that repeated requests are not executed again.
     assert!(resent > SEEDS / 10, "only {resent} requests came again and were answered as before");
     assert!(batched > 3 * SEEDS, "only {batched} small writes left in batches");
     assert!(lent > SEEDS / 4, "only {lent} requests took the memory of the cache");
@@ -81,8 +81,8 @@ fn protected_clusters_agree() {
     }
 }
 
-/// Goal: what failed once does not fail again. Method: the seeds of seeds.txt with each kind of faults, on as many
-/// servers as when they failed; they are of before there were locks and cells.
+/// Goal: a seed that failed once does not fail again. Method: the seeds of seeds.txt with each kind of faults, on as
+/// many servers as when they failed; they are older than locks and cells.
 #[test]
 fn kept_seeds_agree() {
     for line in include_str!("../seeds.txt").lines().filter(|l| !l.starts_with('#')) {
@@ -110,8 +110,8 @@ fn equal_seeds_give_equal_traces() {
     assert_ne!(trace(2_000_000), trace(2_000_001), "different seeds differ");
 }
 
-/// Goal: the checks find what they are there for. Method: every planted bug, seed after seed, until one fails; the same
-/// seed agrees without it.
+/// Goal: the checks find the bugs that they are made for. Method: every planted bug, seed after seed, until one fails;
+/// the same seed agrees without it.
 #[test]
 fn planted_bugs_are_found() {
     for plant in Plant::ALL {

@@ -1,4 +1,4 @@
-//! Small stories about a whole cluster: each is what the simulation once found, told with as few calls as it takes.
+//! Small tests of a whole cluster: each is an error that the simulation once found, with as few calls as possible.
 
 use amphi_client::{Client, Ctx, Hints, OpenFlags};
 use amphi_env::sim::CrashKind;
@@ -51,7 +51,7 @@ async fn two_directories(client: &Client) -> Result<(Ino, Ino)> {
 }
 
 /// Goal: Promise S6: an open file that a rename replaces stays readable, also when the server is killed in the middle
-/// of the rename and finishes it on its way up, before the mount has said what it has open. Method: a rename between
+/// of the rename and completes it at its start, before the mount has presented its open files. Method: a rename between
 /// targets, killed at each of many moments in turn.
 #[test]
 fn replaced_open_files_outlive_a_crash() {
@@ -109,9 +109,9 @@ fn a_close_under_way_ends_one_open() {
     }
 }
 
-/// Goal: Promise S12: nothing is done twice, also when a mount is not heard of for so long that its session ends: then
+/// Goal: Promise S12: no request is executed twice, also when a mount is silent for so long that its session ends: then
 /// calls under way fail with EIO. Method: many mkdirs while the network is cut for longer than the grace time; none may
-/// find its own directory, and what returned well is there.
+/// find its own directory, and the directories of successful calls are there.
 #[test]
 fn calls_of_an_ended_session_are_not_repeated() {
     let mut failed = 0;
@@ -165,7 +165,7 @@ fn a_lost_session_stays_lost() {
         tell(moment, slow, |cluster, mount| async move {
             drop(file(&mount.client, Ino::ROOT, b"x", b"perhaps lost").await.expect("file"));
             cluster.crash_server(0, CrashKind::Power);
-            // The mount notices, so that it has not sent what it is asked for now.
+            // The mount notices the break, so that the sync below has not been sent yet.
             cluster.sim.break_connections(SERVER, MOUNT);
             cluster.env.sleep(Duration::from_millis(10)).await;
             let synced = Rc::new(RefCell::new(None));
@@ -211,4 +211,52 @@ fn times_of_direct_writes_count() {
             assert!(mtime >= before, "{mtime:?} is before {before:?}");
         },
     );
+}
+
+/// Goal: payloads in memory that a mount has passed are what they were, whatever becomes of the server while they are
+/// read and written: it is killed, or the connection is cut from the mount for so long that the mount gives it up.
+/// Method: four callers write and read back a file each, in pieces of 300 KiB past the cache, and use their memory
+/// again at once; kills and cuts at many moments; the mount's counters say that payloads went that way.
+#[test]
+fn passed_memory_outlives_servers_and_connections() {
+    const LEN: usize = 300 << 10;
+    let passing = |shape: &mut Shape| {
+        shape.sim.passes_memory = true;
+        shape.tunables.push(("hybrid.mode".into(), "direct".into()));
+    };
+    let bytes = |seed: u64| -> Vec<u8> { (0..LEN as u64).map(|i| (i * 31 + i / 251 + seed * 97) as u8).collect() };
+    for moment in 0..24 {
+        tell(moment, passing, |cluster, mount| async move {
+            let (client, ctx) = (&mount.client, Ctx::root());
+            let direct = Hints { direct: true, ..Hints::default() };
+            let ended = Rc::new(RefCell::new(0));
+            for caller in 0..4u64 {
+                let made = file(client, Ino::ROOT, format!("f{caller}").as_bytes(), b"").await.expect("file").clone();
+                let (client, told) = (client.clone(), ended.clone());
+                mount.env.spawn(async move {
+                    for round in 0..6u64 {
+                        let seed = caller * 100 + round;
+                        let at = round / 2 * LEN as u64 + caller * 512;
+                        let data = Buf::copy_of(&bytes(seed));
+                        client.write(&Ctx::root(), &made, at, data, direct).await.expect("write");
+                        drop(Buf::copy_of(&bytes(seed + 1)));
+                        let back = client.read(&Ctx::root(), &made, at, LEN, direct).await.expect("read").to_vec();
+                        assert!(back == bytes(seed), "caller {caller} round {round}");
+                    }
+                    *told.borrow_mut() += 1;
+                });
+            }
+            cluster.env.sleep(Duration::from_micros(150 * moment)).await;
+            if moment % 3 == 0 {
+                cluster.sim.cut(SERVER, MOUNT);
+                cluster.env.sleep(Duration::from_secs(25)).await;
+                cluster.sim.heal(SERVER, MOUNT);
+            } else {
+                bounce(&cluster).await;
+            }
+            cluster.wait("all callers", || *ended.borrow() == 4).await.expect("they end");
+            let text = client.getxattr(&ctx, Ino::ROOT, b"user.amphi.stats").await.expect("stats");
+            assert!(String::from_utf8_lossy(&text).contains("payload_passed"), "nothing was passed");
+        });
+    }
 }

@@ -129,7 +129,7 @@ impl Assembler<'_> {
         });
     }
 
-    /// Notes what was not kept; what else there is to do.
+    /// Records the attributes that were not kept; returns the remaining work.
     fn applied(&self, entry: &Entry, applied: Result<Applied, Trouble>) -> Option<Applied> {
         match applied {
             Ok(Applied::Done(lost)) => {

@@ -1,8 +1,9 @@
-//! What an entry has beside its bytes: owner, mode, access control lists, extended attributes, times.
+//! The attributes of an entry beside its bytes: owner, mode, access control lists, extended attributes, times.
 //!
-//! Owns how they are carried over and what of them was not kept. An entry is opened by its name once, without following
-//! links, and everything is done to what was opened. Afterwards the target is looked at: a file system that accepts a
-//! change and forgets it is found out. Not carried: the flags of `chattr`, and times of creation and of change.
+//! Owns how they are carried over and the record of those that were not kept. An entry is opened by its name once,
+//! without following links, and all calls use the open file. Afterwards the target is read back: a file system that
+//! accepts a change without keeping it is detected. Not carried: the flags of `chattr`, and times of creation and of
+//! change.
 
 use crate::dirs::{Place, by_descriptor};
 use crate::entries::kind;
@@ -17,7 +18,7 @@ const XATTR_MAX: usize = 64 << 10;
 /// Room for the names that most files have.
 const XATTR_FEW: usize = 1 << 10;
 const SET_IDS: u32 = 0o6000;
-/// A label of the machine's policy, which says itself what a new file gets.
+/// A label of the machine's policy, which itself determines the label of a new file.
 const SELINUX: &str = "security.selinux";
 /// Attributes that a new file may have got from its folder and that go if the source has none.
 const INHERITED: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
@@ -100,7 +101,7 @@ fn owner(target: &OwnedFd, want: &Stat, has: &Stat, lost: &mut Vec<String>) -> R
         Err(Errno::PERM | Errno::OPNOTSUPP | Errno::INVAL) => {}
         Err(e) => return Err(e),
     }
-    // Who may not give files away may still be in the group.
+    // A user who may not give files away may still be in the group.
     let group_kept = has.st_gid == want.st_gid || fs::chownat(target, "", None, Some(gid), AtFlags::EMPTY_PATH).is_ok();
     if !group_kept {
         lost.push(format!("group {}: not permitted", want.st_gid));
@@ -138,7 +139,7 @@ fn get(fd: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
 /// True: the target was changed.
 fn xattrs(source: &OwnedFd, target: &OwnedFd, is_link: bool, lost: &mut Vec<String>) -> Result<bool, Trouble> {
     let want = match list(source) {
-        // There is no way to the attributes of a link on some kernels, and hardly ever one to keep.
+        // On some kernels attributes of a link cannot be read, and hardly ever exist.
         Err(_) if is_link => return Ok(false),
         other => other.map_err(Trouble::Source)?,
     };
@@ -146,7 +147,7 @@ fn xattrs(source: &OwnedFd, target: &OwnedFd, is_link: bool, lost: &mut Vec<Stri
     for name in &want {
         let value = match get(source, name) {
             Ok(value) => value,
-            // It went meanwhile, which the time of change tells, or only root may read it.
+            // It was removed meanwhile, which the time of change shows, or only root may read it.
             Err(Errno::NODATA) => continue,
             Err(_) if name == SELINUX => continue,
             Err(e) => {
@@ -175,7 +176,7 @@ fn xattrs(source: &OwnedFd, target: &OwnedFd, is_link: bool, lost: &mut Vec<Stri
     Ok(changed)
 }
 
-/// What the target says it has, where nothing was refused.
+/// Compares the attributes of the target, where no change was refused.
 fn check(target: &OwnedFd, want: &Stat, lost: &mut Vec<String>) -> Result<(), Errno> {
     if !lost.is_empty() {
         return Ok(());

@@ -36,7 +36,7 @@ pub(crate) fn now() -> Duration {
 struct State {
     /// Reserved or written, and not in the journal.
     open_bytes: u64,
-    /// Records of what is written, in order, with the bytes that they stand for.
+    /// Records of the written bytes, in order, with the bytes that they describe.
     done: Vec<Record>,
     done_bytes: u64,
     /// Some of it is not stable yet.
@@ -74,7 +74,7 @@ impl<'a> Checkpoints<'a> {
         Checkpoints { stable, journal, journal_path, limit_bytes, state, changed: Condvar::new(), stop }
     }
 
-    /// Waits until so many bytes may be written. Each has to be told to `finish` or `cancel`. False: stopped.
+    /// Waits until this many bytes may be written. Each has to be told to `finish` or `cancel`. False: stopped.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         let mut state = lock(&self.state);
         loop {

@@ -113,7 +113,7 @@ impl Comparer<'_> {
         self.compared(n, index, equal);
     }
 
-    /// Opens the copy for direct reads, or drops what the page cache has of it. None: it has not this size.
+    /// Opens the copy for direct reads, or drops its pages from the page cache. None: it has not this size.
     fn open(&self, n: u32, size: u64) -> Result<Option<Opened>, Errno> {
         let place = self.dest.working(self.source, self.entry(n))?;
         let (fd, direct) = match place.open_own(OFlags::RDONLY | OFlags::DIRECT) {
@@ -151,8 +151,8 @@ impl Comparer<'_> {
         Ok(content.crc() == expected)
     }
 
-    /// Reads bytes from `at` on, at most to `end`, into the buffer; how many, 0 if there are fewer than there should
-    /// be.
+    /// Reads bytes from `at` on, at most to `end`, into the buffer; returns how many, 0 if there are fewer than
+    /// expected.
     fn read(&self, n: u32, opened: &mut Opened, at: u64, end: u64, buffer: &mut Buffer) -> Result<usize, Errno> {
         let memory = buffer.bytes();
         let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(memory.len());

@@ -1,8 +1,8 @@
 //! Copying of files, piece by piece.
 //!
-//! Owns the way of bytes from source to target and the rule by which a file counts as copied: it had one identity from
-//! the first byte to the look after the last. Does not own when pieces are durable (`checkpoint`) nor whether they are
-//! what was written (`compare`).
+//! Owns the path of bytes from source to target and the rule by which a file counts as copied: it had one identity from
+//! the first byte to the check after the last. Does not own when pieces are durable (`checkpoint`) nor the comparison
+//! with the written bytes (`compare`).
 
 use crate::buffer::Buffer;
 use crate::checkpoint::Checkpoints;
@@ -336,7 +336,7 @@ impl Copier<'_> {
     }
 }
 
-/// Both sides of a file and what is to be copied of it.
+/// Both sides of a file and its pieces to copy.
 struct Begun {
     missing: Vec<u64>,
     from: OwnedFd,

@@ -1,4 +1,4 @@
-//! Where the entries of the target are while they are worked on.
+//! The place of the entries of the target during the stage.
 //!
 //! Owns the names: a new tree is filled under a temporary name of its root, an update gives each entry that is copied
 //! anew a temporary name beside the one that it replaces. Owns the form of these names as well.
@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// Longest name that Linux file systems take.
 const NAME_MAX: usize = 255;
-/// What a journal has behind the name of its tree.
+/// The suffix of a journal behind the name of its tree.
 pub(crate) const JOURNAL: &str = ".journal";
 const MARK: &str = ".stage-";
 /// Digits of an id.
@@ -22,8 +22,8 @@ const ID_DIGITS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StageId(pub(crate) u32);
 
-/// What a temporary name begins with, whatever the stage: `.NAME.stage-`. Of a name that would become too long there is
-/// the beginning and a checksum.
+/// The prefix of a temporary name of any stage: `.NAME.stage-`. Of a name that would become too long it has the
+/// beginning and a checksum.
 fn beginning(name: &OsStr) -> Vec<u8> {
     let name = name.as_bytes();
     let room = NAME_MAX - 1 - MARK.len() - ID_DIGITS - JOURNAL.len();
@@ -75,7 +75,7 @@ pub(crate) struct Dest {
 }
 
 impl Dest {
-    /// Where an entry is in the end, below the root as it is named now.
+    /// The final place of an entry, below the root as it is named now.
     pub(crate) fn place<'a>(&'a self, source: &Source, entry: &'a Entry) -> Result<Place<'a>, Errno> {
         match entry.dir {
             Some(id) => Ok(Place { dir: self.tree.dir(&source.names, id)?, name: Cow::Borrowed(&entry.name) }),
@@ -83,7 +83,7 @@ impl Dest {
         }
     }
 
-    /// Where an entry that is no directory is made.
+    /// The place where an entry that is no directory is made.
     pub(crate) fn working<'a>(&'a self, source: &Source, entry: &'a Entry) -> Result<Place<'a>, Errno> {
         let place = self.place(source, entry)?;
         match self.naming {

@@ -1,8 +1,8 @@
 //! Directories of a tree, reached by descriptors.
 //!
 //! Owns the names of all directories, which source and target have in common, and for each side a bounded number of
-//! open descriptors. A directory is opened from its parent's descriptor and never through a symbolic link, so that
-//! whoever renames or replaces things meanwhile cannot lead the copy out of the tree.
+//! open descriptors. A directory is opened from its parent's descriptor and never through a symbolic link, so that a
+//! program that renames or replaces things meanwhile cannot lead the copy out of the tree.
 
 use crate::report::lock;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
@@ -90,7 +90,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// What the name is now; a symbolic link itself.
+    /// The attributes of the name now; a symbolic link itself.
     pub(crate) fn stat(&self) -> Result<Stat, Errno> {
         fs::statat(&self.dir, &*self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
@@ -124,7 +124,7 @@ impl Tree {
         &self.root
     }
 
-    /// A descriptor of a directory. Its position is shared: who lists it opens it anew.
+    /// A descriptor of a directory. Its position is shared: a listing opens it anew.
     pub(crate) fn dir(&self, names: &Names, id: DirId) -> Result<Arc<OwnedFd>, Errno> {
         let mut open = lock(&self.open);
         if let Some(fd) = open.get(&id) {
@@ -165,7 +165,7 @@ pub(crate) fn by_descriptor(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
-/// Sets the mode of just what has this name, never of what a symbolic link points to.
+/// Sets the mode of the entry with just this name, never of the target of a symbolic link.
 pub(crate) fn chmod(dir: impl AsFd, name: &OsStr, mode: Mode) -> Result<(), Errno> {
     let fd = fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if FileType::from_raw_mode(fs::fstat(&fd)?.st_mode) == FileType::Symlink {

@@ -21,7 +21,7 @@ pub(crate) struct End {
     pub(crate) path: PathBuf,
     pub(crate) base: Arc<OwnedFd>,
     pub(crate) name: OsString,
-    /// None: there is nothing of that name.
+    /// None: the name does not exist.
     pub(crate) stat: Option<Stat>,
 }
 
@@ -88,7 +88,7 @@ impl End {
     }
 }
 
-/// Where the target is, or will be.
+/// The present or future place of the target.
 pub(crate) fn target(path: &Path, updates: bool) -> Result<End, Error> {
     let shown = show(path);
     // An update follows a link to the tree that it brings up to date; a new tree would take the place of the link.
@@ -107,7 +107,7 @@ pub(crate) fn target(path: &Path, updates: bool) -> Result<End, Error> {
         .map_err(|e| Error::refused(format!("{shown}: cannot look at the target: {}", reason(e))))
 }
 
-/// Finds both ends. Nothing was changed when it is refused.
+/// Finds both ends. A refusal has changed nothing.
 pub(crate) fn find(options: &Options) -> Result<Ends, Error> {
     let (from, to) = (show(&options.source), show(&options.target));
     let real = std::fs::canonicalize(&options.source)

@@ -1,4 +1,4 @@
-//! What the source has: every entry with what `stat` said of it.
+//! The entries of the source, each with its attributes from `stat`.
 //!
 //! Owns the list of entries, which lies in memory (about 250 bytes for each), and the identity by which a file is
 //! recognised. Does not own how they are found (`walk`).
@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-/// By what a file of the source is recognised as the one that was copied: whoever writes to a file changes one of
+/// The attributes by which a file of the source is recognised as the copied one: every write to a file changes one of
 /// these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -77,7 +77,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Where an entry is in the source.
+    /// The place of an entry in the source.
     pub(crate) fn place<'a>(&'a self, entry: &'a Entry) -> Result<Place<'a>, Errno> {
         match entry.dir {
             Some(id) => Ok(Place { dir: self.tree.dir(&self.names, id)?, name: Cow::Borrowed(&entry.name) }),

@@ -1,7 +1,7 @@
 //! Why a stage ended without its target.
 //!
-//! Owns the error of the crate and how paths are shown to people. Does not own what goes wrong with single entries of
-//! a tree: those are notes of the report (`report`).
+//! Owns the error of the crate and how paths are shown to people. Does not own the errors of single entries of a tree:
+//! those are notes of the report (`report`).
 
 use rustix::io::Errno;
 use std::fmt;
@@ -13,11 +13,11 @@ use std::path::Path;
 pub enum ErrorKind {
     /// The request or its surroundings are wrong, and nothing was changed.
     Refused,
-    /// Something failed while working; what is durable already is kept for the next try.
+    /// A step failed; durable parts are kept for the next try.
     Failed,
 }
 
-/// Why a stage ended: a sentence that says what happened, to which path, and what to do.
+/// The reason why a stage ended: a sentence with the event, the path, and advice.
 #[derive(Clone, Debug)]
 pub struct Error {
     /// Whether anything was changed.

@@ -9,7 +9,7 @@ use crate::report::lock;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-/// What is known of a file.
+/// The known state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// To be copied, or what is missing of it.
@@ -18,7 +18,7 @@ pub(crate) enum Verdict {
     Whole,
     /// The target had it already.
     Unchanged,
-    /// It changed while it was copied, or was not what was written when it was read back.
+    /// It changed while it was copied, or differed from the written bytes when it was read back.
     Again(String),
     /// Named among the failures.
     Failed,
@@ -30,7 +30,7 @@ pub(crate) struct Progressing {
     pub(crate) verdict: Verdict,
     /// The source as it is copied.
     pub(crate) identity: Identity,
-    /// Its number in the journal; none: nothing of it is in the target.
+    /// Its number in the journal; none: the target has no part of it.
     pub(crate) number: Option<u32>,
     /// Pieces that are written.
     pub(crate) pieces: BTreeMap<u64, Piece>,
@@ -66,7 +66,7 @@ impl FileState {
 }
 
 impl Progressing {
-    /// Nothing of it counts any more.
+    /// Drops its whole state.
     pub(crate) fn forget(&mut self) {
         self.number = None;
         self.pieces.clear();

@@ -1,4 +1,4 @@
-//! Where a file has data and where it has holes.
+//! The data and the holes of a file.
 //!
 //! Owns the questions to the kernel (SEEK_DATA, SEEK_HOLE). A file system that cannot answer them has no holes.
 
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-/// Whether a file has fewer blocks than its size needs, so that it is worth asking for holes.
+/// Whether a file has fewer blocks than its size needs, so that it is worth requesting holes.
 pub(crate) fn may_have(stat: &Stat) -> bool {
     let blocks = i128::from(stat.st_blocks);
     blocks * 512 < i128::from(stat.st_size)
@@ -34,7 +34,7 @@ pub(crate) fn next_data(file: impl AsFd, range: Range<u64>, asks: bool) -> Resul
         // Data began behind the rounded start: the hole that was found is the one before it.
         Ok(end) if end <= start => range.end.min(start + ALIGN),
         Ok(end) => end.next_multiple_of(ALIGN),
-        // The file became shorter; whoever reads finds that out.
+        // The file became shorter; the reading code finds that out.
         Err(Errno::NXIO) => range.end,
         Err(e) => return Err(e),
     };

@@ -1,9 +1,9 @@
 //! The journal of a stage: which pieces of which files are durable in the temporary tree.
 //!
-//! Owns the file, its lock (one process works on a stage) and what an earlier run left in it. Does not own when
-//! something is durable (`checkpoint`). Invariants: a piece stands in the journal only after its bytes were made
-//! stable; records are only appended; a record that was cut by a crash ends the journal, and what is behind it is
-//! cut off. The format is in docs/design/staging.md.
+//! Owns the file, its lock (one process works on a stage) and the contents from an earlier run. Does not own when a
+//! piece is durable (`checkpoint`). Invariants: a piece is in the journal only after its bytes were made stable;
+//! records are only appended; a record that was torn by a crash ends the journal, and later bytes are cut off. The
+//! format is in docs/design/staging.md.
 
 pub(crate) mod record;
 
@@ -27,7 +27,7 @@ pub(crate) struct Piece {
     pub(crate) compared: bool,
 }
 
-/// What the journal knows of a file of the source.
+/// The journal's state of a file of the source.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownFile {
     pub(crate) number: u32,
@@ -35,10 +35,10 @@ pub(crate) struct KnownFile {
     pub(crate) pieces: BTreeMap<u64, Piece>,
 }
 
-/// What an earlier run left.
+/// The state from an earlier run.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// What is staged; none: the journal is new.
+    /// The subject of the stage; none: the journal is new.
     pub(crate) begin: Option<record::Begin>,
     /// Files by their path below the root.
     pub(crate) files: BTreeMap<Vec<u8>, KnownFile>,
@@ -107,7 +107,7 @@ impl Journal {
         let file = loop {
             let file = fs::openat(&dir, name, flags, Mode::RUSR | Mode::WUSR)?;
             match fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Where there are no such locks nobody is kept out.
+                // Without such locks no other process is excluded.
                 Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {}
                 Err(Errno::WOULDBLOCK) => return Err(NoJournal::InUse),
                 Err(e) => return Err(e.into()),

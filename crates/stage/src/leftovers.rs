@@ -1,4 +1,4 @@
-//! What other stages left beside the target.
+//! Remains of other stages beside the target.
 //!
 //! Owns finding and removing it. Only what has a journal of this crate that no process holds is removed; whatever else
 //! has such a name is named and stays.

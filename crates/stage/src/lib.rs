@@ -1,9 +1,9 @@
 //! Staging: a tree or a file is copied in parallel, and the copy appears whole or not at all.
 //!
-//! Owns the copy between any two file systems by POSIX calls alone: listing, copying in pieces, the journal that lets
-//! the same command go on after a crash, reading back, attributes, and the rename at the end. Does not own the command
-//! line, what is printed, nor how other programs are kept from the source meanwhile: a source that changes is noticed
-//! and is a failure. Knows nothing of the other crates. docs/design/staging.md has the reasons.
+//! Owns the copy between any two file systems by POSIX calls alone: listing, copying in pieces, the journal by which
+//! the same command continues after a crash, reading back, attributes, and the rename at the end. Does not own the
+//! command line, the output, nor the exclusion of other programs from the source meanwhile: a source that changes is
+//! detected and is a failure. It is independent of the other crates. docs/design/staging.md has the reasons.
 //!
 //! Invariants: the target has its name only after every file was copied as it was at one moment, read back and compared
 //! (unless that is not wanted), and everything was made stable. Nothing outside source and target is reached, whatever

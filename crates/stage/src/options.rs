@@ -1,28 +1,28 @@
-//! What is staged, and how.
+//! The subject of a stage, and its options.
 //!
 //! Owns the options of a stage with their defaults.
 
 use std::path::PathBuf;
 
-/// What happens if the target exists.
+/// The handling of an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// The stage is refused.
     Refuse,
     /// The copy takes its place at the end, and the old one is removed.
     Replace,
-    /// It is brought up to date; what the source does not have stays.
+    /// It is updated; entries that the source does not have stay.
     Update,
-    /// It is brought up to date, and what the source does not have is removed.
+    /// It is updated, and entries that the source does not have are removed.
     UpdateAndDelete,
 }
 
-/// What happens if owners, attributes or special files cannot be kept.
+/// The handling of owners, attributes or special files that cannot be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// The stage fails, with its copy ready for another try.
     All,
-    /// They are named, and the stage goes on.
+    /// They are named, and the stage continues.
     Possible,
 }
 
@@ -35,12 +35,12 @@ pub enum Verify {
     No,
 }
 
-/// Whether what unfinished stages left beside the target is removed first.
+/// Whether remains of unfinished stages beside the target are removed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// It is named and stays; what this stage left is used.
+    /// They are named and stay; those of this stage are used.
     Stay,
-    /// It is removed, also what this stage left.
+    /// They are removed, also those of this stage.
     Remove,
 }
 
@@ -49,7 +49,7 @@ pub const PIECE_BYTES: u64 = 64 << 20;
 /// Bytes that a crash costs at most.
 pub const SYNC_BYTES: u64 = 256 << 20;
 
-/// What is staged, and how.
+/// The subject of a stage, and its options.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// A file or a directory; a symbolic link here is followed, below it none is.
@@ -58,13 +58,13 @@ pub struct Options {
     pub target: PathBuf,
     /// Threads that copy.
     pub threads: usize,
-    /// What happens if the target exists.
+    /// The handling of an existing target.
     pub existing: Existing,
-    /// What happens if something cannot be kept.
+    /// The handling of attributes that cannot be kept.
     pub keep: Keep,
     /// Whether the target is read back.
     pub verify: Verify,
-    /// What happens to what unfinished stages left.
+    /// The handling of remains of unfinished stages.
     pub leftovers: Leftovers,
     /// Bytes that are copied again after a crash at most.
     pub sync_bytes: u64,
@@ -89,7 +89,7 @@ impl Options {
     }
 }
 
-/// Most threads that are used unless more are asked for.
+/// Most threads that are used unless more are requested.
 const THREADS_MAX: usize = 16;
 
 /// Threads of a stage by default: some wait for the source while others wait for the target.

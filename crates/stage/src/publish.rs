@@ -1,8 +1,8 @@
 //! How the target appears: whole, by one rename.
 //!
-//! Owns the last steps of a stage into a new tree, and finishing them when they were interrupted. The journal says
-//! first which tree is about to get the name, so that a later run that finds just this tree under the name knows that
-//! only the removal of what was replaced is left.
+//! Owns the last steps of a stage into a new tree, and finishing them when they were interrupted. The journal first
+//! names the tree that is about to get the name, so that a later run that finds just this tree under the name knows
+//! that only the removal of the replaced one remains.
 
 use crate::ends::Ends;
 use crate::error::{Error, show};
@@ -36,7 +36,7 @@ pub(crate) fn rename(ends: &Ends, existing: Existing) -> Result<(), Error> {
         }
         match fs::renameat_with(base, &*temporary, base, name, RenameFlags::EXCHANGE) {
             Ok(()) => return Ok(()),
-            // It went between the two calls.
+            // It was removed between the two calls.
             Err(Errno::NOENT) => {}
             Err(Errno::INVAL | Errno::NOSYS) => {
                 return Err(Error::failed(format!(

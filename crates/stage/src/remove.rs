@@ -16,7 +16,7 @@ const DEPTH_MAX: usize = 100;
 
 static MOVED: AtomicU64 = AtomicU64::new(0);
 
-/// Removes what has this name, a whole tree if it is a directory; nothing there is fine.
+/// Removes the entry of this name, a whole tree if it is a directory; an absent one is fine.
 pub(crate) fn whatever(dir: impl AsFd, name: &OsStr) -> Result<(), Errno> {
     match fs::unlinkat(&dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
@@ -28,14 +28,14 @@ pub(crate) fn whatever(dir: impl AsFd, name: &OsStr) -> Result<(), Errno> {
         return Err(Errno::PERM);
     }
     let top = open(&dir, name)?;
-    // What was moved up is found when the top is listed again.
+    // Entries that were moved up are found when the top is listed again.
     while !empty(&top, &top, 0)? {}
     drop(top);
     fs::unlinkat(&dir, name, AtFlags::REMOVEDIR)
 }
 
 fn open(dir: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
-    // Its own mode may keep even its owner out.
+    // Its own mode may exclude even its owner.
     match fs::openat(&dir, name, DIRECTORY, Mode::empty()) {
         Err(Errno::ACCESS) => {}
         Ok(fd) if fs::fstat(&fd)?.st_mode & 0o700 == 0o700 => return Ok(fd),

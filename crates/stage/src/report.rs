@@ -1,7 +1,7 @@
-//! What a stage did, for people and for the manifest.
+//! The results of a stage, for people and for the manifest.
 //!
-//! Owns the counters that are read while it runs, the bounded lists of what failed and of what was not kept, and the
-//! manifest that is made of them at the end.
+//! Owns the counters that are read while it runs, the bounded lists of failed entries and of attributes not kept, and
+//! the manifest that is made of them at the end.
 
 use crate::error::show;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Note {
     /// Its path below the source, the source's own name first.
     pub path: String,
-    /// What it is about and why.
+    /// Its subject and reason.
     pub reason: String,
 }
 
@@ -53,7 +53,7 @@ impl Notes {
     }
 }
 
-/// What a stage is doing.
+/// The present work of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
@@ -114,16 +114,16 @@ pub struct Progress {
     pub trusted_bytes: Counter,
     /// Entries that went since they are gone in the source.
     pub deleted: Counter,
-    /// What could not be read, or changed under the copy.
+    /// Entries that could not be read, or changed under the copy.
     pub failed: Notes,
-    /// What could not be kept.
+    /// Attributes that could not be kept.
     pub not_kept: Notes,
-    /// What people should know and need not act on.
+    /// Remarks for people that need no action.
     pub remarks: Notes,
 }
 
 impl Progress {
-    /// What is being done now.
+    /// The present phase.
     pub fn phase(&self) -> Phase {
         PHASES[usize::from(self.phase.load(Ordering::Relaxed)).min(PHASES.len() - 1)]
     }

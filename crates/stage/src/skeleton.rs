@@ -1,7 +1,7 @@
 //! The directories of the target, before anything is copied into them.
 //!
-//! Owns making them, and the comparison of what the target has already with what the source has: what an earlier run
-//! left in a new tree, or the tree that is brought up to date.
+//! Owns making them, and the comparison of the present target with the source: the remains of an earlier run in a new
+//! tree, or the tree that is updated.
 
 use crate::dest::{Dest, Naming, is_of_stage, temporary};
 use crate::dirs::{DirId, chmod};
@@ -18,12 +18,12 @@ use std::ffi::{OsStr, OsString};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the target has already.
+/// The present entries of the target.
 #[derive(Default)]
 pub(crate) struct Found {
     /// By number of the entry in the source.
     pub(crate) entries: BTreeMap<u32, Stat>,
-    /// What the source does not have.
+    /// Entries that the source does not have.
     pub(crate) extras: Vec<(DirId, OsString)>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn levels(source: &Source) -> Vec<Vec<DirId>> {
     levels
 }
 
-/// Makes all directories and finds what there was before.
+/// Makes all directories and finds existing entries.
 pub(crate) fn make(source: &Source, dest: &Dest, threads: usize, stop: &Stop) -> Result<Found, Error> {
     let found = Mutex::new(Found::default());
     let existed: Vec<AtomicBool> = source.dirs.iter().map(|_| AtomicBool::new(false)).collect();

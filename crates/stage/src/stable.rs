@@ -1,7 +1,7 @@
 //! How written bytes become stable on the file system of the target.
 //!
 //! Owns the choice between one call for everything and one for each file. `syncfs` is used where the kernel is known to
-//! write everything out and to report errors; FUSE does not pass it on, so an AmphiFS mount is asked by its own control
+//! write all data out and to report errors; FUSE does not pass it on, so an AmphiFS mount is synced by its own control
 //! attribute, which only its owner and root may use, and on all other file systems each file is synced alone.
 
 use crate::dirs::by_descriptor;

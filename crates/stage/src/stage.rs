@@ -32,7 +32,7 @@ use std::sync::atomic::AtomicU32;
 /// Times that a file is copied before it is a failure.
 const ROUNDS: usize = 2;
 
-/// Removes what unfinished stages left beside this target, unless a process works on it.
+/// Removes remains of unfinished stages beside this target, unless a process works on them.
 pub fn clean(target: &Path, progress: &Progress) -> Result<(), Error> {
     let target = ends::target(target, false)?;
     let ids = leftovers::find(&target, None)?;
@@ -40,7 +40,7 @@ pub fn clean(target: &Path, progress: &Progress) -> Result<(), Error> {
 }
 
 /// Stages. When it returns a complete manifest, everything is durable under the target's name. With a manifest that is
-/// not complete, and after an error that is no refusal, the same call goes on where this one ended.
+/// not complete, and after an error that is no refusal, the same call continues where this one ended.
 pub fn stage(options: &Options, progress: &Progress) -> Result<Manifest, Error> {
     let ends = ends::find(options)?;
     if options.leftovers == Leftovers::Remove {
@@ -86,7 +86,8 @@ pub fn stage(options: &Options, progress: &Progress) -> Result<Manifest, Error> 
     run.all(&checkpoints, known)
 }
 
-/// Bytes of a piece: so many that every thread has one within what a crash may cost, and the checkpoint before it too.
+/// Bytes of a piece: small enough that every thread can have one within the bound of a crash, and the checkpoint before
+/// it too.
 fn piece_bytes(options: &Options) -> u64 {
     let request = REQUEST_BYTES as u64;
     let share = options.sync_bytes / (2 * options.threads.max(1) as u64);

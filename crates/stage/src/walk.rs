@@ -35,7 +35,7 @@ pub(crate) fn names(dir: impl AsFd) -> Result<Vec<(u64, OsString)>, Errno> {
     Ok(names)
 }
 
-/// Names in a directory with what `stat` says of them.
+/// Names in a directory with their attributes from `stat`.
 pub(crate) fn list(dir: impl AsFd) -> Result<Vec<(OsString, Stat)>, Errno> {
     let mut names = names(&dir)?;
     names.sort_unstable();
@@ -43,7 +43,7 @@ pub(crate) fn list(dir: impl AsFd) -> Result<Vec<(OsString, Stat)>, Errno> {
     for (_, name) in names {
         match fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => found.push((name, stat)),
-            // It went meanwhile. That the directory changed is found at its end.
+            // It was removed meanwhile. The end of the listing detects the change of the directory.
             Err(Errno::NOENT) => {}
             Err(e) => return Err(e),
         }

@@ -1,4 +1,4 @@
-//! Threads that take work from a queue until there is none, or until one of them says stop.
+//! Threads that take work from a queue until it is empty, or until one of them stops the others.
 //!
 //! Owns the queue, its end, and the first error that ends everything. Work may add work. Threads live only as long as
 //! one call of `run`.
@@ -85,7 +85,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// An item that is worked on. A panic ends the other threads too, so that nobody waits for its work.
+/// An item that is worked on. A panic ends the other threads too, so that none waits for its work.
 struct Taken<'a, T> {
     queue: &'a Queue<T>,
     stop: &'a Stop,
@@ -103,7 +103,7 @@ impl<T> Drop for Taken<'_, T> {
     }
 }
 
-/// Does `first` and what comes of it with `threads` threads, each with a state of its own.
+/// Does `first` and the work that it creates with `threads` threads, each with a state of its own.
 pub(crate) fn run<T: Send, S>(
     threads: usize,
     first: impl IntoIterator<Item = T>,

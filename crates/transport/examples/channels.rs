@@ -1,8 +1,8 @@
-//! What protection costs: 1 MiB writes and reads, 4 KiB writes and whole handshakes over loopback TCP, at each level.
+//! The cost of protection: 1 MiB writes and reads, 4 KiB writes and whole handshakes over loopback TCP, at each level.
 //!
-//! Server and client have a thread each. The levels take turns within each round, so that what else the machine does
-//! meets all of them; printed are the medians of the rounds, beside those of the level `off`, and the bounds that they
-//! are held to (docs/design/channels.md).
+//! Server and client have a thread each. The levels take turns within each round, so that other load of the machine
+//! affects all of them; printed are the medians of the rounds, beside those of the level `off`, and the bounds that
+//! they have to meet (docs/design/channels.md).
 
 use amphi_env::{Buf, Env, Listener, RealEnv};
 use amphi_transport::{
@@ -46,6 +46,7 @@ impl Handler for Bytes {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
 

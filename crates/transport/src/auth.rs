@@ -4,9 +4,9 @@
 //! Owns: `ClusterKey` and its two proofs (HMAC-SHA256), `is_unix`, `ServerAuth`. Does not own: the order of the
 //! handshake (`handshake`).
 //!
-//! The proofs show that both ends know the key when the connection starts, and cover its channel (`secure`). What
-//! follows is protected as the channel says. Without one a key protects a trusted network from strangers, but not from
-//! somebody who can change its packets.
+//! The proofs show that both ends know the key when the connection starts, and cover its channel (`secure`). Later
+//! messages have the protection of the channel. Without one a key protects a trusted network from strangers, but not
+//! from an attacker who can change its packets.
 //!
 //! Invariants: proofs are compared in constant time. A key is never printed.
 
@@ -41,10 +41,9 @@ pub struct ClusterKey(Vec<u8>);
 /// Why a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeakKey {
-    /// It has so many bytes, fewer than `KEY_BYTES_MIN`.
+    /// It has this many bytes, fewer than `KEY_BYTES_MIN`.
     Short(usize),
-    /// It is one short piece again and again, a row of characters, or made of very few different ones. Such keys are
-    /// guessed.
+    /// It is one short piece repeated, a row of characters, or made of very few different ones. Such keys are guessed.
     Guessable,
 }
 
@@ -132,7 +131,7 @@ impl End {
     }
 }
 
-/// What a server requires of clients that connect.
+/// The requirements of a server for clients that connect.
 #[derive(Clone, Debug, Default)]
 pub struct ServerAuth {
     /// Clients must know this key. `None`: only Unix sockets are served, where the kernel reports who connects.
@@ -149,14 +148,14 @@ pub struct ServerAuth {
     pub secure: Secure,
 }
 
-/// What a client has proved in the handshake.
+/// The proof of a client in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proved {
-    /// Nothing: it is in this process, or the kernel says who it is.
+    /// None: it is in this process, or the kernel names its user.
     Nothing,
     /// That it knows the cluster key.
     ClusterKey,
-    /// That it has the secret of this key. Whether the cluster knows the key is the handler's to find out.
+    /// That it has the secret of this key. The handler has to check whether the cluster knows the key.
     Identity(Fingerprint),
 }
 
@@ -170,7 +169,7 @@ pub fn is_unix(addr: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: only addresses on which the kernel says who comes pass without a key. Method: a table.
+    /// Goal: only addresses on which the kernel names the user admit clients without a key. Method: a table.
     #[test]
     fn addresses_without_a_key() {
         for addr in ["unix:/run/a.sock", "unix:rel"] {
@@ -181,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Goal: keys that somebody would try first are refused, and random ones are not. Method: a table; bytes and
+    /// Goal: keys that an attacker would try first are refused, and random ones are not. Method: a table; bytes and
     /// letters of a generator.
     #[test]
     fn keys_that_can_be_guessed() {

@@ -1,7 +1,7 @@
 //! Errors: why a call or a listener ended.
 //!
 //! Owns: `LinkError` (of calls) and `ServeError` (of listeners). Does not own: errors of single connections, which are
-//! log lines, because nobody above this crate acts on them.
+//! log lines, because no code above this crate acts on them.
 
 use amphi_types::Errno;
 use std::fmt;

@@ -4,9 +4,10 @@
 //! Owns: the order of the messages, and every check of them. Does not own: time limits (the callers'), how the channel
 //! protects (`secure`).
 //!
-//! The challenge is sent in clear and says how all else is protected. If it is, the key exchange follows, and hello and
-//! welcome travel in the channel already. Their proofs cover what the challenge said and what binds the channel, so
-//! nobody between the ends can make the level another one, or pass proofs on from one channel to another.
+//! The challenge is sent in clear and names the protection of all later messages. If it names a channel, the key
+//! exchange follows, and hello and welcome travel in the channel already. Their proofs cover the contents of the
+//! challenge and the binding of the channel, so an attacker between the ends can neither change the level, nor pass
+//! proofs on from one channel to another.
 
 use crate::auth::{ClusterKey, End, Nonce, Proved, ServerAuth};
 use crate::bell::Ending;
@@ -64,7 +65,7 @@ fn unexpected(message: &Message, instead_of: &str) -> Ending {
 /// Most records of a key exchange that one end reads: TLS needs five.
 const EXCHANGE_RECORDS_MAX: usize = 16;
 
-/// What proofs cover of a channel that began with `challenge`.
+/// The input of the proofs for a channel that began with `challenge`.
 fn bound(challenge: &Challenge, binding: &Binding) -> Bound {
     let mut bound = [0; size_of::<Bound>()];
     bound[0] = challenge.secure as u8;
@@ -86,8 +87,8 @@ impl From<Ending> for NoChannel {
     }
 }
 
-/// Agrees with the other end on the channel that `challenge` asks for, which protects everything from here on. Returns
-/// what proofs cover of it.
+/// Agrees with the other end on the channel that `challenge` requires, which protects everything from here on. Returns
+/// the channel's binding for the proofs.
 async fn agree<E: Env>(
     out: &mut Outbound<E>,
     inb: &mut Inbound<E>,
@@ -114,7 +115,7 @@ async fn agree<E: Env>(
             return Err(failed("the other end comes to no end".into()).into());
         }
         if let Err(why) = exchange.incoming(&record) {
-            // The other end hears of it, if it is still there.
+            // The other end is notified, if it is still there.
             let _ = out.send_clear(&exchange.outgoing()).await;
             return Err(failed(why).into());
         }
@@ -135,7 +136,7 @@ pub(crate) async fn agree_for_tests<E: Env>(
     agree(out, inb, hands, challenge).await.is_ok()
 }
 
-/// What a client proves, and what it asks of the server.
+/// The proofs of a client, and its requirements for the server.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Proves<'a> {
     /// The cluster key.
@@ -144,11 +145,13 @@ pub(crate) struct Proves<'a> {
     pub(crate) identity: Option<&'a Identity>,
     /// Any server at the address will do.
     pub(crate) any_server: bool,
-    /// The least protection with which it goes on.
+    /// The least protection with which it continues.
     pub(crate) secure: Secure,
+    /// The server may have the memory of this process's buffers.
+    pub(crate) passes_memory: bool,
 }
 
-/// Whether a client with a key of its own goes on with this server. It signs nothing for one that it does not trust.
+/// Whether a client with a key of its own continues with this server. It signs nothing for one that it does not trust.
 fn check_server(proves: Proves<'_>, challenge: &Challenge) -> Result<(), NotWelcome> {
     let Some(identity) = proves.identity.filter(|_| !proves.any_server) else { return Ok(()) };
     let trusted = challenge.identity.is_some_and(|key| identity.servers().contains(&key));
@@ -183,14 +186,14 @@ fn check_level(proves: Proves<'_>, offered: Secure) -> Result<(), NotWelcome> {
     Ok(())
 }
 
-/// The client's side of the handshake.
+/// The client's side of the handshake. Also says whether the server uses the memory that it was passed.
 pub(crate) async fn greet<E: Env>(
     env: &E,
     out: &mut Outbound<E>,
     inb: &mut Inbound<E>,
     hello: Hello,
     proves: Proves<'_>,
-) -> Result<Welcome, NotWelcome> {
+) -> Result<(Welcome, bool), NotWelcome> {
     let challenge = match inb.recv(&mut HandshakeOnly).await?.0 {
         Message::Challenge(c) => c,
         Message::Refuse(r) => return Err(NotWelcome::Refused(printable(&r.reason))),
@@ -219,7 +222,11 @@ pub(crate) async fn greet<E: Env>(
     let nonces = (&challenge.nonce, &nonce);
     let proof = proves.key.map(|k| k.proof(End::Client, nonces, &bound, &said));
     let identity = proves.identity.map(|identity| identity.prove(&transcript));
-    out.send(Message::Hello(SignedHello { hello, nonce, proof, identity })).await?;
+    let signed = SignedHello { hello, nonce, proof, identity };
+    let passed = match proves.passes_memory {
+        true => out.send_with_memory(signed).await?,
+        false => out.send(Message::Hello(signed)).await.map(|()| false)?,
+    };
     let signed = match inb.recv(&mut HandshakeOnly).await?.0 {
         Message::Welcome(w) => w,
         Message::Refuse(r) => return Err(NotWelcome::Refused(printable(&r.reason))),
@@ -249,7 +256,7 @@ pub(crate) async fn greet<E: Env>(
     if version != VERSION {
         return Err(NotWelcome::Foreign(format!("the server speaks version {version}, this program {VERSION}")));
     }
-    Ok(signed.welcome)
+    Ok((signed.welcome, passed && signed.memory))
 }
 
 /// A client that may be admitted. The server decides about its session, then calls `admit`.
@@ -324,7 +331,7 @@ pub(crate) async fn challenge<E: Env>(
             let words = format!("the client does not have the secret of the key {key}, or somebody is in between");
             return Err(refuse(out, words).await);
         }
-        // It says more than the cluster key.
+        // It proves more than the cluster key does.
         proved = Proved::Identity(*key);
     }
     if proved == Proved::Nothing && !auth.unix_without_key && (keyed || server_key.is_some()) {
@@ -356,11 +363,12 @@ impl Guest {
         self.challenge.secure
     }
 
-    /// Admits the client.
+    /// Admits the client, and says whether the memory that it may have passed is used.
     pub(crate) async fn admit<E: Env>(
         &self,
         out: &mut Outbound<E>,
         welcome: Welcome,
+        memory: bool,
         auth: &ServerAuth,
     ) -> Result<(), Ending> {
         let said = proven_bytes(&welcome);
@@ -381,7 +389,7 @@ impl Guest {
             };
             identity.sign(Signing::Server, &transcript)
         });
-        out.send(Message::Welcome(SignedWelcome { welcome, proof, signature })).await
+        out.send(Message::Welcome(SignedWelcome { welcome, proof, signature, memory })).await
     }
 }
 

@@ -4,7 +4,7 @@
 //! (`amphi_host::identity_file`), who may do what with a key (the server's registry).
 //!
 //! A signature covers both nonces, both public keys, the channel (`secure`) and the message that it comes with. So it
-//! is of use for this one connection to this one server: a server cannot pass it on to another one as its own. Each end
+//! is valid for this one connection to this one server: a server cannot present it to another one as its own. Each end
 //! has a label, so that a signature of one end is none of the other's.
 //!
 //! Invariants: signatures are checked strictly (no weak keys, one encoding). A secret is never printed.
@@ -39,7 +39,7 @@ impl Signing {
     }
 }
 
-/// What both ends know when one of them signs.
+/// The values that both ends know when one of them signs.
 pub(crate) struct Transcript<'a> {
     pub(crate) server_nonce: &'a [u8; NONCE_BYTES],
     pub(crate) client_nonce: &'a [u8; NONCE_BYTES],

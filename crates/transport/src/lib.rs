@@ -20,6 +20,7 @@ pub mod local;
 pub mod server;
 
 mod bell;
+mod beside;
 mod handshake;
 mod pipe;
 mod secure;
@@ -28,7 +29,7 @@ pub use amphi_wire::handshake::Secure;
 pub use auth::{ClusterKey, Proved, ServerAuth, WeakKey, is_unix};
 pub use error::{LinkError, ServeError};
 pub use identity::Identity;
-pub use link::{CallOptions, Link, LinkConfig, LinkEvents, Numbered, Outcome, Recovery, Timeouts, ToldCall};
+pub use link::{CallOptions, Carried, Link, LinkConfig, LinkEvents, Numbered, Outcome, Recovery, Timeouts, ToldCall};
 pub use server::{
     Alive, ConnId, Connections, Guest, Handler, Incoming, Parcel, Peer, ReplyRoute, adopt, check_listen, serve,
     serve_local,

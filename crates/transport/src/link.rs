@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //!
-//! * A slot carries one request until its reply has come, even if its caller is gone.
+//! * A slot carries one request until its reply has arrived, even if its caller is gone.
 //! * After a break, all outstanding requests are sent again under their ids and in their order, after `restarted` has
 //!   finished.
 //! * The link owns the payload of a request until the answer has come, and never copies it.
@@ -85,8 +85,8 @@ pub struct LinkConfig {
     pub key: Option<ClusterKey>,
     /// The client's own key pair. Then the server must prove a key that it trusts, or the cluster key.
     pub identity: Option<Identity>,
-    /// The least protection with which it goes on over a network; the server says how much there is. Over Unix sockets
-    /// and in a process there is none, and none is asked for.
+    /// The least protection that it accepts over a network; the server chooses the level. Over Unix sockets and in a
+    /// process there is none, and none is required.
     pub secure: Secure,
     /// Times.
     pub timeouts: Timeouts,
@@ -106,7 +106,7 @@ impl Numbered {
     pub const ONLY: Numbered = Numbered { link: 0, links: 1 };
 }
 
-/// What a link reports to its owner.
+/// The reports of a link to its owner.
 pub trait LinkEvents<E: Env>: 'static {
     /// The server has sent a push. Must not block.
     fn push(&self, push: Push);
@@ -116,10 +116,12 @@ pub trait LinkEvents<E: Env>: 'static {
     /// outstanding call with `LinkError::Lost` and closes the link.
     fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
     /// A call that was given up because no server could be reached was answered after all, and nobody waits for it.
-    /// What the answer brought (`Request::may_bring`) must be returned. Must not block.
+    /// State that the answer created (`Request::may_bring`) must be returned. Must not block.
     fn late(&self, _call: Call, _answer: Answer) {}
     /// A message of the server has arrived. Must not block.
     fn heard(&self) {}
+    /// So much was carried since the last call; told with the messages that arrive. Must not block.
+    fn carried(&self, _carried: Carried) {}
     /// The server has answered the hello on a new connection. Must not block.
     fn welcomed(&self, _welcome: &Welcome) {}
     /// A connection was made or lost. Must not block.
@@ -159,6 +161,23 @@ pub struct CallOptions {
     pub insist: bool,
 }
 
+/// Bytes of payloads that a link has carried, sent and received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// In memory of this process that the server has.
+    pub beside_bytes: u64,
+    /// In the stream.
+    pub inline_bytes: u64,
+}
+
+impl Carried {
+    /// Adds those of another link, or of another time.
+    pub fn add(&mut self, other: Carried) {
+        self.beside_bytes += other.beside_bytes;
+        self.inline_bytes += other.inline_bytes;
+    }
+}
+
 /// The outcome of a call: the answer and its payload.
 pub type Outcome = Result<(Answer, Option<Buf>), LinkError>;
 
@@ -185,7 +204,7 @@ pub struct Link<E: Env> {
     /// Addresses of the server, which may move.
     addrs: RefCell<Vec<String>>,
     local: Option<LocalDialer>,
-    /// What the server is told of it on each connection.
+    /// The number of the connection in its hello, and how many there are.
     numbered: Cell<Numbered>,
     timeouts: Cell<Timeouts>,
     state: RefCell<State>,
@@ -333,6 +352,16 @@ impl<E: Env> Link<E> {
         matches!(self.state.borrow().phase, Phase::Failed(_))
     }
 
+    /// Whether the server has the memory of this process's buffers by the present connection.
+    pub fn passes_memory(&self) -> bool {
+        self.state.borrow().payloads.other_end.is_some()
+    }
+
+    /// What it has carried so far.
+    pub fn carried(&self) -> Carried {
+        self.state.borrow().payloads.carried
+    }
+
     /// The server's welcome on the present connection.
     pub fn welcome(&self) -> Welcome {
         self.state.borrow().welcome.clone()
@@ -358,7 +387,7 @@ impl<E: Env> Link<E> {
         *self.addrs.borrow_mut() = addrs;
     }
 
-    /// The client has so many connections to the server from now on: the next connection says so.
+    /// The client has this number of connections to the server from now on: the next connection reports it.
     pub fn set_links(&self, links: u16) {
         self.numbered.set(Numbered { links, ..self.numbered.get() });
     }

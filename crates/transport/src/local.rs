@@ -3,8 +3,8 @@
 //! Owns: the dialer, the listener and the two queues of a connection. Does not own: handshake, credits and replies,
 //! which are the same code as for sockets.
 //!
-//! Invariant: a queue contains at most `LOCAL_QUEUE_MAX` messages, and a sender waits for room. Both ends live and die
-//! with one process, so a link over such a connection never reconnects.
+//! Invariant: a queue contains at most `LOCAL_QUEUE_MAX` messages, and a sender waits for a free place. Both ends live
+//! and die with one process, so a link over such a connection never reconnects.
 
 use crate::bell::Bell;
 use crate::pipe::Message;
@@ -48,7 +48,7 @@ impl LocalTx {
 }
 
 impl LocalRx {
-    /// Waits for the next message and returns what `look` says of it; `None` at the end of the stream.
+    /// Waits for the next message and returns the result of `look` for it; `None` at the end of the stream.
     pub(crate) async fn peek<T>(&mut self, look: impl Fn(&Message) -> T) -> Option<T> {
         let channel = &self.0;
         let next = || match channel.queue.borrow().front() {

@@ -1,12 +1,20 @@
 //! One direction of a connection in whole messages, over a stream or a local queue.
 //!
 //! Owns: encoding into and decoding from reused buffers, the memory of received payloads, where tags and records of the
-//! channel lie. Does not own: the order of messages (`handshake`, `link`, `server`), what protects them (`secure`).
+//! channel lie. Its parts: `gate`, what may come in, and `memory`, payloads beside the stream. Does not own: the order
+//! of messages (`handshake`, `link`, `server`), what protects them (`secure`).
 //!
 //! Invariants: lengths are checked before memory is taken for them. A request is admitted by the caller's `Gate` before
 //! its payload is received, and after its header and body are known to be the peer's, if the channel protects them.
 
+mod gate;
+mod memory;
+
+pub(crate) use gate::{Gate, HandshakeOnly};
+pub(crate) use memory::{passed_memory, take_memory};
+
 use crate::bell::Ending;
+use crate::beside::Beside;
 use crate::local::{LocalRx, LocalTx};
 use crate::secure::records::{Opened, RECORD_BODY_MAX, RECORD_HEAD, RECORD_MAX, RECORD_MORE, SEALED_BYTES, body_bytes};
 use crate::secure::tags::{TAGS_BYTES_MAX, tags_bytes};
@@ -83,26 +91,33 @@ pub(crate) struct StreamTx<E: Env> {
     channel: SendChannel,
     /// Records of a `tls` channel that are sent next.
     sealed: Buf,
+    beside: Beside<E>,
 }
 
 impl<E: Env> StreamTx<E> {
-    /// Adds a request, whose payload has to follow with the next flush. `Full`: flush first.
+    /// Adds a request, and says whether its payload has to follow with the next flush. That of the reply may be put
+    /// into `room`. `Full`: flush first.
     pub(crate) fn stage_request(
         &mut self,
         (lane, id, deadline_ms): (Lane, RequestId, u32),
         call: &Call,
         payload: Option<&Buf>,
-    ) -> Result<(), EncodeError> {
-        self.stage_with(request_head(lane, id, call.target, deadline_ms), call, payload)
+        room: Option<&Buf>,
+    ) -> Result<bool, EncodeError> {
+        let mut head = request_head(lane, id, call.target, deadline_ms);
+        if let (None, Some(room)) = (payload, room) {
+            self.beside.describe_room(&mut head, room);
+        }
+        self.stage_with(head, call, payload)
     }
 
-    /// Adds a reply, whose payload has to follow with the next flush. `Full`: flush first.
+    /// Adds a reply, and says whether its payload has to follow with the next flush. `Full`: flush first.
     pub(crate) fn stage_reply(
         &mut self,
         id: RequestId,
         answer: &Answer,
         payload: Option<&Buf>,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<bool, EncodeError> {
         self.stage_with(reply_head(id), answer, payload)
     }
 
@@ -113,7 +128,7 @@ impl<E: Env> StreamTx<E> {
 
     /// Adds a frame without a payload. `Full`: flush first.
     pub(crate) fn stage<T: serde::Serialize>(&mut self, head: Head, body: &T) -> Result<(), EncodeError> {
-        self.stage_with(head, body, None)
+        self.stage_with(head, body, None).map(drop)
     }
 
     fn stage_with<T: serde::Serialize>(
@@ -121,14 +136,16 @@ impl<E: Env> StreamTx<E> {
         head: Head,
         body: &T,
         payload: Option<&Buf>,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<bool, EncodeError> {
         let head = self.describe(head, payload);
         loop {
             let room = self.room();
             match head.encode(body, &mut self.stage[self.filled..room]) {
                 Ok(bytes) => {
-                    self.add(bytes, payload);
-                    return Ok(());
+                    let inline = payload.filter(|_| head.place.is_none());
+                    self.add(bytes, inline);
+                    self.beside.carry_out(&head, payload);
+                    return Ok(inline.is_some());
                 }
                 Err(EncodeError::Full) if self.filled == 0 && self.stage.len() < STAGE_BYTES_MAX => {
                     self.stage = Buf::zeroed(STAGE_BYTES_MAX);
@@ -147,7 +164,7 @@ impl<E: Env> StreamTx<E> {
         Ok(())
     }
 
-    /// Where frames end at most, so that there is room for the tags of the last one.
+    /// The last possible end of frames, which leaves space for the tags of the last one.
     fn room(&self) -> usize {
         match self.channel {
             SendChannel::Mac(_) => self.stage.len().saturating_sub(TAGS_BYTES_MAX).max(self.filled),
@@ -155,13 +172,16 @@ impl<E: Env> StreamTx<E> {
         }
     }
 
-    /// The header with what it says of `payload`.
+    /// The header with the fields that describe `payload`.
     fn describe(&self, mut head: Head, payload: Option<&Buf>) -> Head {
         head.sealed = !matches!(self.channel, SendChannel::Off);
         if let Some(p) = payload {
-            head.payload_crc = (self.sums && !head.sealed).then(|| payload_sum(p));
             head.payload_len = u32::try_from(p.len()).unwrap_or(u32::MAX);
             head.pad = (p.window().start % amphi_env::buf::ALIGN) as u16;
+            self.beside.describe(&mut head, p);
+            if head.place.is_none() {
+                head.payload_crc = (self.sums && !head.sealed).then(|| payload_sum(p));
+            }
         }
         head
     }
@@ -246,8 +266,11 @@ pub(crate) struct StreamRx<E: Env> {
     channel: ReceiveChannel,
     /// The record that was received last.
     record: Buf,
-    /// What of it has been opened and not been delivered.
+    /// The part of it that has been opened and not been delivered.
     opened: Range<usize>,
+    beside: Beside<E>,
+    /// The payload of the last message did not come in the stream.
+    was_beside: bool,
 }
 
 /// Sending half of any connection.
@@ -257,6 +280,7 @@ pub(crate) enum Outbound<E: Env> {
 }
 
 /// Receiving half of any connection.
+#[expect(clippy::large_enum_variant, reason = "one for each connection, and nearly all are streams")]
 pub(crate) enum Inbound<E: Env> {
     Stream(StreamRx<E>),
     Local(LocalRx),
@@ -267,7 +291,15 @@ pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
     let sums = conn.is_network();
     let (tx, rx) = conn.split();
     let stage = Buf::zeroed(STAGE_BYTES);
-    let out = StreamTx { tx, stage, filled: 0, sums, channel: SendChannel::Off, sealed: Buf::default() };
+    let out = StreamTx {
+        tx,
+        stage,
+        filled: 0,
+        sums,
+        channel: SendChannel::Off,
+        sealed: Buf::default(),
+        beside: Beside::Nothing,
+    };
     let inb = StreamRx {
         rx,
         frame: Buf::zeroed(FRAME_BYTES),
@@ -276,6 +308,8 @@ pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
         channel: ReceiveChannel::Off,
         record: Buf::default(),
         opened: 0..0,
+        beside: Beside::Nothing,
+        was_beside: false,
     };
     (Outbound::Stream(out), Inbound::Stream(inb))
 }
@@ -288,15 +322,17 @@ pub(crate) fn protect<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>, chann
     }
 }
 
-/// A connection after its handshake, on its way to another thread: all that travels with it is in here.
+/// A connection after its handshake, on its way to another thread, with its whole state.
 pub(crate) struct Moved<E: Env> {
     conn: <E::Conn as Conn>::Moved,
     channel: Channel,
-    /// What was opened of a record and has not been delivered.
+    /// Bytes of an opened record that have not been delivered.
     opened: Vec<u8>,
+    /// Payloads may lie in the client's memory.
+    takes_memory: bool,
 }
 
-/// Takes a connection off this thread. Nothing of it may be under way, and no message may wait to be taken or sent.
+/// Takes a connection off this thread. No message of it may be under way, and none may wait to be received or sent.
 ///
 /// Errors: why it cannot be moved; an in-process connection never can.
 pub(crate) fn detach<E: Env>((out, inb): (Outbound<E>, Inbound<E>)) -> io::Result<Moved<E>> {
@@ -306,13 +342,19 @@ pub(crate) fn detach<E: Env>((out, inb): (Outbound<E>, Inbound<E>)) -> io::Resul
     debug_assert!(!tx.is_staged() && rx.payload.is_none(), "a connection is moved between two messages");
     let opened = rx.record.get(rx.opened).unwrap_or_default().to_vec();
     let channel = Channel { send: tx.channel, receive: rx.channel };
-    Ok(Moved { conn: E::Conn::detach(tx.tx, rx.rx)?, channel, opened })
+    let takes_memory = matches!(tx.beside, Beside::Taken(_));
+    drop((tx.beside, rx.beside));
+    Ok(Moved { conn: E::Conn::detach(tx.tx, rx.rx)?, channel, opened, takes_memory })
 }
 
 /// Takes a connection over from another thread.
-pub(crate) fn adopt<E: Env>(env: &E, Moved { conn, channel, opened }: Moved<E>) -> (Outbound<E>, Inbound<E>) {
+pub(crate) fn adopt<E: Env>(env: &E, moved: Moved<E>) -> (Outbound<E>, Inbound<E>) {
+    let Moved { conn, channel, opened, takes_memory } = moved;
     let (mut out, mut inb) = over_stream::<E>(env.adopt(conn));
     protect(&mut out, &mut inb, channel);
+    if takes_memory {
+        take_memory(&mut out, &mut inb);
+    }
     if let (Inbound::Stream(rx), false) = (&mut inb, opened.is_empty()) {
         (rx.record, rx.opened) = (Buf::copy_of(&opened), 0..opened.len());
     }
@@ -371,41 +413,6 @@ impl<E: Env> Outbound<E> {
     /// The `Ending` for a failed `flush` of the stream half.
     pub(crate) fn failed(e: &io::Error) -> Ending {
         lost(e)
-    }
-}
-
-/// Decides about a frame whose header and body are sound, before its payload is received: where the payload has to lie
-/// relative to an aligned address, or why the connection ends.
-pub(crate) trait Gate {
-    /// The right to memory for a payload, dropped when the payload has arrived.
-    type Room;
-
-    /// Waits until memory for a payload may be taken.
-    fn room(&mut self, bytes: usize) -> impl Future<Output = Self::Room>;
-
-    fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String>;
-
-    /// Most bytes of the body of such a frame that may come before it is admitted.
-    fn body_max(&self, kind: FrameKind) -> usize {
-        kind.body_max()
-    }
-}
-
-/// Admits nothing but the handshake.
-pub(crate) struct HandshakeOnly;
-
-impl Gate for HandshakeOnly {
-    type Room = ();
-
-    async fn room(&mut self, _bytes: usize) {}
-
-    fn admit(&mut self, kind: FrameKind, _: Lane, _: RequestId, _: u16) -> Result<usize, String> {
-        if kind.is_handshake() { Ok(0) } else { Err(format!("a {kind:?} before the handshake is done")) }
-    }
-
-    /// A client before the end of its handshake gets no more memory than a handshake needs.
-    fn body_max(&self, kind: FrameKind) -> usize {
-        kind.body_max().min(FrameKind::Hello.body_max())
     }
 }
 
@@ -487,7 +494,7 @@ impl<E: Env> StreamRx<E> {
         Ok(buf)
     }
 
-    /// Fills `buf` from records. One that has room in it is opened into it, another one in its place.
+    /// Fills `buf` from records. One that fits into it is opened into it, another one in its place.
     async fn fill_opened(&mut self, mut buf: Buf) -> Result<Buf, Ending> {
         let mut filled = 0;
         loop {
@@ -551,7 +558,7 @@ impl<E: Env> StreamRx<E> {
             return Err(Ending::Violation(format!("a {:?} of {body} bytes before the handshake is done", head.kind)));
         }
         let tags = match self.channel {
-            ReceiveChannel::Mac(_) => tags_bytes(head.payload_len > 0),
+            ReceiveChannel::Mac(_) => tags_bytes(head.inline_len() > 0),
             ReceiveChannel::Off | ReceiveChannel::Tls(_) => 0,
         };
         let whole = HEAD_BYTES + body + tags;
@@ -568,10 +575,15 @@ impl<E: Env> StreamRx<E> {
         (self.frame, self.body) = (frame, body);
         match &mut self.channel {
             ReceiveChannel::Off => Head::check(head_bytes(&self.frame), self.body()).map_err(bad)?,
-            ReceiveChannel::Mac(verifier) => verifier.check(&self.frame, head.payload_len > 0).map_err(broken)?,
+            ReceiveChannel::Mac(verifier) => verifier.check(&self.frame, head.inline_len() > 0).map_err(broken)?,
             ReceiveChannel::Tls(_) => {}
         }
         let pad = gate.admit(head.kind, head.lane, head.id, head.pad).map_err(Ending::Violation)?;
+        self.was_beside = head.place.is_some();
+        if self.was_beside {
+            self.payload = self.beside_stream(gate, &head, pad).await?;
+            return Ok(());
+        }
         self.payload = match head.payload_len as usize {
             0 => None,
             len => {

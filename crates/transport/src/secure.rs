@@ -1,15 +1,15 @@
 //! Channels: how the bytes of a connection are protected from people on the network, from the hello on.
 //!
 //! Owns: the key exchange (`agree`: TLS 1.3 by rustls, with ephemeral X25519), tags of frames (`tags`, level `mac`),
-//! records (`records`, level `tls`). Does not own: who is at the other end (`handshake`, whose proofs cover what the
-//! key exchange agreed on), frames (`wire`), when connections are made and made again (`link`, `server`).
+//! records (`records`, level `tls`). Does not own: the identity of the other end (`handshake`, whose proofs cover the
+//! result of the key exchange), frames (`wire`), when connections are made and made again (`link`, `server`).
 //!
-//! Invariants: each direction has keys of its own, and each key is used with each counter once. What does not fit is
-//! never handed on: it ends the connection. Nothing is allocated for a frame or record. A payload is copied by no `mac`
-//! channel; `tls` encrypts it from where it lies, and decrypts it to where it shall lie.
+//! Invariants: each direction has keys of its own, and each key is used with each counter once. A frame whose check
+//! fails is never passed on: it ends the connection. Nothing is allocated for a frame or record. A payload is copied by
+//! no `mac` channel; `tls` encrypts it from its place, and decrypts it to its final place.
 //!
-//! What it costs: a tag over 1 MiB takes a core 65 us, about as much as the CRC-32C in whose place it stands (55 us);
-//! records of the same take 120 us.
+//! Cost: a tag over 1 MiB takes a core 65 us, about as much as the CRC-32C that it replaces (55 us); records of the
+//! same take 120 us.
 
 mod agree;
 #[cfg(test)]
@@ -29,7 +29,7 @@ const KEY_BYTES: usize = 16;
 /// Bytes of the number that makes each use of a key another one.
 const IV_BYTES: usize = 12;
 
-/// What proofs cover of a channel: its level, whether the server wants the cluster key, and the binding.
+/// The input of the proofs for a channel: its level, whether the server wants the cluster key, and the binding.
 pub(crate) type Bound = [u8; 34];
 
 /// Why a channel is not gone on with. Each ends its connection.
@@ -41,7 +41,7 @@ pub(crate) enum ChannelError {
     Foreign,
     /// The peer ended the channel.
     Ended,
-    /// Its keys were used as often as they may be.
+    /// Its keys have reached the limit of their use.
     WornOut,
 }
 
@@ -67,7 +67,7 @@ fn key(bytes: &[u8]) -> LessSafeKey {
     LessSafeKey::new(unbound)
 }
 
-/// What protects the frames that one end sends.
+/// The protection of the frames that one end sends.
 #[derive(Default)]
 pub(crate) enum SendChannel {
     /// Nothing.
@@ -79,7 +79,7 @@ pub(crate) enum SendChannel {
     Tls(Box<Sealer>),
 }
 
-/// What protects the frames that one end receives.
+/// The protection of the frames that one end receives.
 #[derive(Default)]
 pub(crate) enum ReceiveChannel {
     /// Nothing.
@@ -91,8 +91,8 @@ pub(crate) enum ReceiveChannel {
     Tls(Box<Opener>),
 }
 
-/// What protects a connection, both directions. It is one plain value, so it can go with its connection to another
-/// thread.
+/// The protection of a connection, both directions. It is one plain value, so it can move with its connection to
+/// another thread.
 #[derive(Default)]
 pub(crate) struct Channel {
     pub(crate) send: SendChannel,

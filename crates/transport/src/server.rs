@@ -33,7 +33,8 @@ use std::time::Duration;
 /// at once.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Most connections in the handshake at the same time, 100 KiB each. One more replaces the one that has been there
-/// longest. A client that follows the handshake needs one round trip, so connections that send nothing keep nobody out.
+/// longest. A client that follows the handshake needs one round trip, so silent connections do not exclude other
+/// clients.
 pub const GREETINGS_MAX: usize = 256;
 /// Most pushes that wait for a client to read them; with more, its connection is cut.
 pub const PUSHES_MAX: usize = 4096;
@@ -59,10 +60,12 @@ pub struct Peer {
     pub bound: Option<Arc<Cred>>,
     /// What it has proved.
     pub proved: Proved,
-    /// Whether it has proved the cluster key, beside a key of its own or alone.
+    /// Whether it has proved the cluster key, together with a key of its own or alone.
     pub knows_cluster_key: bool,
     /// How the connection is protected.
     pub secure: Secure,
+    /// It has passed its memory, in which large payloads lie.
+    pub memory: bool,
 }
 
 /// Whose a connection is.
@@ -87,7 +90,7 @@ pub struct Incoming {
     pub role: Role,
     /// The user as whom its client may act, see `Peer::bound`.
     pub bound: Option<Arc<Cred>>,
-    /// Which of the session's connections it came by (`Hello::link`).
+    /// The connection of the session on which it arrived (`Hello::link`).
     pub link: u16,
     /// Where the reply is sent: `Connections::reply`.
     pub route: ReplyRoute,
@@ -109,7 +112,7 @@ impl Incoming {
     }
 }
 
-/// What a server does for its clients. All of it runs on the connection's thread.
+/// The server's handling of its clients. All of it runs on the connection's thread.
 pub trait Handler: 'static {
     /// An authenticated client asks to be admitted. The `Welcome`'s credits must be usable by `wire::slots`, and the
     /// same for every connection of a session. `connected` follows unless the connection ends first. An error is sent
@@ -121,16 +124,17 @@ pub trait Handler: 'static {
     }
     /// Another thread, `to` of `place`, serves the client from now on: it gets the parcel, and passes it to `adopt`. A
     /// parcel that is dropped closes the connection. `connected` follows there, and when the connection ends
-    /// `disconnected`; who hears of that says so to `Connections::came_back`.
+    /// `disconnected`; the thread that is called so reports it to `Connections::came_back`.
     fn hand_over(&self, _to: usize, _guest: Guest, _peer: &Peer, _parcel: Parcel) {}
     /// The client was welcomed, `peer` as it was in `hello`. Pushes may be sent to `guest.conn` from now on.
     fn connected(&self, guest: Guest, peer: &Peer);
     /// A request has arrived. Must not block: it spawns or forwards, and answers with `Connections::reply` exactly
-    /// once. A resend of a request that is still being executed comes with a new route, and the reply then goes there.
+    /// once. A resend of a request that is still being executed arrives with a new route, and the reply then goes
+    /// there.
     fn call(self: Rc<Self>, request: Incoming);
-    /// Somebody at `addr` was not let in before it was known who: its bytes are no handshake, or prove nothing.
+    /// A client at `addr` was refused before its identity was known: its bytes are no handshake, or prove nothing.
     fn stranger(&self, _addr: &str, _why: &str) {}
     /// The connection is gone; `clean` if the client said `Bye`. Called once for each `connected`. If a newer
-    /// connection of the session of the same number takes over, it comes before that one's `connected`.
+    /// connection of the session of the same number takes over, it is called before that one's `connected`.
     fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool);
 }

@@ -1,8 +1,9 @@
 //! The suite runs in the simulator; what does not need a network also runs over in-process connections.
 //!
-//! `Place` is a simulated world with one server (`TestServer`: it counts executions by request id, and holds
-//! what it is told to hold). Requests carry a number in an inode, so that an answer shows what it belongs to.
+//! `Place` is a simulated world with one server (`TestServer`: it counts executions by request id, and delays the
+//! requests that it is told to delay). Requests carry a number in an inode, so that an answer shows its request.
 
+mod beside;
 mod calls;
 mod channels;
 mod faults;
@@ -45,7 +46,7 @@ pub(super) fn object(n: u64) -> ObjectId {
     ObjectId { ino: Ino(n), stripe: 0 }
 }
 
-/// What proofs cover of a channel that protects nothing, at a server without a cluster key.
+/// The input of the proofs for a channel without protection, at a server without a cluster key.
 pub(super) const CLEAR: Bound = [0; 34];
 
 /// Bytes that depend on `n` and the place.
@@ -88,7 +89,7 @@ pub(super) fn ino(result: Result<(Answer, Option<Buf>), crate::LinkError>) -> u6
     }
 }
 
-/// What outlives a restart of the test server: replies kept per session, and a tally of executions.
+/// The state that outlives a restart of the test server: replies kept per session, and a tally of executions.
 #[derive(Default)]
 pub(super) struct Durable {
     pub(super) tables: RefCell<BTreeMap<SessionId, ReplyTable<Answer>>>,
@@ -109,7 +110,7 @@ pub(super) struct TestServer {
     /// Numbers of writes in the order of execution.
     pub(super) written: RefCell<Vec<u64>>,
     pub(super) connected: RefCell<Vec<ConnId>>,
-    /// What each of them had proved.
+    /// The proof of each of them.
     pub(super) proved: RefCell<Vec<Proved>>,
     /// How each of them was protected.
     pub(super) secure: RefCell<Vec<Secure>>,
@@ -154,6 +155,12 @@ impl TestServer {
     pub(super) fn release(&self, n: u64) {
         let route = self.held.borrow_mut().remove(&n).expect("a held request");
         self.connections.reply(route, Answer::of(Ok(Reply::Ino(Ino(n)))), None);
+    }
+
+    /// Answers the held read `n` with so many bytes.
+    pub(super) fn release_read(&self, n: u64, len: usize) {
+        let route = self.held.borrow_mut().remove(&n).expect("a held request");
+        self.connections.reply(route, Answer::of(Ok(Reply::Data)), Some(pattern(n, 0, len)));
     }
 
     pub(super) fn holds(&self, n: u64) -> bool {
@@ -215,6 +222,7 @@ impl Handler for TestServer {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
 
@@ -240,6 +248,12 @@ impl Handler for TestServer {
             self.order.borrow_mut().push(dir.0);
             self.held.borrow_mut().insert(dir.0, request.route);
             self.deadlines.borrow_mut().insert(dir.0, request.deadline);
+            return;
+        }
+        if let Request::Read { object, .. } = &request.call.op
+            && object.ino.0 >= HELD
+        {
+            self.held.borrow_mut().insert(object.ino.0, request.route);
             return;
         }
         let mut tables = self.durable.tables.borrow_mut();
@@ -272,7 +286,7 @@ impl Handler for TestServer {
     }
 }
 
-/// A client's owner that notes what it hears.
+/// A client's owner that records its notifications.
 #[derive(Default)]
 pub(super) struct TestOwner {
     pub(super) pushes: RefCell<Vec<Push>>,
@@ -369,7 +383,7 @@ impl Place {
         self.sim.crash("server", amphi_env::sim::CrashKind::Process);
     }
 
-    /// Starts it again, as another run with what it kept.
+    /// Starts it again, as another run with its kept state.
     pub(super) fn restart(&mut self) {
         let boot = self.server.boot + 1;
         self.server = TestServer::new(boot, self.durable.clone());

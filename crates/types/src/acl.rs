@@ -1,12 +1,12 @@
 //! `Acl`: POSIX access control lists (IEEE 1003.1e, draft 17), as Linux stores, checks and inherits them.
 //!
-//! Owns: the format of the attributes that carry them, what makes a list valid, and the three rules: who may do what,
-//! what a new inode inherits, what chmod changes. Does not own: where lists are stored, and who may change them
+//! Owns: the format of the attributes that carry them, the conditions of a valid list, and the three rules: access
+//! checks, inheritance by a new inode, changes by chmod. Does not own: where lists are stored, and who may change them
 //! (`meta`).
 //!
-//! A list names users and groups beside the owner, the group and the others, which every list has. Its mask bounds what
-//! named users and all groups are given. The permission bits of the inode are always those of the list: owner, mask (or
-//! the group where there is no mask) and others.
+//! A list names users and groups beside the owner, the group and the others, which every list has. Its mask bounds the
+//! permissions of named users and all groups. The permission bits of the inode are always those of the list: owner,
+//! mask (or the group where there is no mask) and others.
 
 use crate::{Cred, Kind};
 use serde::{Deserialize, Serialize};
@@ -25,10 +25,10 @@ pub const EMPTY_BYTES: usize = HEAD_BYTES;
 const VERSION: u32 = 2;
 const HEAD_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 8;
-/// The id of entries that name nobody.
+/// The id of entries that name no user or group.
 const NO_ID: u32 = u32::MAX;
 
-/// Whom an entry is about.
+/// The subject of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Who {
     /// The owner of the inode.
@@ -39,7 +39,7 @@ pub enum Who {
     OwningGroup,
     /// This group.
     Group(u32),
-    /// Nobody: the bound of what named users and all groups are given.
+    /// No user: the bound for named users and all groups.
     Mask,
     /// Everybody else.
     Others,
@@ -76,7 +76,7 @@ impl Who {
     }
 }
 
-/// What somebody is given: 4 read, 2 write, 1 execute or search, as in a mode.
+/// The permissions of one entry: 4 read, 2 write, 1 execute or search, as in a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Whom.
@@ -96,7 +96,7 @@ pub struct Acl {
 pub struct Acls {
     /// Decides about access, instead of the permission bits.
     pub access: Option<Acl>,
-    /// What new inodes in a directory inherit.
+    /// The list that new inodes in a directory inherit.
     pub default: Option<Acl>,
 }
 
@@ -165,7 +165,7 @@ impl Acl {
         }
     }
 
-    /// Who stands for the group in the permission bits: the mask, or the group where there is none.
+    /// The entry that the group's permission bits show: the mask, or the group where there is none.
     fn group_class(&self) -> Who {
         if self.bits_of(Who::Mask).is_some() { Who::Mask } else { Who::OwningGroup }
     }
@@ -188,8 +188,8 @@ impl Acl {
         self.set(Who::Others, perm);
     }
 
-    /// What this default list makes of a new inode that is asked for with the permissions `perm`, without umask: its
-    /// permissions and, if they do not say it all, its own list.
+    /// The result of this default list for a new inode that is requested with the permissions `perm`, without umask:
+    /// its permissions and, if they are not equivalent, its own list.
     pub fn inherit(&self, perm: u16) -> (u16, Option<Acl>) {
         let mut own = self.clone();
         let class = own.perm() & perm;
@@ -219,10 +219,10 @@ impl Acl {
 }
 
 impl Cred {
-    /// As `has_access`, on an inode that may have a list, which then decides about everybody but the owner.
+    /// As `has_access`, on an inode that may have a list, which then decides about all users but the owner.
     ///
-    /// As in Linux (`acl_permission_check`) the list is not looked at while the group bits of `perm` are all 0, that is
-    /// while its mask gives nothing: named users then count as others.
+    /// As in Linux (`acl_permission_check`) the list is not used while the group bits of `perm` are all 0, that is
+    /// while its mask permits nothing: named users then count as others.
     pub fn has_access_by(&self, acl: Option<&Acl>, kind: Kind, perm: u16, owner: (u32, u32), want: u16) -> bool {
         let want = want & 0o7;
         match acl {
@@ -316,7 +316,8 @@ mod tests {
         );
     }
 
-    /// Goal: chmod changes owner, mask and others; a new inode gets no more than it was asked for. Method: by hand.
+    /// Goal: chmod changes owner, mask and others; a new inode gets no more than the requested permissions. Method: by
+    /// hand.
     #[test]
     fn chmod_and_inheritance() {
         let mut list = project();

@@ -160,7 +160,7 @@ pub struct SetAttr {
     pub open_for_write: bool,
 }
 
-/// What `chattr` sets on files and directories, as far as it is kept here. No permission lifts what a flag forbids.
+/// The flags of `chattr` on files and directories, as far as they are kept here. No permission overrides a flag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct FileFlags(u8);
@@ -205,7 +205,7 @@ impl From<FileFlags> for u8 {
     }
 }
 
-/// What a caller may beyond the rights of its user: capabilities of Linux, as far as a file system asks for them.
+/// Rights of a caller beyond those of its user: the capabilities of Linux that a file system uses.
 ///
 /// They decide, not the number of the user: the super-user without them is a user like any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,11 +216,11 @@ impl Caps {
     pub const NONE: Caps = Caps(0);
     /// Changes owners and groups as it likes.
     pub const CHOWN: Caps = Caps(1);
-    /// Reads, writes and searches whatever the permissions say; executes what somebody may execute.
+    /// Reads, writes and searches in spite of the permissions; executes a file with any execute bit.
     pub const DAC_OVERRIDE: Caps = Caps(1 << 1);
     /// Reads files, lists and searches directories whatever the permissions say.
     pub const DAC_READ_SEARCH: Caps = Caps(1 << 2);
-    /// Does what else the owner alone may do.
+    /// May do the other operations of the owner.
     pub const FOWNER: Caps = Caps(1 << 3);
     /// Leaves setuid and setgid where others lose them.
     pub const FSETID: Caps = Caps(1 << 4);
@@ -235,7 +235,7 @@ impl Caps {
     /// All of them, as the super-user has.
     pub const ALL: Caps = Caps((1 << 9) - 1);
 
-    /// Of the mask that Linux shows (`CapEff` of `/proc/PID/status`).
+    /// From the mask that Linux shows (`CapEff` of `/proc/PID/status`).
     pub fn from_linux(mask: u64) -> Caps {
         let known = [
             (0, Caps::CHOWN),
@@ -271,7 +271,7 @@ pub struct Cred {
     pub gid: u32,
     /// Supplementary groups, at most `limits::GROUPS_MAX`.
     pub groups: Vec<u32>,
-    /// What it may beyond that.
+    /// Its rights beyond that.
     pub caps: Caps,
 }
 
@@ -300,7 +300,7 @@ impl Cred {
 
     /// Whether it has all of `want` (4 read, 2 write, 1 execute or search, as in a mode) on an inode of `kind` with the
     /// permissions `perm`, owner `uid` and group `gid`. The class (owner, group, others) is the first that fits; its
-    /// bits alone decide. Then capabilities do: nobody executes a file that has no execute bit.
+    /// bits alone decide. Then capabilities do: a file without any execute bit cannot be executed.
     pub fn has_access(&self, kind: Kind, perm: u16, (uid, gid): (u32, u32), want: u16) -> bool {
         let class = if self.uid == uid {
             perm >> 6
@@ -329,7 +329,7 @@ impl Cred {
 mod tests {
     use super::*;
 
-    /// Goal: capabilities add to what the class of a caller may, each just what Linux lets it. Method: a table.
+    /// Goal: capabilities add to the rights of a caller's class, each just as in Linux. Method: a table.
     #[test]
     fn capabilities_add_to_permissions() {
         let with = |caps| Cred { caps, ..Cred::new(7, 7, vec![]) };

@@ -20,7 +20,7 @@ macro_rules! errnos {
             pub fn from_raw(raw: i32) -> Errno { match raw { $($raw => Errno::$name,)* _ => Errno::Io } }
             /// POSIX name, such as `ENOENT`.
             pub fn posix_name(self) -> &'static str { match self { $(Errno::$name => $posix,)* } }
-            /// Whether there is no room, for anybody or for the owner of the file.
+            /// Whether there is no space, for anybody or for the owner of the file.
             pub fn is_no_room(self) -> bool { matches!(self, Errno::NoSpace | Errno::Quota) }
             /// One sentence for people.
             pub fn text(self) -> &'static str { match self { $(Errno::$name => $text,)* } }
@@ -65,7 +65,7 @@ errnos! {
     Stale = 116, "ESTALE", "stale file handle";
     Quota = 122, "EDQUOT", "quota exceeded";
     Canceled = 125, "ECANCELED", "operation cancelled";
-    // Logged by place in this table: new ones come last.
+    // Logged by place in this table: new ones are added at the end.
     Deadlk = 35, "EDEADLK", "resource deadlock avoided";
     NoLck = 37, "ENOLCK", "no locks available";
     Remote = 66, "EREMOTE", "the names of this directory lie in its shards";

@@ -106,13 +106,13 @@ pub struct ObjectId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
 
-/// What one token covers: a right of clients to cache (docs/locking/tokens.md).
+/// The object of one token: a right of clients to cache (docs/locking/tokens.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum TokenKey {
     /// The attributes of an inode.
     Attributes(Ino),
     /// One name of a directory, present or absent, by the hash of the name (`Name::token_hash`). Names with one hash
-    /// share a key, so a cached value says which name it is about.
+    /// share a key, so a cached value contains its name.
     Name(Ino, u64),
     /// The complete listing of a directory.
     Listing(Ino),

@@ -3,7 +3,7 @@
 //! All durable state of a target, file data apart, is a set of items (key, value). A log record is a `Txn`:
 //! absolute puts and deletes of items, applied together or not at all. Because puts are absolute, replaying
 //! any suffix of the log over any fuzzy image of the items gives the same state.
-//! The first byte of a key is its tag and says who owns the item.
+//! The first byte of a key is its tag and determines the owner of the item.
 
 /// Tags: first byte of an item's key.
 pub mod tag {
@@ -47,7 +47,7 @@ const CHANGE_HEADER: usize = 6;
 /// Value length of a deletion.
 const DELETED: u32 = u32::MAX;
 
-/// One absolute change, encoded as it lies in a record of the log and in a segment: an item is put, or deleted.
+/// One absolute change, encoded as in a record of the log and in a segment: an item is put, or deleted.
 ///
 /// | bytes | field |
 /// |--:|---|
@@ -98,7 +98,7 @@ impl<'a> Change<'a> {
     }
 }
 
-/// The changes in encoded bytes, which must be whole ones: it ends in front of one that is cut short.
+/// The changes in encoded bytes, which must be whole ones: it ends in front of an incomplete one.
 #[derive(Clone, Debug)]
 pub struct EncodedChanges<'a>(&'a [u8]);
 

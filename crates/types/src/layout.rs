@@ -42,7 +42,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// What is made today where this was asked for.
+    /// The pattern made today for this request.
     fn of_today(self) -> Pattern {
         match self {
             Pattern::GrowingNear => Pattern::Growing,
@@ -56,7 +56,7 @@ impl Pattern {
     }
 }
 
-/// What a file's owner asked of the hybrid decision; inherited by what is made in a directory.
+/// The owner's setting of a file for the hybrid decision; inherited by new files in a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IoMode {
     /// Decide per request.
@@ -68,7 +68,7 @@ pub enum IoMode {
     Direct,
 }
 
-/// What a file's owner asked of the rule by which the kernel of a mount serves reads; inherited likewise.
+/// The owner's setting of a file for the rule by which the kernel of a mount serves reads; inherited likewise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KernelCache {
     /// Decide at each open.
@@ -80,8 +80,8 @@ pub enum KernelCache {
     Off,
 }
 
-/// What a file's owner asked of the servers: whether blocks of the file that are written get checksums; inherited
-/// likewise. Mounts send it along with what they write.
+/// The owner's setting of a file for the servers: whether blocks of the file that are written get checksums; inherited
+/// likewise. Mounts send it along with their writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataChecksums {
     /// As the servers are set.
@@ -104,22 +104,33 @@ impl DataChecksums {
     }
 }
 
+/// When other mounts see what a mount has written to a file (docs/SEMANTICS.md, "Commit consistency").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Consistency {
+    /// From the return of each write on.
+    #[default]
+    Posix = 0,
+    /// From the next `fsync`, `close` or release of a file lock by the writer on, at the latest.
+    Commit = 1,
+}
+
 /// What a file's owner asked of mounts and servers; inherited by what is made in a directory. One byte, also in a
-/// message and on the disk: the I/O mode, three times the kernel cache, and nine times the checksums.
+/// message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, and 27 times the
+/// consistency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Advice(u8);
 
 impl Advice {
     /// How many there are.
-    const ALL: u8 = 27;
+    const ALL: u8 = 54;
 
     /// All settings.
-    pub fn new(mode: IoMode, kernel_cache: KernelCache, checksums: DataChecksums) -> Advice {
-        Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8)
+    pub fn new(mode: IoMode, kernel_cache: KernelCache, checksums: DataChecksums, consistency: Consistency) -> Advice {
+        Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8 + 27 * consistency as u8)
     }
 
-    /// What is asked of the hybrid decision.
+    /// The setting for the hybrid decision.
     pub fn mode(self) -> IoMode {
         match self.0 % 3 {
             0 => IoMode::Auto,
@@ -128,7 +139,7 @@ impl Advice {
         }
     }
 
-    /// What is asked of the rule by which the kernel serves reads.
+    /// The setting for the rule by which the kernel serves reads.
     pub fn kernel_cache(self) -> KernelCache {
         match self.0 / 3 % 3 {
             0 => KernelCache::Auto,
@@ -139,27 +150,35 @@ impl Advice {
 
     /// Whether what is written gets checksums.
     pub fn checksums(self) -> DataChecksums {
-        match self.0 / 9 {
+        match self.0 / 9 % 3 {
             0 => DataChecksums::Auto,
             1 => DataChecksums::On,
             _ => DataChecksums::Off,
         }
     }
 
+    /// When other mounts see what is written.
+    pub fn consistency(self) -> Consistency {
+        if self.0 / 27 == 0 { Consistency::Posix } else { Consistency::Commit }
+    }
+
     /// With what `asked` says.
     pub fn with(self, asked: AskedAdvice) -> Advice {
-        let (mode, kernel_cache, checksums) = (self.mode(), self.kernel_cache(), self.checksums());
+        let (mut mode, mut kernel_cache) = (self.mode(), self.kernel_cache());
+        let (mut checksums, mut consistency) = (self.checksums(), self.consistency());
         match asked {
-            AskedAdvice::Mode(mode) => Advice::new(mode, kernel_cache, checksums),
-            AskedAdvice::KernelCache(kernel_cache) => Advice::new(mode, kernel_cache, checksums),
-            AskedAdvice::Checksums(checksums) => Advice::new(mode, kernel_cache, checksums),
+            AskedAdvice::Mode(asked) => mode = asked,
+            AskedAdvice::KernelCache(asked) => kernel_cache = asked,
+            AskedAdvice::Checksums(asked) => checksums = asked,
+            AskedAdvice::Consistency(asked) => consistency = asked,
         }
+        Advice::new(mode, kernel_cache, checksums, consistency)
     }
 }
 
 impl From<IoMode> for Advice {
     fn from(mode: IoMode) -> Advice {
-        Advice::new(mode, KernelCache::Auto, DataChecksums::Auto)
+        Advice::new(mode, KernelCache::Auto, DataChecksums::Auto, Consistency::Posix)
     }
 }
 
@@ -173,11 +192,11 @@ impl TryFrom<u8> for Advice {
     type Error = &'static str;
 
     fn try_from(byte: u8) -> std::result::Result<Advice, &'static str> {
-        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 26") }
+        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 53") }
     }
 }
 
-/// One setting of an `Advice`: the others stay as they are.
+/// One setting of an `Advice`: the others stay unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AskedAdvice {
     /// The I/O mode.
@@ -186,6 +205,8 @@ pub enum AskedAdvice {
     KernelCache(KernelCache),
     /// The checksums.
     Checksums(DataChecksums),
+    /// The consistency.
+    Consistency(Consistency),
 }
 
 /// A file's layout; fixed once the file has data.
@@ -213,7 +234,7 @@ impl Layout {
     }
 
     /// The layout for new files, by this one of their directory, in a cluster that has grown to `pool` targets since it
-    /// was chosen: what went over all targets goes over all of them again. 0: it has not grown.
+    /// was chosen: a layout over all targets is extended to all of them again. 0: it has not grown.
     pub fn in_pool(&self, pool: u16) -> Layout {
         let today = Layout { pattern: self.pattern.of_today(), ..*self };
         if pool <= self.pool {
@@ -223,7 +244,7 @@ impl Layout {
         Layout { pool, stripe_count: if all { pool } else { self.stripe_count }, ..today }
     }
 
-    /// Checks what a user asked for. Files may have more stripes whose layout was set before there was a bound.
+    /// Checks the request of a user. Files may have more stripes whose layout was set before there was a bound.
     ///
     /// Errors: as `check`; `Inval` for more than `STRIPES_A_TARGET` stripes for each target.
     pub fn check_asked(&self) -> Result<()> {
@@ -387,7 +408,7 @@ impl Part {
         parts.find(|part| place >= part.start && part.len > 0).unwrap_or(Part::new(0, pool))
     }
 
-    /// Where a file begins in the part: neighbouring numbers begin at different places.
+    /// The start of a file in the part: neighbouring numbers begin at different places.
     fn begin(self, ino: Ino) -> u32 {
         let mixed = ino.local().wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as u32 % self.len
@@ -416,7 +437,7 @@ pub fn directory_target(parent: Ino, name: &[u8], pool: u16) -> TargetId {
 mod tests {
     use super::*;
 
-    /// Goal: the byte of an advice is the I/O mode as long as nothing else is asked for, and no other byte is taken.
+    /// Goal: the byte of an advice is the I/O mode as long as nothing else is requested, and no other byte is taken.
     /// Method: all bytes.
     #[test]
     fn bytes_of_an_advice() {
@@ -425,8 +446,9 @@ mod tests {
             [0, 1, 2]
         );
         for byte in 0..=u8::MAX {
-            let read = Advice::try_from(byte).map(|a| Advice::new(a.mode(), a.kernel_cache(), a.checksums()));
-            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 27));
+            let read =
+                Advice::try_from(byte).map(|a| Advice::new(a.mode(), a.kernel_cache(), a.checksums(), a.consistency()));
+            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 54));
         }
         let off = AskedAdvice::KernelCache(KernelCache::Off);
         let both = Advice::from(IoMode::Direct).with(off);
@@ -435,6 +457,9 @@ mod tests {
         let all = both.with(AskedAdvice::Checksums(DataChecksums::On));
         assert_eq!((u8::from(all), all.mode(), all.kernel_cache()), (17, IoMode::Direct, KernelCache::Off));
         assert_eq!(all.with(AskedAdvice::Checksums(DataChecksums::Auto)), both);
+        let commit = all.with(AskedAdvice::Consistency(Consistency::Commit));
+        assert_eq!((u8::from(commit), commit.checksums()), (44, DataChecksums::On));
+        assert_eq!(commit.with(AskedAdvice::Consistency(Consistency::Posix)), all);
     }
 
     /// Goal: pieces cover a range exactly once and agree with `stripe_at` for every byte sampled.
@@ -498,8 +523,8 @@ mod tests {
         }
     }
 
-    /// Goal: every stripe is on one target, and nobody asks for more than can be visited. Method: beside `target`,
-    /// pools of all sizes to 6, with owners and targets beyond them; counts on both sides of the bound.
+    /// Goal: every stripe is on one target, and no request exceeds the number that can be visited. Method: beside
+    /// `target`, pools of all sizes to 6, with owners and targets beyond them; counts on both sides of the bound.
     #[test]
     fn stripes_of_a_target() {
         let patterns = [Pattern::Striped, Pattern::StripedNear];

@@ -3,8 +3,8 @@
 //! Owns: the vocabulary every other crate speaks, and the pure arithmetic of placement (`layout`) and
 //! routing (`ids`). Does not own: messages (`wire`), disk layout of zones (`zone`), or any I/O.
 //!
-//! Invariants: no I/O, no clock, no randomness, no global state; every function is pure but those of
-//! `tunable::Values`, which keeps what was set.
+//! Invariants: no I/O, no clock, no randomness, no global state; every function is pure but those of `tunable::Values`,
+//! which keeps the set values.
 #![forbid(unsafe_code)]
 
 pub mod acl;
@@ -24,7 +24,7 @@ pub use acl::{Acl, Acls};
 pub use attr::{Attr, Caps, Cred, FileFlags, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};
 pub use ids::{Ino, ObjectId, SHARD_COOKIE_SHIFT, SessionId, TargetId, TokenKey, shard_place};
-pub use layout::{Advice, AskedAdvice, DataChecksums, IoMode, KernelCache, Layout, Pattern};
+pub use layout::{Advice, AskedAdvice, Consistency, DataChecksums, IoMode, KernelCache, Layout, Pattern};
 pub use name::Name;
 pub use owner::{Account, AccountKind, AccountView, Amount, Limits, Nearness, Owner};
 pub use range::{ByteRange, RangeSet};

@@ -1,4 +1,4 @@
-//! To whom storage is charged, and how much of it somebody may use.
+//! The accounts to which storage is charged, and their limits.
 //!
 //! Owns: the vocabulary of quotas. Does not own: counting and limits (`amphi_quota`).
 //!
@@ -59,7 +59,7 @@ impl AccountKind {
     }
 }
 
-/// Somebody to whom storage is charged.
+/// An account to which storage is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Account {
     /// Kind.
@@ -93,7 +93,7 @@ impl Amount {
         self.each(other, u64::saturating_add)
     }
 
-    /// What is left, field by field, at least 0.
+    /// The remainder, field by field, at least 0.
     #[must_use]
     pub fn minus(self, other: Amount) -> Amount {
         self.each(other, u64::saturating_sub)
@@ -128,7 +128,7 @@ impl Amount {
     }
 }
 
-/// What an account may use. 0 stands for no limit.
+/// The limits of an account. 0 stands for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Beyond this it is refused more.
@@ -156,14 +156,14 @@ pub enum Nearness {
     /// Nothing limits him.
     #[default]
     Unlimited,
-    /// He may use much more: each mount may have `FAR_BLOCKS` of his files in its cache before it hears again.
+    /// His usage is far below it: each mount may have `FAR_BLOCKS` of his files in its cache before the next report.
     Far,
     /// Each write has to be told whether it is too much.
     Near,
 }
 
 impl Nearness {
-    /// Blocks that a mount may have accepted for a target while it writes files of somebody whose limit is far: 32 MiB,
+    /// Blocks that a mount may have accepted for a target while it writes files of a user whose limit is far: 32 MiB,
     /// which keeps the disk of a target busy while more is accepted.
     pub const FAR_BLOCKS: u64 = 8192;
 }
@@ -173,12 +173,12 @@ impl Nearness {
 pub struct AccountView {
     /// Which.
     pub account: Account,
-    /// What it uses on all targets that could be asked.
+    /// Its usage on all targets that answered.
     pub used: Amount,
     /// What it may use.
     pub limits: Limits,
     /// When it began to use more than its soft limit, seconds since the epoch; 0: it does not.
     pub over_since_s: u64,
-    /// Targets that could not be asked. What they hold is not part of `used`.
+    /// Targets that did not answer. Their usage is not part of `used`.
     pub silent: u16,
 }

@@ -1,8 +1,8 @@
 //! Tunables: named numbers of a mount or a server that can be read and set while it runs.
 //!
-//! Owns: what a row of a table says, its values, patterns of names, setting all or nothing. Does not own: the two
-//! tables (`client::telemetry::tunables`, `server::tunables`), how sizes and switches are spelt (`setting`), what a
-//! tunable steers. Reading a value is one relaxed load.
+//! Owns: the contents of a row of a table, its values, patterns of names, setting all or nothing. Does not own: the two
+//! tables (`client::telemetry::tunables`, `server::tunables`), how sizes and switches are spelt (`setting`), the effect
+//! of a tunable. Reading a value is one relaxed load.
 //!
 //! docs/TUNABLES.md has every row of both tables; a test of the program holds them together.
 
@@ -82,9 +82,9 @@ pub struct Row {
     pub least: u64,
     /// Greatest value.
     pub most: u64,
-    /// What it does, in a line.
+    /// Its effect, in a line.
     pub help: &'static str,
-    /// What the default is where that depends on the machine; otherwise empty.
+    /// The default in words where it depends on the machine; otherwise empty.
     pub default_words: &'static str,
     /// For tests and measurements: a pattern does not match it, only its whole name does.
     pub for_tests: bool,
@@ -174,13 +174,13 @@ impl Values {
         self.values[at].load(Relaxed)
     }
 
-    /// Sets the value at a place, or what of its range comes next to it.
+    /// Sets the value at a place, or the nearest one in its range.
     pub fn put(&self, at: usize, value: u64) {
         let row = &self.rows[at];
         self.values[at].store(value.clamp(row.least, row.most), Relaxed);
     }
 
-    /// What `value` would be for everything that matches `pattern`; nothing if nothing does.
+    /// The value of everything that matches `pattern` after a set to `value`; nothing if nothing matches.
     ///
     /// Errors: a sentence about the value.
     pub fn check(rows: &[Row], pattern: &str, value: &str) -> Result<Puts, String> {
@@ -205,7 +205,7 @@ impl Values {
         }
     }
 
-    /// Whether somebody has set the value at a place, be it to the default.
+    /// Whether a user has set the value at a place, even to the default.
     pub fn is_set(&self, at: usize) -> bool {
         self.set[at].load(Relaxed)
     }
@@ -254,8 +254,8 @@ mod tests {
         }
     }
 
-    /// Goal: setting is by pattern, all or nothing, says what is wrong, and leaves alone what is for tests unless it is
-    /// named. Method: good and bad sets.
+    /// Goal: setting is by pattern, all or nothing, names the error, and leaves tunables for tests alone unless they
+    /// are named. Method: good and bad sets.
     #[test]
     fn set_by_pattern() {
         let values = Values::new(TABLE);

@@ -1,7 +1,7 @@
-//! `Change`: what happened between two looks, as rates.
+//! `Change`: the events between two samples, as rates.
 //!
-//! A counter that is smaller than before was set to zero in between (`amphi stats --reset`, a server that began anew),
-//! so what it says now has happened since.
+//! A counter that is smaller than before was reset in between (`amphi stats --reset`, a server that restarted), so its
+//! value now has accumulated since.
 
 use crate::snapshot::{Counter, Snapshot, Way};
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@
 //! Owns: the facts of a file (`facts`), the words (`said`), the rules (`rules`). Does not own: how the facts are read
 //! (the `amphi` program).
 //!
-//! Invariants: no I/O. A rule speaks only when something costs; which way requests go is always said.
+//! Invariants: no I/O. A rule reports only a cause with a cost; the ways of requests are always reported.
 
 mod facts;
 mod rules;

@@ -1,4 +1,4 @@
-//! Findings: what stands out between two looks, with the numbers that say so and what can be done.
+//! Findings: conspicuous events between two samples, with their numbers and advice.
 //!
 //! Owns: the rules, one function each. Does not own: how findings are shown.
 //!
@@ -26,7 +26,7 @@ pub struct Finding {
     pub weight: Weight,
     /// What, with numbers.
     pub what: String,
-    /// What can be done, if anything.
+    /// The advice, if there is one.
     pub advice: Option<String>,
     /// A command that does it, if one does.
     pub command: Option<String>,

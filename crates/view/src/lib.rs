@@ -4,8 +4,8 @@
 //! (`screen`, `terminal`, `report`), findings (`findings`), explanations (`explain`), and the metrics of `amphi
 //! metrics` (`metrics`). Does not own: how the numbers are read, keys and sockets (the `amphi` program).
 //!
-//! Invariants: no I/O and no clock. Unknown counters are shown under their own names, never lost; numbers that are not
-//! there count as 0, so a newer program can look at an older mount.
+//! Invariants: no I/O and no clock. Unknown counters are shown under their own names, never lost; absent numbers count
+//! as 0, so a newer program can read an older mount.
 #![forbid(unsafe_code)]
 
 pub mod change;

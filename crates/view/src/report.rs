@@ -1,10 +1,10 @@
-//! What `amphi top --json` prints: rates, ways and findings of one look.
+//! The output of `amphi top --json`: rates, ways and findings of one sample.
 
 use crate::change::Change;
 use crate::findings::{Weight, findings};
 use serde_json::{Value, json};
 
-/// One look as JSON, schema `amphi.top/1`: rates a second, bytes and requests; within the version fields are only
+/// One sample as JSON, schema `amphi.top/1`: rates a second, bytes and requests; within the version fields are only
 /// added.
 pub fn json(change: &Change<'_>) -> Value {
     let side = |prefix: &str| {

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What was counted under one name.
+/// The count under one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Counter {
@@ -54,7 +54,7 @@ pub struct Target {
     pub blocks_free: u64,
     /// Inodes that there are.
     pub inodes: u64,
-    /// How many more there is room for.
+    /// The number of inodes that can still be made.
     pub inodes_free: u64,
     /// Log in use, bytes.
     pub log_used_bytes: u64,
@@ -108,7 +108,7 @@ pub struct JobCounter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Job {
-    /// Its name; `-` for what names none.
+    /// Its name; `-` for processes that name none.
     pub job: String,
     /// Reads and writes by way and reason.
     pub counters: BTreeMap<String, JobCounter>,
@@ -125,7 +125,7 @@ impl Job {
     }
 }
 
-/// What was said at one moment.
+/// The values at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// When, on a clock that does not go back.
@@ -134,7 +134,7 @@ pub struct Snapshot {
     pub mount: Mount,
     /// Sums over all servers, by name.
     pub servers: BTreeMap<String, u64>,
-    /// The cluster; empty if nobody answered.
+    /// The cluster; empty without an answer.
     pub cluster: Cluster,
     /// Jobs of the mount.
     pub jobs: Vec<Job>,
@@ -169,7 +169,7 @@ fn read<T: Default + for<'a> Deserialize<'a>>(what: &str, text: &str) -> Result<
 impl Snapshot {
     /// From the JSON that `amphi stats`, `amphi stats --servers`, `amphi status` and `amphi stats --jobs` print.
     ///
-    /// Errors: a sentence that says which of them cannot be read.
+    /// Errors: a sentence that names the unreadable text.
     pub fn read(at: Duration, texts: Texts<'_>) -> Result<Snapshot, String> {
         let Jobs { jobs } = read("the jobs of the mount", texts.jobs)?;
         Ok(Snapshot {

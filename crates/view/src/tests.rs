@@ -1,4 +1,4 @@
-//! What is shown of made-up numbers: rates, screens, findings, metrics.
+//! Views of made-up numbers: rates, screens, findings, metrics.
 
 use crate::findings::{Weight, findings};
 use crate::screen::{Screen, lines, text};
@@ -90,7 +90,7 @@ fn lines_are_short() {
     }
 }
 
-/// Goal: each rule speaks of what it is for and not of what is near it. Method: a snapshot of each kind.
+/// Goal: each rule reports its own case and not similar ones. Method: a snapshot of each kind.
 #[test]
 fn rules() {
     let weigh = |before: &Snapshot, after: &Snapshot| {
@@ -175,7 +175,7 @@ fn metrics_text() {
     assert!(less.contains("amphifs_server_up{server=\"a\"} 0") && !less.contains("amphifs_server_requests_total"));
 }
 
-/// Goal: what cannot be read is an error that says what; fields that are not known do not matter. Method: by hand.
+/// Goal: an unreadable text is an error that names it; unknown fields do not matter. Method: by hand.
 #[test]
 fn unreadable_texts() {
     let texts = Texts { mount: "{\"counters\":3}", ..Texts::default() };

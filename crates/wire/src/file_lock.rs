@@ -16,7 +16,7 @@ pub enum FileLockFamily {
     Flock,
 }
 
-/// Who of a session holds or asks for locks on a file.
+/// The owner of locks on a file within a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FileLockOwner {
     /// Family of the locks.
@@ -25,7 +25,7 @@ pub struct FileLockOwner {
     pub id: u64,
 }
 
-/// A lock of an application on a file: asked for, held, or presented after a restart.
+/// A lock of an application on a file: requested, held, or presented after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileLockSpec {
     /// The file.
@@ -36,6 +36,6 @@ pub struct FileLockSpec {
     pub pid: u32,
     /// Shared or exclusive.
     pub mode: LockMode,
-    /// Bytes; an end of 2^63 - 1 or more goes on to the end of every file. For `flock` all.
+    /// Bytes; an end of 2^63 - 1 or more continues to the end of every file. For `flock` all.
     pub range: ByteRange,
 }

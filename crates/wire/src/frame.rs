@@ -15,7 +15,8 @@ use std::fmt;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Value of `deadline_ms` that says that nobody waits any more: only an answer that there is already is given.
+/// Value of `deadline_ms` that means that the caller waits no more: the server answers only if the answer exists
+/// already.
 pub const DEADLINE_PASSED_MS: u32 = 1;
 
 /// Bytes of a header.
@@ -24,7 +25,7 @@ pub const HEAD_BYTES: usize = 48;
 pub const MAGIC: [u8; 4] = *b"AMPH";
 /// Payloads are placed this many bytes apart from an aligned address at most; `pad` is below it.
 pub const PAD_LIMIT: u16 = limits::BLOCK as u16;
-/// Where the checksum lies in the header; it covers the bytes before it and the body.
+/// Offset of the checksum in the header; it covers the bytes before it and the body.
 const CRC_AT: usize = 44;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -101,6 +102,16 @@ impl FrameKind {
     }
 }
 
+/// Where a payload lies that is not in the stream: in memory that the client has passed to the server
+/// (docs/design/shared_memory.md). Pages are counted from its start; `Head::pad` is the place within the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The `payload_len` bytes of the payload lie there.
+    At(u32),
+    /// The frame is a request without a payload, and that of its reply may be put there: `payload_len` bytes at most.
+    ForReply(u32),
+}
+
 /// A header as values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
@@ -118,8 +129,10 @@ pub struct Head {
     pub deadline_ms: u32,
     /// Bytes of the body.
     pub body_len: u32,
-    /// Bytes of the payload.
+    /// Bytes of the payload, or of the place that there is for that of the reply.
     pub payload_len: u32,
+    /// Where these bytes lie, if they are not in the stream.
+    pub place: Option<Place>,
     /// CRC-32C of the payload, where the connection is one that can damage it.
     pub payload_crc: Option<u32>,
     /// The frame has no checksums: the channel protects all of it.
@@ -131,7 +144,7 @@ pub struct Head {
 pub enum FrameError {
     /// The peer does not speak this protocol.
     Magic {
-        /// What came instead of `AMPH`.
+        /// The bytes that came instead of `AMPH`.
         found: [u8; 4],
     },
     /// The peer speaks another version.
@@ -191,7 +204,7 @@ pub enum FrameError {
         /// What the decoder says.
         why: postcard::Error,
     },
-    /// The body goes on after its message.
+    /// The body continues after its message.
     Trailing {
         /// Kind of the frame.
         kind: FrameKind,
@@ -239,7 +252,7 @@ impl std::error::Error for FrameError {}
 /// Why a frame cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncodeError {
-    /// It does not fit the given memory.
+    /// The frame does not fit into the given memory.
     Full,
     /// Body or payload are beyond the bounds of its kind.
     TooLarge,
@@ -271,9 +284,15 @@ impl Head {
             deadline_ms: 0,
             body_len: 0,
             payload_len: 0,
+            place: None,
             payload_crc: None,
             sealed: false,
         }
+    }
+
+    /// Bytes of the payload that follow in the stream.
+    pub fn inline_len(&self) -> usize {
+        if self.place.is_some() { 0 } else { self.payload_len as usize }
     }
 
     /// Checks the header's bytes; the checksum waits for the body (`check`).
@@ -295,10 +314,12 @@ impl Head {
         if pad >= PAD_LIMIT {
             return Err(FrameError::Pad { found: pad });
         }
-        let (payload_crc, sealed) = match (raw.sums, raw.payload_crc.get()) {
-            (0, 0) => (None, false),
-            (1, crc) => (Some(crc), false),
-            (2, 0) if raw.crc.get() == 0 => (None, true),
+        let (payload_crc, sealed, place) = match (raw.sums, raw.payload_crc.get()) {
+            (0, 0) => (None, false, None),
+            (1, crc) => (Some(crc), false, None),
+            (2, 0) if raw.crc.get() == 0 => (None, true, None),
+            (3, page) if matches!(kind, FrameKind::Request | FrameKind::Reply) => (None, false, Some(Place::At(page))),
+            (4, page) if kind == FrameKind::Request => (None, false, Some(Place::ForReply(page))),
             _ => return Err(FrameError::Reserved),
         };
         if raw.reserved.get() != 0 || raw.reserved_end != [0; 3] {
@@ -320,6 +341,7 @@ impl Head {
             deadline_ms: raw.deadline_ms.get(),
             body_len,
             payload_len,
+            place,
             payload_crc,
             sealed,
         })
@@ -329,7 +351,7 @@ impl Head {
     /// is refused.
     pub fn check(head: &[u8; HEAD_BYTES], body: &[u8]) -> Result<(), FrameError> {
         let raw = RawHead::ref_from_bytes(head).expect("the array has the size of the struct");
-        if raw.sums > 1 {
+        if raw.sums == 2 {
             return Err(FrameError::Reserved);
         }
         let found = raw.crc.get();
@@ -354,6 +376,14 @@ impl Head {
     }
 
     fn seal(&self, out: &mut [u8], body_len: usize) {
+        debug_assert!(self.place.is_none() || !self.sealed, "a channel protects what is in the stream");
+        let (sums, extra) = match (self.place, self.payload_crc) {
+            _ if self.sealed => (2, 0),
+            (Some(Place::At(page)), _) => (3, page),
+            (Some(Place::ForReply(page)), _) => (4, page),
+            (None, Some(crc)) => (1, crc),
+            (None, None) => (0, 0),
+        };
         let raw = RawHead {
             magic: MAGIC,
             version: U16::new(VERSION as u16),
@@ -367,8 +397,8 @@ impl Head {
             deadline_ms: U32::new(self.deadline_ms),
             body_len: U32::new(body_len as u32),
             payload_len: U32::new(self.payload_len),
-            payload_crc: U32::new(self.payload_crc.unwrap_or(0)),
-            sums: if self.sealed { 2 } else { u8::from(self.payload_crc.is_some()) },
+            payload_crc: U32::new(extra),
+            sums,
             reserved_end: [0; 3],
             crc: U32::ZERO,
         };

@@ -72,6 +72,9 @@ pub struct SignedWelcome {
     /// The signature of the server's own key over both nonces, both public keys, the channel and `welcome`, if it has
     /// one.
     pub signature: Option<Signature>,
+    /// The memory that came with the `Hello` is used: payloads may be named in place of being sent. Only over Unix
+    /// sockets.
+    pub memory: bool,
 }
 
 /// Body of the `Refuse` frame. Its form is the same in all versions of the protocol.

@@ -1,9 +1,10 @@
-//! Keys: who may speak to the cluster, and as what.
+//! Keys: who may connect to the cluster, and in which role.
 //!
-//! Owns: the registry of keys as servers keep it and pass it on, and the changes that an administrator asks for. Does
-//! not own: what a key proves (`transport::identity`), the rules of a change (`server::membership::keys`), what a
-//! request of a key's session may do (`server::cluster::sessions::gate`).
+//! Owns: the registry of keys in the form in which servers store and send it, and the changes that an administrator
+//! requests. Does not own: what a key proves (`transport::identity`), the rules of a change
+//! (`server::membership::keys`), what a request of a key's session may do (`server::cluster::sessions::gate`).
 
+use amphi_types::Ino;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -13,16 +14,18 @@ pub const PUBLIC_KEY_BYTES: usize = 32;
 pub const KEYS_MAX: usize = 2048;
 /// Most bytes of a key's name.
 pub const KEY_NAME_MAX: usize = 64;
+/// Most bytes of the path by which an administrator named the tree of a key.
+pub const KEY_PATH_MAX: usize = 1024;
 /// Most ranges of each kind of one key.
 pub const KEY_RANGES_MAX: usize = 16;
-/// The user and group as whom everybody counts who has no number of his own: `nobody` of Linux.
+/// The user and group for users without a number of their own: `nobody` of Linux.
 pub const NOBODY: u32 = 65_534;
 
 /// A public key, by which servers and people tell keys apart. A hash of it would be no shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(pub [u8; PUBLIC_KEY_BYTES]);
 
-/// What a fingerprint begins with in text.
+/// The beginning of a fingerprint in text.
 const PREFIX: &str = "ed25519:";
 
 impl fmt::Display for Fingerprint {
@@ -53,14 +56,14 @@ impl Fingerprint {
     }
 }
 
-/// What the holder of a key may be.
+/// The role of the holder of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeyRole {
     /// It mounts.
     Client,
-    /// It is a server of the cluster.
+    /// The holder is a server of the cluster.
     Server,
-    /// It administers, and does not mount.
+    /// The holder administers the cluster, and does not mount.
     Admin,
 }
 
@@ -74,7 +77,7 @@ impl fmt::Display for KeyRole {
     }
 }
 
-/// A user and a group that stand for others.
+/// A user and a group as whom others count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SquashTo {
     /// User.
@@ -94,12 +97,12 @@ pub struct IdRange {
     pub count: u32,
 }
 
-/// From where a key may be used.
+/// The addresses from which a key may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AddressRange {
     /// Over Unix sockets of a server's own machine.
     Unix,
-    /// From addresses of IPv4 that begin with so many bits of this one.
+    /// IPv4 addresses that begin with this many bits of this one.
     V4([u8; 4], u8),
     /// The same of IPv6.
     V6([u8; 16], u8),
@@ -110,7 +113,7 @@ pub enum AddressRange {
 pub struct Squash {
     /// As whom the super-user counts; `None`: as himself, with his capabilities.
     pub root: Option<SquashTo>,
-    /// As whom everybody counts; `None`: each as himself.
+    /// The user as whom all users count; `None`: each as himself.
     pub all: Option<SquashTo>,
     /// Users of the client and of the servers; none: they are the same.
     pub uids: Vec<IdRange>,
@@ -118,27 +121,41 @@ pub struct Squash {
     pub gids: Vec<IdRange>,
 }
 
+/// The tree of directories to which a key is bound. The tree is a project: what does not belong to it does not exist
+/// for the holder of the key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subtree {
+    /// Its top, which is the root of mounts with the key.
+    pub root: Ino,
+    /// The project to which everything in it belongs; not 0.
+    pub project: u32,
+    /// Where the administrator saw it, for people.
+    pub path: String,
+}
+
 /// What the registry says of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyEntry {
-    /// Its name: letters, digits, `.`, `_`, `-` and `@`.
+    /// The name of the key: letters, digits, `.`, `_`, `-` and `@`.
     pub name: String,
     /// It.
     pub fingerprint: Fingerprint,
     /// The key that is taking its place: both count.
     pub next: Option<Fingerprint>,
-    /// What its holder may be.
+    /// The role of its holder.
     pub role: KeyRole,
-    /// Nothing of the file system is changed by it.
+    /// The holder cannot change anything in the file system.
     pub read_only: bool,
     /// As whom its users count.
     pub squash: Squash,
-    /// From where it may be used; none: from anywhere.
+    /// The addresses from which it may be used; empty: from anywhere.
     pub addresses: Vec<AddressRange>,
     /// Most mounts at a time; 0: without a bound of its own.
     pub sessions_max: u32,
     /// Number that no other key of the cluster has or had; given by the master.
     pub id: u64,
+    /// The tree beyond which nothing is reached by it; `None`: all of the file system is.
+    pub subtree: Option<Subtree>,
 }
 
 /// All keys of a cluster.
@@ -148,13 +165,13 @@ pub struct KeyRegistry {
     pub version: u64,
     /// Random number of the last change: two registries of one version that differ are two histories.
     pub stamp: u64,
-    /// Over a network nobody comes in with the cluster key alone.
+    /// Over a network, the cluster key alone is not sufficient to connect.
     pub require_identity: bool,
     /// The keys, by name.
     pub keys: Vec<KeyEntry>,
 }
 
-/// What of an entry is changed; what is absent stays as it is.
+/// The fields of an entry that are changed; absent ones stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeySettings {
     /// `KeyEntry::read_only`.
@@ -171,16 +188,18 @@ pub struct KeySettings {
     pub addresses: Option<Vec<AddressRange>>,
     /// `KeyEntry::sessions_max`.
     pub sessions_max: Option<u32>,
+    /// `KeyEntry::subtree`.
+    pub subtree: Option<Option<Subtree>>,
 }
 
-/// What an administrator asks for.
+/// A change that an administrator requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeyChange {
     /// A new key.
     Add(KeyEntry),
     /// The key of this name or fingerprint is gone, and its sessions end.
     Remove(String),
-    /// What the holder of this name's key may do is another thing from now on; its sessions go on.
+    /// The rights of the holder of this name's key change from now on; its sessions continue.
     Set {
         /// Name.
         name: String,
@@ -196,7 +215,7 @@ pub enum KeyChange {
     },
     /// The second key of this name is its only one from now on.
     FinishRotation(String),
-    /// Whether the cluster key alone lets nobody in over a network.
+    /// Whether the cluster key alone is insufficient to connect over a network.
     RequireIdentity(bool),
 }
 

@@ -1,7 +1,7 @@
-//! What messages are made of. Bodies are encoded with postcard; payload bytes travel beside the body.
+//! The parts of messages. Bodies are encoded with postcard; payload bytes travel beside the body.
 
 use crate::request::Request;
-use amphi_types::{ByteRange, Cred, Kind, ObjectId, SessionId, TargetId, Timespec};
+use amphi_types::{ByteRange, Cred, Ino, Kind, ObjectId, SessionId, TargetId, Timespec};
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
@@ -14,11 +14,12 @@ pub enum Lane {
     Normal,
     /// Write-back of dirty data, sync, session messages.
     Urgent,
-    /// Answers to what the server asks: lock cancels, revocations, glimpses. They go as `Urgent`, of whose credits the
-    /// client keeps some back for them, as requests on that lane may wait for them.
+    /// Answers to messages of the server: lock cancels, revocations, glimpses. They are sent as `Urgent`; the client
+    /// reserves some of the urgent credits for them, because requests on that lane may wait for them.
     Answer,
-    /// Requests that may wait for byte-range locks of others. They go as `Normal`, of whose credits the client keeps
-    /// some back for requests that wait for none: who uses a lock that others wait for gets its I/O done.
+    /// Requests that may wait for byte-range locks of other mounts. They are sent as `Normal`; the client reserves some
+    /// of the normal credits for requests that wait for no lock, so that I/O under a lock for which others wait is not
+    /// delayed.
     Locking,
 }
 
@@ -39,7 +40,7 @@ pub enum Role {
     Mount,
     /// `amphi status` and the like: asks, holds nothing.
     Admin,
-    /// Another server of the cluster: asks for its targets.
+    /// Another server of the cluster: requests its targets.
     Server,
 }
 
@@ -52,7 +53,7 @@ pub struct Hello {
     pub session: SessionId,
     /// What connects.
     pub role: Role,
-    /// Who connects, for people: `host:pid`.
+    /// The client that connects, for users: `host:pid`.
     pub name: String,
     /// Boot id of the server this session spoke to last, 0 at first.
     pub last_boot: u64,
@@ -75,8 +76,8 @@ pub struct Welcome {
     pub boot: u64,
     /// Id of the cluster.
     pub cluster: u64,
-    /// Whether the session was known. The client overrules a yes if `begun` is not what it heard last: then the session
-    /// has ended, and the answer that said so was lost.
+    /// Whether the session was known. The client ignores a yes if `begun` is not the value that it got last: then the
+    /// session has ended, and the answer that said so was lost.
     pub resumed: bool,
     /// Random number of this beginning of a mount's session, the same on all servers; 0 for others.
     pub begun: u64,
@@ -88,14 +89,14 @@ pub struct Welcome {
     pub pool: u16,
     /// How long a mount that is alone may let its kernel cache entries and attributes, milliseconds; 0 = not at all.
     pub token_ms: u32,
-    /// Whether the session is the only mount at the moment; `Push::Company` tells of changes. A mount that is alone
-    /// caches without tokens; with company it caches what tokens back, and its kernel what these back as well.
+    /// Whether the session is the only mount at the moment; `Push::Company` reports changes. A mount in sole mode
+    /// caches without tokens; in shared mode it caches only what tokens permit, and its kernel too.
     pub alone: bool,
     /// Epoch of the server's cluster map.
     pub map_epoch: u64,
-    /// Mount sessions that have been started since the server was, this one included: a mount whose session has ended
-    /// and starts anew learns whether there were others in between, or another server has lost what it had answered,
-    /// which counts as one.
+    /// Number of mount sessions that have been started since the server was, this one included. A mount whose session
+    /// has ended and starts anew learns from it whether there were others in between; a loss of answered changes by
+    /// another server counts as one.
     pub mounts: u64,
     /// Connections over which the client does best to spread this server's targets, at least 1 and at most
     /// `Hello::links`: the target at place `p` of the server's targets in ascending order is reached over connection
@@ -103,6 +104,9 @@ pub struct Welcome {
     pub links: u16,
     /// Targets of this server on rotating storage, at most `ROTATING_MAX`; of further ones mounts know nothing.
     pub rotating: Vec<TargetId>,
+    /// The directory that is the root of the mount: that of the file system, or the top of the tree to which its key is
+    /// bound.
+    pub root: Ino,
 }
 
 /// Most targets in a `Welcome`: it has to fit `HANDSHAKE_BODY_MAX`.
@@ -119,7 +123,7 @@ pub struct Call {
     pub op: Request,
 }
 
-/// What a new inode shall be.
+/// The kind of a new inode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Make {
     /// A regular file, opened for the caller with the given access.
@@ -151,7 +155,7 @@ pub struct Access {
     pub write: bool,
 }
 
-/// What rename does with an existing destination.
+/// The effect of rename on an existing destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
     /// Replace it.
@@ -175,14 +179,14 @@ pub enum LockMode {
     Write,
 }
 
-/// What a request for a lock is content with.
+/// Which range of a lock a request accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockExtent {
     /// Granted as wide as nothing conflicts.
     Grown,
     /// Granted as asked.
     Exact,
-    /// Lock-ahead: granted as asked, or refused with `Again` if anything is in the way. Calls nothing back.
+    /// Lock-ahead: granted exactly as requested, or refused with `Again` if anything conflicts. It calls no lock back.
     Ahead,
 }
 
@@ -195,11 +199,11 @@ pub struct HeldLock {
     pub mode: LockMode,
     /// On which bytes.
     pub range: ByteRange,
-    /// Of which group it is, if it is a group lock; then it is of all bytes.
+    /// The group of a group lock, which covers all bytes.
     pub group: Option<u64>,
 }
 
-/// What setxattr does with an existing attribute.
+/// The effect of setxattr on an existing attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum XattrMode {
     /// Create or replace.

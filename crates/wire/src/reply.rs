@@ -23,14 +23,14 @@ pub enum Reply {
         inode: InodeView,
         /// Whether it is new.
         created: bool,
-        /// A write lock on all of stripe 0, for whoever creates a file to write it. Not in an answer repeated after a
-        /// restart of the server.
+        /// A write lock on all of stripe 0, for a client that creates a file to write it. Not in an answer repeated
+        /// after a restart of the server.
         lock: Option<u64>,
     },
     /// A name was removed, or stands for another inode now.
     Removed {
-        /// The inode, if there was one and that was its last name (a directory has one): what is open of it lives on,
-        /// nobody else will see its data.
+        /// The inode, if there was one and this was its last name (a directory has one): open files of it stay usable,
+        /// and no other program will see its data.
         last_name_of: Option<Ino>,
     },
     /// An inode number.
@@ -60,12 +60,12 @@ pub enum Reply {
     },
     /// An offset, if there is one.
     Offset(Option<u64>),
-    /// Where an object has data.
+    /// Where an object has data and holes.
     DataMap {
         /// Runs of blocks with data, ascending, none touching the next; the first may begin before the offset that was
-        /// asked for.
+        /// requested.
         runs: Vec<ByteRange>,
-        /// Up to here these are all there are; `None`: to the end of the object.
+        /// The map is complete up to here; `None`: to the end of the object.
         known_to: Option<u64>,
     },
     /// Where an object lies.
@@ -74,7 +74,7 @@ pub enum Reply {
         total: u64,
         /// Bytes that they hold on the storage.
         bytes: u64,
-        /// Those from the offset on, ascending; the first may begin before it.
+        /// Extents from the offset on, ascending; the first may begin before it.
         extents: Vec<ExtentView>,
         /// Whether more follow.
         more: bool,
@@ -111,7 +111,7 @@ pub enum Reply {
         sessions: Vec<SessionStatus>,
         /// Epoch of its cluster map.
         map_epoch: u64,
-        /// What the master knows of the servers, itself first; empty elsewhere.
+        /// The master's data about the servers, itself first; empty from other servers.
         servers: Vec<ServerStatus>,
     },
     /// Tunables: name, value, help.
@@ -131,17 +131,18 @@ pub enum Reply {
     Told(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Whether the application holds the lock.
     FileLock(bool),
-    /// A lock that stands in the way, if one does; its process is 0 if it is not of this session.
+    /// A conflicting lock, if there is one; its process is 0 if it belongs to another session.
     FileLockFound(Option<FileLockSpec>),
     /// Places of the presented locks that are lost, because they conflict with others.
     FileLocksLost(Vec<u32>),
     /// The cluster does not take the server in, for this reason.
     Refused(String),
-    /// What became of each part of a batch, in order: on the disk, or why not. `Again`: the part has to come alone.
+    /// The result of each part of a batch, in order: written to the disk, or an error. `Again`: the part has to be sent
+    /// alone.
     WrittenBatch(Vec<Result<(), Errno>>),
-    /// What became of each part of `ReadBatch`, in order. `Again`: not without waiting for others.
+    /// The result of each part of `ReadBatch`, in order. `Again`: not possible without waiting for others.
     FilesAhead(Vec<Result<FileAhead, Errno>>),
-    /// Whether anybody waits for the end of a group.
+    /// Whether a request waits for the end of a group.
     GroupWanted(bool),
     /// To whom an inode is charged.
     Owner(Owner),
@@ -156,11 +157,11 @@ pub enum Reply {
     Project(u32),
     /// The registry of keys.
     Keys(Box<KeyRegistry>),
-    /// So many sessions are ending.
+    /// This many sessions are ending.
     Evicted(u32),
 }
 
-/// What a batch is told of contention.
+/// Which parts of a batch concern contended objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContendedParts {
     /// Places of the parts whose objects are contended, ascending.
@@ -181,21 +182,22 @@ pub struct Answer {
     /// The directory in which the request changed a name, if its target was called and may tell. Logged as little as
     /// tokens.
     pub directory: Option<Box<DirectoryAfter>>,
-    /// What the session has of the target's room, if the request has to do with that. Not logged: an answer that is
-    /// repeated says what it has then.
+    /// The session's grant of space on the target, if the request concerns grants. It is not logged: a repeated answer
+    /// reports the grant at that time.
     pub grant: Option<Box<Grant>>,
 }
 
-/// What a session has of a target's room when an answer leaves.
+/// A session's grant of space on a target when an answer is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Blocks that no other session takes. Nothing: the request has to do with limits alone.
+    /// Blocks that no other session can take. `None`: the request concerns only limits.
     pub blocks: Option<u64>,
-    /// Of inodes that the request has opened or written: how near their owners are to a limit here. Near to it, what is
-    /// written to such a file next has to go through, so that the program is told if it is too much.
+    /// For inodes that the request has opened or written: how near their owners are to a limit on this target. If an
+    /// owner is near the limit, the next writes to such a file have to be written through, so that the program gets
+    /// EDQUOT if they are too much.
     pub limits: Vec<(Ino, Nearness)>,
     /// The last record of the target's log that survives a kill of its server. Of two answers the one with the later
-    /// record is right, of two with the same record the one with fewer blocks.
+    /// record is right; of two with the same record, the one with fewer blocks.
     pub kept: u64,
 }
 
@@ -210,7 +212,7 @@ impl Answer {
         Answer { result, contended: false, contended_parts: None, tokens: None, directory: None, grant: None }
     }
 
-    /// It does not fit a message: all that is left is what it says of contention.
+    /// The answer is too large for a message: only what it reports about contention is kept.
     pub fn overflow(&mut self) {
         *self = Answer {
             contended: self.contended,
@@ -259,7 +261,7 @@ pub enum Push {
         /// Whether it is alone now.
         alone: bool,
     },
-    /// The cluster map has changed: ask for it.
+    /// The cluster map has changed: request it.
     Map {
         /// Its epoch.
         epoch: u64,
@@ -271,29 +273,31 @@ pub enum Push {
         /// Under which id it waited.
         lock: u64,
     },
-    /// A request about a file lock that was answered `FileLock(false)` will find something new: ask again. May come
-    /// twice, and does not come for what was lost with a connection.
+    /// A request for a file lock that was answered `FileLock(false)` may now be granted: send it again. The message may
+    /// come twice, and is not repeated if it was lost with a connection.
     FileLockNews {
         /// Name of the request.
         number: u64,
     },
-    /// A lock of this session on the file stands in somebody's way: if a descriptor has just been closed, its locks are
-    /// to be given up now. Answered with `FileLockClosed`. May be lost; nobody is evicted for leaving it unanswered.
+    /// A lock of this session on the file conflicts with a request: if a descriptor has just been closed, its locks
+    /// have to be released now. It is answered with `FileLockClosed`. It may be lost; no session is evicted for leaving
+    /// it unanswered.
     FileLockClosing {
         /// Number of the question.
         id: u64,
         /// The file.
         ino: Ino,
     },
-    /// The target needs room: what the session has been granted and does not need shall come back. Answered with
-    /// `Request::Grant`. May come twice or be lost; nobody is evicted for leaving it unanswered.
+    /// The target needs space: the session has to return granted blocks that it does not need. It is answered with
+    /// `Request::Grant`. It may come twice or be lost; no session is evicted for leaving it unanswered.
     GrantWanted {
         /// Which target says so.
         target: TargetId,
     },
     /// Bytes of this file that the session wrote and the target accepted into memory cannot be written to the disk.
-    /// They are in memory and are tried again, but their writers are to be told. Answered with
-    /// `Request::WriteFailedKnown`; until then it comes again with each connection, and no other does. May come twice.
+    /// They are in memory and are tried again, but their writers have to be informed. It is answered with
+    /// `Request::WriteFailedKnown`; until then it is repeated on each new connection, and no further one is sent. It
+    /// may come twice.
     WriteFailed {
         /// Which target says so.
         target: TargetId,
@@ -302,9 +306,9 @@ pub enum Push {
         /// The file.
         ino: Ino,
     },
-    /// Another session has moved a directory or removed it. Answered with `DirectoryShown` when whatever keeps
-    /// directories where it was shown them has looked for this one, or cannot look at once. May be lost; nobody is
-    /// evicted for leaving it unanswered.
+    /// Another session has moved a directory or removed it. It is answered with `DirectoryShown` when the front end has
+    /// made its kernel look the directory up, or cannot do so at once. It may be lost; no session is evicted for
+    /// leaving it unanswered.
     DirectoryChanged {
         /// Which target says so.
         target: TargetId,
@@ -312,7 +316,7 @@ pub enum Push {
         id: u64,
         /// The directory.
         ino: Ino,
-        /// What it lies in now and by which name, or where it was, for who may see all names.
+        /// Its new parent and name, or those that it had, for clients that may see all names.
         place: Option<(Ino, Name)>,
     },
 }

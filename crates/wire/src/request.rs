@@ -46,8 +46,8 @@ pub enum Request {
         /// Inode.
         ino: Ino,
     },
-    /// `Inode`: as `GetAttr`, with what the asker itself has not written back either, and without tokens: what the file
-    /// is now. For a mount whose own changes keep coming between question and answer.
+    /// `Inode`: as `GetAttr`, including what the asking mount itself has not written back, and without tokens: the
+    /// state of the file now. It is for a mount whose own changes keep coming between request and answer.
     GetAttrNow {
         /// Inode.
         ino: Ino,
@@ -67,7 +67,7 @@ pub enum Request {
         name: Name,
         /// What.
         make: Make,
-        /// Permission bits that the caller asks for.
+        /// Permission bits that the caller requests.
         perm: u16,
         /// Bits that the inode does not get, unless the directory has a default access control list.
         umask: u16,
@@ -76,7 +76,7 @@ pub enum Request {
     MakeTmp {
         /// Directory that decides target, group and layout.
         dir: Ino,
-        /// Permission bits that the caller asks for.
+        /// Permission bits that the caller requests.
         perm: u16,
         /// As of `Make`.
         umask: u16,
@@ -106,7 +106,7 @@ pub enum Request {
         /// Name.
         name: Name,
     },
-    /// `Removed`, of what had the new name; goes to the target of `from`.
+    /// `Removed`, for the inode that had the new name; it is sent to the target of `from`.
     Rename {
         /// Old directory.
         from: Ino,
@@ -116,7 +116,7 @@ pub enum Request {
         to: Ino,
         /// New name.
         to_name: Name,
-        /// What happens to an existing destination.
+        /// The handling of an existing destination.
         mode: RenameMode,
     },
     /// `Bytes`: target of a symbolic link.
@@ -128,7 +128,7 @@ pub enum Request {
     ReadDir {
         /// Directory.
         dir: Ino,
-        /// Where to go on; 0 starts.
+        /// Where to continue; 0 starts.
         cookie: u64,
         /// Most entries to return.
         max: u32,
@@ -217,7 +217,7 @@ pub enum Request {
         range: ByteRange,
         /// The target locks the range for the request (direct); false = the client holds a lock (buffered).
         server_lock: bool,
-        /// What its program has said of its reads.
+        /// The program's advice about its reads.
         advice: ReadAdvice,
     },
     /// `Written`; payload: the bytes. Answered when they are on the disk.
@@ -236,7 +236,7 @@ pub enum Request {
         kill_suidgid: bool,
         /// Whether the blocks get checksums, as the file is set.
         checksums: DataChecksums,
-        /// What the mount has of the target's room for them.
+        /// The mount's grant of space on the target for these bytes.
         cover: Cover,
     },
     /// `Done`: punches a hole into one object.
@@ -271,22 +271,22 @@ pub enum Request {
         object: ObjectId,
         /// Where to start.
         offset: u64,
-        /// So many runs at most; the server gives no more than `DATA_RUNS_MAX`.
+        /// This many runs at most; the server gives no more than `DATA_RUNS_MAX`.
         runs_max: u32,
     },
     /// `Extents`: where an object lies on its target's storage, from `offset` on.
     Extents {
         /// Object.
         object: ObjectId,
-        /// Where to start, bytes of the file.
+        /// Where to start, in bytes of the file.
         offset: u64,
-        /// So many extents at most; the server gives no more than `EXTENTS_MAX`. 0: only their number.
+        /// This many extents at most; the server gives no more than `EXTENTS_MAX`. 0: only their number.
         extents_max: u32,
     },
     /// `Done`: everything this target answered before is on stable storage; with `file`, all changes of names and
     /// attributes, and of data that of this file.
     Sync {
-        /// Whose data is meant. `None`: that of all files.
+        /// The file whose data is meant. `None`: that of all files.
         file: Option<Ino>,
     },
     /// `Inode`: the file is about to have data beyond stripe 0; from now to the last writer's close the owner
@@ -306,7 +306,7 @@ pub enum Request {
         /// How wide it is granted.
         extent: LockExtent,
     },
-    /// `Locked`, or `LockWaits`: a group lock of an object, which excludes everybody but locks and requests of the same
+    /// `Locked`, or `LockWaits`: a group lock of an object, which excludes all but locks and requests of the same
     /// group. With `LockWaits` it is in the queue: `Push::GroupLockNews` says when to ask again; `LockCancel` withdraws
     /// it. Errors: `Again` if it is not to wait and something is in the way.
     GroupLock {
@@ -314,7 +314,7 @@ pub enum Request {
         object: ObjectId,
         /// Number of the group.
         group: u64,
-        /// Wait in the queue for what is in the way.
+        /// Wait in the queue for conflicting locks.
         wait: bool,
         /// What `LockWaits` said before.
         asked: Option<u64>,
@@ -366,7 +366,7 @@ pub enum Request {
         /// Names of the revocations.
         ids: Vec<u64>,
     },
-    /// `Done`: answer to `Push::Company`: what it says is in force here. To the master.
+    /// `Done`: answer to `Push::Company`: the mode in it is in force on this mount. It is sent to the master.
     CompanyKnown {
         /// Number of the change.
         change: u64,
@@ -398,7 +398,7 @@ pub enum Request {
         lock: FileLockSpec,
         /// Name of the request, unique within the session.
         number: u64,
-        /// Wait in the queue for what stands in the way.
+        /// Wait in the queue for conflicting locks.
         wait: bool,
     },
     /// `FileLock`: the caller no longer waits for it. `true`: it was granted before, and stands.
@@ -417,7 +417,7 @@ pub enum Request {
         /// Bytes.
         range: ByteRange,
     },
-    /// `FileLockFound`: what stands in the way of a lock; or `FileLock(false)`, as for `FileLockSet`.
+    /// `FileLockFound`: the lock that conflicts; or `FileLock(false)`, as for `FileLockSet`.
     FileLockTest {
         /// The lock.
         lock: FileLockSpec,
@@ -429,8 +429,8 @@ pub enum Request {
     RepresentFileLocks {
         /// The locks.
         locks: Vec<FileLockSpec>,
-        /// Exclusive ones that a request without an answer converts to shared, and that `locks` has as shared. They are
-        /// exclusive again if nobody has presented a lock that conflicts with that.
+        /// Exclusive locks that an unanswered request converts to shared, and that `locks` contains as shared. They
+        /// become exclusive again if no session has presented a lock that conflicts with that.
         converted: Vec<FileLockSpec>,
     },
     /// `WrittenBatch`; payload: the bytes of all parts, one after another, at most `BATCH_BYTES_MAX`. Write-back of
@@ -446,8 +446,8 @@ pub enum Request {
         closes: Vec<(Ino, Access, Option<Timespec>)>,
     },
     /// `FilesAhead`, with payload: small files of a directory that the caller is about to open for reading one after
-    /// the other. Each is opened, and its lock, attributes and bytes come with the answer, if all of that can be had
-    /// without waiting for anybody. Each part stands for itself. Errors: `Inval` for too many parts.
+    /// the other. Each is opened, and its lock, attributes and bytes come with the answer, if all of that is available
+    /// without waiting. Each part stands for itself. Errors: `Inval` for too many parts.
     ReadBatch {
         /// Directory.
         dir: Ino,
@@ -455,14 +455,14 @@ pub enum Request {
         parts: Vec<ReadPart>,
         /// Files with more bytes are left out.
         bytes_max: u32,
-        /// Locks in the way that other mounts keep without having the files open for writing are asked back and waited
-        /// for, for a moment; otherwise nothing is.
+        /// Call back conflicting locks of mounts that do not have the files open for writing, and wait for them for a
+        /// moment; otherwise no lock is called back.
         ask_back: bool,
         /// The client caches under tokens, so it needs them; a mount that is alone does not.
         tokens: bool,
     },
-    /// `PagesLeft`: locks of the file are about to go back although the front end of the client has pages under them
-    /// that it cannot take back for the moment. From now on the target notes what other sessions change of its objects
+    /// `PagesLeft`: locks of the file are about to be returned although the front end of the client has pages under
+    /// them that it cannot drop at the moment. From now on the target notes what other sessions change in its objects
     /// of the file. Errors: `NoMem` for too many files.
     PagesLeft {
         /// The file.
@@ -475,8 +475,8 @@ pub enum Request {
         /// As `PagesLeft` named it.
         left: u64,
     },
-    /// `Data` with payload, as for `Read` under a lock of the client: bytes that go into pages while others are left.
-    /// What was changed before does not count as changed under them.
+    /// `Data` with payload, as for `Read` under a lock of the client: bytes that are read into pages while other pages
+    /// are left behind. Earlier changes do not count as changes below these pages.
     PagesRead {
         /// Object.
         object: ObjectId,
@@ -501,37 +501,39 @@ pub enum Request {
         /// As for `Write`.
         checksums: DataChecksums,
     },
-    /// `Done`: `Push::Company` has been read, and what is cached under the old rule is still in use. To the master.
+    /// `Done`: the mount has read `Push::Company`, and what it cached in the old mode is still in use. It is sent to
+    /// the master.
     CompanyKept {
         /// Number of the change.
         change: u64,
     },
     /// `Done`: answer to `Push::FileLockClosing`: the locks of descriptors that were closed before it came have been
-    /// given up, or that does not come as quickly as it should. To the target of the file.
+    /// released, or their release takes longer than it should. It is sent to the target of the file.
     FileLockClosed {
         /// The file.
         ino: Ino,
         /// Number of the question.
         id: u64,
     },
-    /// `Done`: answer to `Push::WriteFailed`: whoever has the file open will be told. To the target that said so.
+    /// `Done`: answer to `Push::WriteFailed`: programs that have the file open will get the failure. It is sent to the
+    /// target that reported the failure.
     WriteFailedKnown {
         /// Number of the news.
         id: u64,
     },
-    /// `Done`: asks for a grant of room in the target, or gives a part of it back. The answer says what the session has
-    /// now.
+    /// `Done`: requests a grant of space on the target, or returns a part of it. The answer contains the session's
+    /// present grant.
     Grant {
         /// Blocks that the session does not need: the answer to `Push::GrantWanted`. Nothing: it asks.
         give_back: Option<u64>,
     },
-    /// `GroupWanted`: whether anybody waits for the end of the group that has the object.
+    /// `GroupWanted`: whether a request waits for the end of the group that has the object.
     GroupWanted {
         /// Object.
         object: ObjectId,
     },
-    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and takes it
-    /// from nobody.
+    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and accepts it
+    /// from no client.
     RepresentFor {
         /// Open inodes of this target.
         opens: Vec<(Ino, Access)>,
@@ -553,8 +555,8 @@ pub enum Request {
         /// key, whose sessions all end.
         who: String,
     },
-    /// `Done`: answer to `Push::DirectoryChanged`: whatever keeps directories has looked for it, or cannot at once. To
-    /// the target that said so.
+    /// `Done`: answer to `Push::DirectoryChanged`: the front end has made its kernel look the directory up, or cannot
+    /// do so at once. It is sent to the target that reported the change.
     DirectoryShown {
         /// Number of the question.
         id: u64,
@@ -564,16 +566,16 @@ pub enum Request {
         /// Inode.
         ino: Ino,
     },
-    /// `Accounts`: an account. Everybody sees his own, his groups' and those of trees; the super-user sees all. To
+    /// `Accounts`: an account. A user sees his own, his groups' and those of trees; the super-user sees all. To
     /// target 0.
     Account {
         /// Which.
         account: Account,
     },
-    /// `Accounts`: accounts behind this one that use something or are limited, as many as fit. For the super-user
-    /// alone. To target 0.
+    /// `Accounts`: accounts behind this one that use something or have limits, as many as fit. Only root may request
+    /// them. It is sent to target 0.
     Accounts {
-        /// Where to go on; nothing: at the start.
+        /// Where to continue; `None`: at the start.
         after: Option<Account>,
     },
     /// `Done`: limits an account from now on; without limits it is free again. For the super-user alone. To target 0.
@@ -588,6 +590,14 @@ pub enum Request {
 }
 
 impl Request {
+    /// Most bytes of the payload of its reply, where that is known beforehand; 0 where there is none, or nobody knows.
+    pub fn reply_payload_max(&self) -> usize {
+        match self {
+            Request::Read { range, .. } => usize::try_from(range.len()).unwrap_or(usize::MAX),
+            _ => 0,
+        }
+    }
+
     /// Whether its answer may bring what the session has from then on, until it gives it back: an open, a lock of an
     /// object.
     pub fn may_bring(&self) -> bool {
@@ -614,17 +624,17 @@ pub const DATA_RUNS_MAX: u32 = 4096;
 /// Extents in an answer to `Extents`: 60 KiB of it.
 pub const EXTENTS_MAX: u32 = 2048;
 
-/// What a program has said of how it reads a file, for the memory that a target keeps for several mounts.
+/// A program's advice about how it reads a file, for the read cache of a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReadAdvice {
-    /// Nothing: the target goes by how reads lie beside each other.
+    /// No advice: the target uses the pattern of reads.
     #[default]
     Normal,
-    /// At random: what lies around a read is not wanted.
+    /// Random: the surroundings of a read are not needed.
     Random,
-    /// In sequence: what lies around it is wanted soon.
+    /// Sequential: the surroundings of a read are needed soon.
     Sequential,
-    /// Nobody reads it again: it need not be kept.
+    /// Once: the bytes are not read again and need not be kept.
     Once,
 }
 
@@ -658,13 +668,13 @@ pub struct BatchPart {
     pub cover: Cover,
 }
 
-/// What a mount has of a target's room for the bytes of a write.
+/// A mount's grant of space on a target for the bytes of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cover {
-    /// Nothing, and it asks for nothing: they come straight from a program, which is told if there is no room.
+    /// None, and it requests none: the bytes come directly from a program, which gets the error if there is no space.
     #[default]
     None,
-    /// Nothing, but it has a cache for which it needs a grant.
+    /// None, but it has a cache for which it needs a grant.
     Wanted,
     /// Each block of them is one of those that the session was granted: they must find room.
     Granted,

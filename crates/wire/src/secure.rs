@@ -11,9 +11,10 @@ pub enum Secure {
     /// Not at all: checksums find accidents, not people.
     #[default]
     Off,
-    /// Each frame is signed with keys of the connection: nobody can change, repeat, drop or reorder one unnoticed.
+    /// Each frame is signed with keys of the connection: an attacker cannot change, repeat, drop or reorder one
+    /// unnoticed.
     Mac,
-    /// All of it is inside TLS 1.3: nobody can read it either.
+    /// All of it is inside TLS 1.3: an attacker cannot read it either.
     Tls,
 }
 

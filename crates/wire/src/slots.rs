@@ -1,8 +1,8 @@
 //! Slots: credits, identity of requests, and what makes a resend be answered once.
 //!
-//! Owns: `SlotTable` (client: who may send, under which id, what to resend in which order), `Window` (server:
-//! is this request allowed now) and `ReplyTable` (target: execute, or answer from memory). Does not own: queues
-//! of waiting calls and connections (`transport`), what is stored durably (`zone`).
+//! Owns: `SlotTable` (client: which request may be sent, under which id, what to resend in which order), `Window`
+//! (server: is this request permitted now) and `ReplyTable` (target: execute, or answer from memory). Does not own:
+//! queues of waiting calls and connections (`transport`), what is stored durably (`zone`).
 //!
 //! Invariants: a slot carries one request at a time; its sequence numbers only rise; a slot is free again when
 //! the reply came, not when the caller lost interest. So a table of one reply per slot is enough to answer
@@ -27,9 +27,9 @@ pub const LINKS_MAX: u16 = 32;
 /// under the connection's number times this, plus the slot.
 pub const LINK_SLOTS: u16 = 2 * CREDITS_MAX;
 const _: () = assert!(LINKS_MAX as u32 * LINK_SLOTS as u32 <= 1 << 16, "every slot of a session has a number");
-/// Share of the urgent slots that a client keeps back for answers: one in so many.
+/// Share of the urgent slots that a client reserves for answers: one in so many.
 const ANSWER_SHARE: u16 = 4;
-/// Share of the normal slots that a client keeps back for requests that wait for no lock: one in so many.
+/// Share of the normal slots that a client reserves for requests that wait for no lock: one in so many.
 const LOCKLESS_SHARE: u16 = 4;
 
 /// Credits that no table can be built from, or that differ from what the session had.
@@ -220,18 +220,18 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Where the last request of a slot is.
+/// The stage of the last request of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// It is executed.
     Open,
     /// Its reply waits to be sent.
     Answered,
-    /// Its reply is on its way, or there was none.
+    /// Its reply was sent, or there was none.
     Free,
 }
 
-/// One connection's view of the client's slots: enforces credits. A slot is taken until its reply leaves, so that a
+/// One connection's view of the client's slots: enforces credits. A slot is occupied until its reply is sent, so that a
 /// client that does not read has no more replies in memory than credits.
 pub struct Window {
     normal: u16,
@@ -261,12 +261,12 @@ impl Window {
         }
     }
 
-    /// Its reply waits to be sent from now on. False if the request is not (or no longer) open here.
+    /// Its reply waits to be sent from now on. Returns false if the request is not (or no longer) open here.
     pub fn handle_reply(&mut self, id: RequestId) -> bool {
         self.advance(id, Stage::Open, Stage::Answered)
     }
 
-    /// Its reply is about to be sent: the slot is free. False if no reply of it waits here.
+    /// Its reply is about to be sent, so the slot is free. Returns false if no reply for it waits here.
     pub fn handle_sent(&mut self, id: RequestId) -> bool {
         self.advance(id, Stage::Answered, Stage::Free)
     }
@@ -287,14 +287,14 @@ impl Window {
     }
 }
 
-/// What a target does with a request.
+/// The next step of a target for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Begin<'a, T> {
     /// Execute it.
     Execute,
-    /// It was executed: this was the reply.
+    /// The request was executed: this was the reply.
     Replay(&'a T),
-    /// It is being executed: the reply goes to the connection that asked last.
+    /// The request is being executed: the reply goes to the connection that sent it last.
     InProgress,
     /// A later request of the slot was seen: the client has this reply already. Do nothing.
     Old,

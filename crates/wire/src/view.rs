@@ -1,4 +1,4 @@
-//! What replies show: inodes, entries, the right to cache them, the state of targets, sessions and servers.
+//! The parts of replies: inodes, entries, tokens, the state of targets, sessions and servers.
 //!
 //! Owns: the types alone; `message` has the replies that carry them.
 
@@ -7,24 +7,25 @@ use crate::secure::Secure;
 use amphi_types::{Advice, Attr, ByteRange, Cred, FileFlags, Ino, Kind, Layout, Name, SessionId, TargetId};
 use serde::{Deserialize, Serialize};
 
-/// What a client knows of an inode.
+/// The attributes of an inode that a client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeView {
     /// Attributes.
     pub attr: Attr,
     /// Data layout.
     pub layout: Layout,
-    /// What the owner asked of mounts.
+    /// The settings that the owner has made for mounts.
     pub advice: Advice,
     /// Truncation generation to send with writes.
     pub generation: u64,
     /// The inode's owner knows that other targets may hold data (`Request::Spread` was sent).
     pub spread: bool,
-    /// It has extended attributes: without, a client need not ask for one.
+    /// The inode has extended attributes; without any, a client need not request them.
     pub xattrs: bool,
-    /// One of them gives capabilities to whoever runs it (`security.capability`): who writes to it takes that away.
+    /// One of the attributes gives capabilities to programs that execute the file (`security.capability`): a write
+    /// removes it.
     pub capability: bool,
-    /// It has an access control list, so that its permission bits alone do not say who may do what.
+    /// The inode has an access control list, so its permission bits alone do not determine the rights.
     pub acl: bool,
     /// What `chattr` has set.
     pub flags: FileFlags,
@@ -53,7 +54,7 @@ pub struct DirEntry {
     pub ino: Ino,
     /// Kind.
     pub kind: Kind,
-    /// Attributes, if asked for and at hand.
+    /// Attributes, if requested and at hand.
     pub inode: Option<InodeView>,
     /// Tokens for the name and, if the attributes are there, for them.
     pub tokens: Tokens,
@@ -68,7 +69,7 @@ pub struct TokenGrant {
     pub life_ms: u32,
 }
 
-/// What a reply says about tokens. All absent while the session is alone.
+/// The part of a reply about tokens. All fields are absent in sole mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tokens {
     /// The request changed keys that it named: grants up to this number, of the target that was called, are void.
@@ -137,7 +138,7 @@ pub struct TargetStatus {
     pub rotating: bool,
     /// Blocks of file data that were found damaged since the start, and still are.
     pub damaged: u64,
-    /// What was found last of them, newest first, at most `FINDINGS_MAX`. Nothing for who may not know all names.
+    /// The last findings, newest first, at most `FINDINGS_MAX`. Empty for clients that may not know all names.
     pub findings: Vec<String>,
     /// Blocks of metadata that were damaged and have been rebuilt, since the start and by it.
     pub rebuilt: u64,
@@ -158,8 +159,12 @@ pub struct SessionStatus {
     pub locks: u64,
     /// Name of the key with which it came; empty if with none of its own.
     pub key: String,
+    /// The tree to which that key is bound, as its administrator named it; empty if to none.
+    pub subtree: String,
     /// How its connection is protected; `None`: there is none, or it does not leave the machine.
     pub secure: Option<Secure>,
+    /// It has passed its memory to the server, in which large payloads lie.
+    pub memory: bool,
 }
 
 /// One server in `Status`.
@@ -173,18 +178,18 @@ pub struct ServerStatus {
     pub epoch: u64,
     /// Since when the master has not heard of it, milliseconds.
     pub silent_ms: u64,
-    /// Its targets, as it said last; empty for a server that has not said yet since the master started.
+    /// Its targets, as it reported last; empty for a server that has not reported since the master started.
     pub targets: Vec<TargetStatus>,
 }
 
 /// Neighbouring bytes of a file that lie in neighbouring blocks of its target's storage. All in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtentView {
-    /// Where it begins in the file.
+    /// The first byte in the file.
     pub offset: u64,
     /// Length.
     pub len: u64,
-    /// Where it begins in the zone.
+    /// The first byte in the zone.
     pub address: u64,
     /// Whether it holds data; otherwise it is preallocated and reads as zeros.
     pub written: bool,

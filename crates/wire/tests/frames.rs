@@ -4,7 +4,7 @@ use amphi_types::{
     ByteRange, Cred, Errno, FileFlags, Ino, Kind, Name, ObjectId, SessionId, SetAttr, TargetId, TimeSet, Timespec,
     limits,
 };
-use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head};
+use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head, Place};
 use amphi_wire::handshake::*;
 use amphi_wire::handshake::{IdentityProof, Signature};
 use amphi_wire::keys::Fingerprint;
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
-/// What a receiver does with bytes.
+/// The decoding of received bytes.
 fn receive<T: DeserializeOwned>(bytes: &[u8]) -> Result<(Head, T), Option<FrameError>> {
     let head_bytes: &[u8; HEAD_BYTES] = bytes.get(..HEAD_BYTES).and_then(|b| b.try_into().ok()).ok_or(None)?;
     let head = Head::parse(head_bytes)?;
@@ -277,6 +277,7 @@ fn every_message_round_trips() {
         mounts: 1,
         links: 1,
         rotating: Vec::new(),
+        root: Ino::ROOT,
     };
     // The longest one fits a handshake.
     let longest = Welcome {
@@ -289,14 +290,14 @@ fn every_message_round_trips() {
         cluster: u64::MAX,
         ..welcome.clone()
     };
-    let longest = SignedWelcome { welcome: longest, proof: Some([255; 32]), signature: Some(signature) };
+    let longest = SignedWelcome { welcome: longest, proof: Some([255; 32]), signature: Some(signature), memory: true };
     assert!(proven_bytes(&longest).len() <= HANDSHAKE_BODY_MAX, "{}", proven_bytes(&longest).len());
-    round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None, signature: None });
+    round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None, signature: None, memory: false });
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
 }
 
-/// Goal: a sealed frame has no checksums and says so, and nobody who goes by checksums takes it. Method: one is made,
-/// read, and given checksums.
+/// Goal: a sealed frame has no checksums and is marked so, and a receiver that requires checksums refuses it. Method:
+/// one is made, read, and given checksums.
 #[test]
 fn sealed_frames_have_no_checksums() {
     let call = Call { target: TargetId(2), cred: Cred::root(), op: Request::Parent { dir: Ino(300) } };
@@ -314,6 +315,34 @@ fn sealed_frames_have_no_checksums() {
         let mut other = bytes;
         other[at] = 1;
         assert_eq!(parse(&other), Err(FrameError::Reserved), "a checksum at {at}");
+    }
+}
+
+/// Goal: a frame says where its payload lies, in the bytes of the document, and only requests and replies may; only a
+/// request names a place for a reply. Method: both places for every kind that has a body.
+#[test]
+fn payloads_lie_in_memory() {
+    let parse = |bytes: &[u8]| Head::parse(bytes[..HEAD_BYTES].try_into().expect("a header"));
+    for (place, code) in [(Place::At(0x0102_0304), 3), (Place::ForReply(u32::MAX), 4)] {
+        for kind in [FrameKind::Request, FrameKind::Reply, FrameKind::Push, FrameKind::Hello] {
+            let head = Head { place: Some(place), pad: 513, ..Head::new(kind) };
+            let head = Head { payload_len: if kind.payload_max() > 0 { 70_000 } else { 0 }, ..head };
+            let mut bytes = [0; 128];
+            let len = head.encode(&5u8, &mut bytes).expect("it fits");
+            let (Place::At(page) | Place::ForReply(page)) = place;
+            assert_eq!((bytes[40], &bytes[36..40]), (code, &page.to_le_bytes()[..]));
+            let allowed = kind == FrameKind::Request || (kind == FrameKind::Reply && code == 3);
+            match parse(&bytes) {
+                Ok(came) => {
+                    assert!(allowed, "{kind:?} {place:?}");
+                    assert_eq!(came, Head { body_len: 1, ..head });
+                    assert_eq!(came.inline_len(), 0);
+                    let first = bytes[..HEAD_BYTES].try_into().expect("a header");
+                    assert_eq!(Head::check(first, &bytes[HEAD_BYTES..len]), Ok(()));
+                }
+                Err(e) => assert!(!allowed && e == FrameError::Reserved, "{kind:?} {place:?}: {e}"),
+            }
+        }
     }
 }
 
@@ -429,7 +458,7 @@ fn decode_everything(bytes: &[u8]) {
     let _ = receive::<Refuse>(bytes);
 }
 
-/// What decodes must encode and decode to itself.
+/// A message that decodes must encode and decode to itself.
 fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(kind: FrameKind, body: &[u8]) {
     if let Ok(message) = Head::new(kind).decode::<T>(body) {
         // Frames of some kinds have no body.

@@ -1,4 +1,4 @@
-//! What the log costs: CPU of appending, of checkpoints and of a start, and the bytes that a start reads.
+//! The cost of the log: CPU of appending, of checkpoints and of a start, and the bytes that a start reads.
 //!
 //! The records are those of creates: an inode, an entry, the directory and the answer of a slot. The disk is the
 //! simulated one, in memory, so CPU is that of the program and of copies. Usage: `log_cost [RECORDS] [LOG_MIB]`; builds

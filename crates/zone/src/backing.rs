@@ -3,10 +3,11 @@
 //! Owns: how much of the region has storage, and when it gets more. Does not own: which slots a segment takes
 //! (`segment`), or how many bytes items may take of it (`state`, `room`).
 //!
-//! A zone file is sparse. A checkpoint that found no room below could give no log space back, and then not even a
-//! removal would go on. So the begin of the region has its storage before items need it, no slot behind that is taken,
-//! and what grows is refused when there is no more. Invariant: the slots that may be taken hold twice the items and
-//! what the log changes, as the whole region does on a disk of its own.
+//! A zone file is sparse. If the local file system had no space for a checkpoint, no log space could be freed, and then
+//! not even deletions would be possible. So the beginning of the metadata region gets storage before items need it, no
+//! slot behind it is used, and operations that add items are refused when there is no more storage. Invariant: the
+//! slots that may be used can hold twice the items and the changes in the log, as the whole region can on a disk of its
+//! own.
 
 use crate::layout::SLOT_BYTES;
 use crate::state::{ITEMS_PERCENT, Shared, State};
@@ -21,15 +22,15 @@ impl<E: Env> Shared<E> {
         st.medium.slots.backed() * SLOT_BYTES
     }
 
-    /// Slots that should have storage with so many bytes of items: enough for a merge of them, what it replaces, and as
-    /// much again to come.
+    /// Number of slots that should have storage for so many bytes of items: enough to merge them, for the segments that
+    /// the merge replaces, and for as much again.
     fn slots_for(&self, item_bytes: u64) -> u64 {
         let wanted = (item_bytes * 100 / ITEMS_PERCENT).saturating_mul(2).div_ceil(SLOT_BYTES);
         wanted.max(BACKED_SLOTS_MIN).min(self.geometry.meta_slots)
     }
 
-    /// Gives the begin of the metadata region storage when the zone is opened. Where the file system below has no room
-    /// for that, what is there has to do.
+    /// Gives storage to the beginning of the metadata region when the zone is opened. If the local file system below
+    /// has no space for that, the existing storage has to suffice.
     pub async fn back_region(&self) {
         let (wanted, used) = {
             let st = self.state.borrow();
@@ -48,7 +49,7 @@ impl<E: Env> Shared<E> {
                 tracing::warn!(zone = %self.path, "the file system below has no room for more metadata: {e}");
                 return false;
             }
-            // It cannot say: a checkpoint that finds no room is tried again.
+            // The storage below cannot report its space: a checkpoint that finds none is tried again.
             Err(e) => {
                 tracing::info!(zone = %self.path, "storage for metadata cannot be reserved: {e}");
                 self.geometry.meta_slots

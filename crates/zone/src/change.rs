@@ -3,9 +3,9 @@
 //! Owns: the memory of changes until a checkpoint has put them into a segment, and their order for it. Does not own:
 //! their byte form (`types::item`), or when a change counts (`state`, `recover`).
 //!
-//! Changes lie encoded in an arena, and a hash table says where that of a key is. Nobody asks for their order but a
-//! checkpoint, which takes all of them at once and sorts them then. Invariants: the table names one change for each
-//! key, the latest; memory of earlier ones is less than that of the latest and `DEAD_BYTES_MAX`.
+//! Changes are stored encoded in an arena, and a hash table says where the change of a key is. Their order matters only
+//! for a checkpoint, which takes all of them at once and sorts them then. Invariants: the table has one change for each
+//! key, the latest; earlier ones take less memory than the latest ones and `DEAD_BYTES_MAX`.
 //!
 //! The number that drove the design: an ordered map took 22 % of a server's CPU for creates, 64 at a time, more than
 //! half of it to compare keys that were in no cache. A hash finds the place of a change with one miss: to append, write
@@ -22,7 +22,7 @@ use std::hash::Hasher;
 const CHUNK_BYTES_FIRST: usize = 512;
 /// Most bytes of a chunk, unless a single change is larger.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
-/// Bytes of the arena that are out of use, beside as many as are in use, at which it is written anew.
+/// Unused bytes of the arena, beside as many as are in use, at which it is written anew.
 const DEAD_BYTES_MAX: usize = 64 << 10;
 /// Changes sorted or merged without giving other tasks a turn: about 200 us.
 const SORT_BATCH: usize = 4096;
@@ -30,25 +30,25 @@ const SORT_BATCH: usize = 4096;
 /// and 32 of its place in the order while a checkpoint writes it.
 const OVERHEAD_BYTES: u64 = 64;
 
-/// What a change costs in memory and, at most, in a segment.
+/// The size of a change in memory and, at most, in a segment.
 pub fn cost(change: Change<'_>) -> u64 {
     change.encoded().len() as u64 + OVERHEAD_BYTES
 }
 
-/// Where a change lies in the arena.
+/// The place of a change in the arena.
 #[derive(Clone, Copy)]
 struct Place {
     chunk: u32,
     at: u32,
 }
 
-/// What the table knows of a key.
+/// The entry of a key in the table.
 #[derive(Clone, Copy)]
 struct Entry {
     /// Of the key.
     hash: u32,
     place: Place,
-    /// Bytes at the place: as many as the longest change that was put there.
+    /// Bytes at this place: as many as the longest change that was put there.
     room: u32,
 }
 
@@ -79,7 +79,7 @@ impl Changes {
         self.table.len()
     }
 
-    /// What they cost in memory and, at most, in a segment.
+    /// The size of all changes in memory and, at most, in a segment.
     pub fn cost(&self) -> u64 {
         self.cost
     }

@@ -1,14 +1,14 @@
 //! The checkpoint agent: moves what the log changed into segments.
 //!
-//! The changes of written groups are in memory, by key; a checkpoint takes that map, sorts it, writes it as a
-//! segment, together with the newest segments that are not much larger (so there are few, their sizes grow
-//! geometrically, and the cost follows what changed), and installs a root that names the new segment and the
-//! log position that belongs to it. It needs no log space and does not stop appends.
+//! The changes of written groups are in memory, by key. A checkpoint takes that map, sorts it, writes it as a segment,
+//! together with the newest segments that are not much larger (so there are few segments, their sizes grow
+//! geometrically, and the cost is proportional to the changes), and installs a root that names the new segment and the
+//! corresponding log position. It needs no log space and does not stop appends.
 //!
 //! A root also proves that all groups which were synced when it was made are stable, fresh ones too (`state`).
 //!
-//! Installing: sync; copy 0; sync; copy 1; sync. Only then the space of the old segments and of the log before
-//! the new start is given back: at every moment each valid superblock copy names only what is whole.
+//! Installing: sync; copy 0; sync; copy 1; sync. Only then the space of the old segments and of the log before the new
+//! start is freed: at every moment each valid superblock copy names only complete structures.
 
 use crate::backing::is_full;
 use crate::change::Changes;
@@ -105,8 +105,8 @@ async fn run<E: Env>(shared: &Shared<E>) {
             let st = shared.state.borrow();
             if st.life.closing && st.log.is_full {
                 drop(st);
-                // What is still queued was not answered, or is kept; waiting for space that nobody will free helps
-                // nobody.
+                // Records that are still queued were not answered, or are kept; waiting for space that will never be
+                // freed does not help.
                 shared.fail("closing", &std::io::Error::other("the log and the metadata region are full"));
                 return;
             }
@@ -119,7 +119,7 @@ async fn run<E: Env>(shared: &Shared<E>) {
     }
 }
 
-/// Makes everything written stable without a checkpoint: the root that there is learns that the log is synced.
+/// Makes everything written stable without a checkpoint: the existing root is updated to say that the log is synced.
 async fn prove<E: Env>(shared: &Shared<E>, closed: bool) -> Result<(), ZoneError> {
     sync(shared).await?;
     let mut root = shared.state.borrow().medium.root.clone();
@@ -286,7 +286,7 @@ async fn install_segment<E: Env>(
     Ok(())
 }
 
-/// Writes a root to both superblock copies, one after the other. What it names must be stable.
+/// Writes a root to both superblock copies, one after the other. The structures that it names must be stable.
 async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(), ZoneError> {
     root.version = VERSION.into();
     root.sequence = (root.sequence.get() + 1).into();
@@ -296,7 +296,7 @@ async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(),
             root.kept = shared.kept_wanted().into();
         }
         if root.kept.get() == 0 {
-            // From here on nothing is kept that the new root would not lead to.
+            // From here on no record is kept that the new root would not lead to.
             st.medium.root.kept = 0.into();
         }
         (st.reached.synced_seq, st.medium.lost)

@@ -1,14 +1,13 @@
 //! The commit agent, which writes groups, and the sync agent, the only one that syncs.
 //!
-//! Whatever is queued when a group ends becomes the next group: a lone record that somebody waits for is written at
-//! once, and under load groups grow by themselves without any delay. They may be answered before that, when they are
-//! kept (`keep`). A record that nobody waits for, as it is kept or for other reasons, goes with the next one that
-//! somebody does wait for, or by itself soon. A group
-//! with a record that points at new data is written as any other and called fresh in its header: power loss takes it
-//! back unless a later mark proves that it was synced, and with it the data, which had been written before. Every group
-//! carries a mark; when one is wanted and nothing is queued, an empty group does. An idle zone writes and syncs
-//! nothing: the last fresh group is synced after `sync_interval`, then marked, and the mark is synced an interval
-//! later.
+//! All records that are queued when a group ends become the next group: a single record for which a task waits is
+//! written at once, and under load groups grow without any delay. Tasks may be answered earlier, when their records are
+//! kept (`keep`). A record for which no task waits, because it is kept or for other reasons, is written with the next
+//! one for which a task does wait, or soon by itself. A group with a record that points at new data is written like any
+//! other and marked as fresh in its header: after a loss of power it is dropped unless a later mark proves that it was
+//! synced, and with it the data, which had been written before. Every group carries a mark; if a mark is wanted and
+//! nothing is queued, an empty group carries it. An idle zone writes and syncs nothing: the last fresh group is synced
+//! after `sync_interval`, then marked, and the mark is synced an interval later.
 //!
 //! Invariant: the log is never written further than `Geometry::unsynced_max` beyond what is synced of it. A start
 //! relies on it: behind the end of the log it looks no further for groups than twice that (`recover`). A sync begins
@@ -29,21 +28,21 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long records that nobody waits for stay queued, so that they go with the next one that somebody waits for. A
-/// write of their own would take 60 us, in which that one would have to wait.
+/// How long records for which no task waits stay queued, to be written with the next one for which a task waits. A
+/// separate write would take 60 us, for which that next record would have to wait.
 const UNASKED_PAUSE: Duration = Duration::from_millis(1);
 
-/// The same where all that is queued is kept: 47,008-byte records of four writers came in one group for each seven of
-/// them, two thirds of all requests to the disk, while nobody waited for any.
+/// The same if all queued records are kept: otherwise 47,008-byte records of four writers came in one group for each
+/// seven of them, two thirds of all disk requests, while no task waited for any.
 const KEPT_PAUSE: Duration = Duration::from_millis(5);
 
-/// How often an idle zone looks whether its memory is still there.
+/// How often an idle zone checks whether its memory still exists.
 const LOOK_PAUSE: Duration = Duration::from_secs(10);
 
 /// How long a failing disk may take to note that a sync failed.
 const NOTE_MAX: Duration = Duration::from_secs(5);
 
-/// Starts the two agents, and the one that looks after kept memory.
+/// Starts the two agents, and the one that checks kept memory.
 pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
     let committer = shared.clone();
     shared.env.spawn(async move {
@@ -63,7 +62,7 @@ pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
     });
 }
 
-/// Looks whether kept memory was removed, also while nothing is written: the root must not name what is gone.
+/// Checks whether kept memory was removed, also while nothing is written: the root must not name memory that is gone.
 async fn watch_kept<E: Env>(shared: &Shared<E>) {
     loop {
         let ended = pin!(shared.events.checkpoint_asked.wait_until(|| {
@@ -180,7 +179,7 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         if let Some(keep) = &*shared.kept.areas.borrow() {
             keep.on_disk(lsn);
         }
-        // What found no area has one now.
+        // Records that found no area have one now.
         shared.keep_queued(&mut st);
         let due = (shared.bounds.auto_checkpoint && shared.checkpoint_due(&st)) || shared.kept_differs(&st);
         drop(st);
@@ -250,7 +249,7 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
             (st.log.head, st.marks.written, st.syncs.started)
         };
         if let Err(e) = shared.disk.sync().await {
-            // Before anybody is told, since whoever is may end the process.
+            // This comes before any task is woken, since a task may end the process.
             let note = pin!(note_doubt(&*shared.disk, shared.ids.zone, shared.env.boot_id()));
             select(note, pin!(shared.env.sleep(NOTE_MAX))).await;
             if let Some(keep) = &*shared.kept.areas.borrow() {
@@ -276,8 +275,8 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
     }
 }
 
-/// After a failed sync nobody knows what of the data is there, and the next sync may succeed nevertheless: notes that
-/// the next opening must treat it like lost power. As good as it can be done: the disk is failing.
+/// After a failed sync it is not known which data is on the disk, and the next sync may succeed nevertheless: notes
+/// that the next opening must treat it like a loss of power. The note may fail as well, because the disk is failing.
 pub async fn note_doubt(disk: &impl Disk, zone_id: u64, boot: u64) {
     if let Err(e) = disk.write(DOUBT_OFFSET, doubt(zone_id, boot)).await.0 {
         tracing::error!("noting that a sync failed failed too: {e}");

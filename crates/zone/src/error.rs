@@ -1,4 +1,4 @@
-//! What can be wrong with a zone: kind, place, sentence. Matched on the kind only.
+//! Errors of a zone: kind, place, sentence. Code matches only on the kind.
 
 use amphi_types::Errno;
 use std::fmt;
@@ -37,9 +37,9 @@ pub enum ZoneErrorKind {
 pub struct ZoneError {
     /// Kind: the only part to match on.
     pub kind: ZoneErrorKind,
-    /// Where: the path, and the structure with its block number.
+    /// The place: the path, and the structure with its block number.
     pub place: String,
-    /// What is wrong there, for people.
+    /// The fault there, for users.
     pub text: String,
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// Wakes everybody who waits when something changed; each looks again for himself. Bounded by the number of
+/// Wakes all waiting tasks when something changed; each checks its condition again. It is bounded by the number of
 /// waiting tasks.
 #[derive(Default)]
 pub struct Event {

@@ -1,4 +1,4 @@
-//! Check of a zone that nobody has open for writing.
+//! Check of a zone that no process has open for writing.
 
 use crate::image::Image;
 use crate::recover::{read_items, read_zone};
@@ -27,7 +27,7 @@ pub struct Report {
     pub segments: u64,
     /// All items, for the checks of their owners. Empty when the zone does not verify.
     pub items: BTreeMap<Key, Vec<u8>>,
-    /// What a crash may leave and opening repairs.
+    /// States that a crash may leave and that opening the zone repairs.
     pub notes: Vec<String>,
     /// What must not be.
     pub problems: Vec<ZoneError>,

@@ -17,11 +17,11 @@ pub struct Group {
     pub first_lsn: u64,
     /// Whether a record points at data that may not be synced.
     pub fresh: bool,
-    /// Where its records are kept.
+    /// The area in which its records are kept.
     pub area: Option<usize>,
     /// Bytes of that area in use.
     pub area_bytes: usize,
-    /// Where the first record begins that is not kept.
+    /// The offset of the first record that is not kept.
     unkept: usize,
     /// Whether it gets a parity block: in every zone that has been opened.
     pub parity: bool,
@@ -70,7 +70,7 @@ impl Group {
         rest.get(..u32::from_le_bytes(*len) as usize)
     }
 
-    /// Its first record that was not is kept now; the area has `area_bytes` in use.
+    /// The first record that was not kept is kept now; the area has `area_bytes` in use.
     pub fn is_kept(&mut self, area_bytes: usize) {
         self.unkept += 4 + self.unkept().map_or(0, <[u8]>::len);
         self.area_bytes = area_bytes;
@@ -104,7 +104,7 @@ impl Group {
         self.records += 1;
     }
 
-    /// What its records change, in order.
+    /// The changes of its records, in order.
     pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         let mut rest = &self.buf[GROUP_HEADER..self.len];
         let records = std::iter::from_fn(move || {

@@ -1,7 +1,7 @@
 //! `Image`: a zone as it was found on its disk.
 //!
-//! Owns: what reading a zone yields, and what of it was damaged. Does not own: the reading (`recover`), or what opening
-//! the zone makes of it (`zone`).
+//! Owns: the result of reading a zone, and which blocks of it were damaged. Does not own: the reading (`recover`), or
+//! how the result is used to open the zone (`zone`).
 
 use crate::change::Changes;
 use crate::layout::{Geometry, Superblock};
@@ -12,7 +12,7 @@ use crate::segment::{Segment, SlotMap};
 /// How the two copies of the superblock are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copies {
-    /// Both are valid and equal.
+    /// Both copies are valid and equal.
     Equal,
     /// Both are valid.
     Differ,
@@ -20,7 +20,7 @@ pub enum Copies {
     OneDamaged,
 }
 
-/// What of a zone was damaged and could be rebuilt.
+/// Damaged structures of a zone that could be rebuilt.
 pub struct Damage {
     /// How the two superblocks are.
     pub copies: Copies,
@@ -41,18 +41,18 @@ pub struct KeptRecords {
 /// A zone as it was found.
 pub struct Image {
     pub root: Superblock,
-    /// What was damaged and could be rebuilt.
+    /// Damaged structures that could be rebuilt.
     pub damage: Damage,
     pub geometry: Geometry,
-    /// Those that the root names, once their items were read.
+    /// The segments that the root names, once their items were read.
     pub segments: Vec<Segment>,
     pub slots: SlotMap,
-    /// What the log changes over the segments.
+    /// The changes of the log over the segments.
     pub dirty: Changes,
-    /// Behind the last group that is replayed.
+    /// The point behind the last group that is replayed.
     pub end: LogPoint,
     pub replayed: u64,
-    /// What a killed process has left in memory.
+    /// Records that a killed process has left in memory.
     pub left: KeptRecords,
     /// Whether a sync has failed in this life of the machine.
     pub doubted: bool,
@@ -62,7 +62,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Damaged blocks that were rebuilt. What a crash may have torn is none.
+    /// Damaged blocks that were rebuilt. A block that a crash may have torn does not count.
     pub fn rebuilt_blocks(&self) -> u64 {
         let damaged = self.damage.mended.values().filter(|m| !m.torn).count() as u64;
         damaged + u64::from(self.damage.copies == Copies::OneDamaged)

@@ -1,15 +1,15 @@
 //! Records on their way to the log, in memory that outlives the process.
 //!
-//! A record is safe from a kill of the process as soon as it is here, so whoever waits for it is answered then; its
-//! write to the disk has begun or is about to, and takes a hundred times as long. Power loss takes it like any record
+//! A record survives a kill of the process as soon as it is in this memory, so tasks that wait for it are woken then;
+//! its disk write has begun or is about to, and takes a hundred times as long. A loss of power loses it like any record
 //! that is not synced.
 //!
 //! Owns: the form of that memory, which record goes where, reading it after a kill. Does not own: when a record counts
 //! as safe (`state`), or how what is found gets into the log (`zone`).
 //!
-//! Invariants: records of a group go to one of two areas, which no other group that is not on the disk yet uses; a
-//! record that is here is overwritten only when its group is on the disk. What is here names the opening that wrote it,
-//! and so does the root, so nobody's older memory is taken for it.
+//! Invariants: records of a group go to one of two areas, which is used by no other group that is not on the disk yet;
+//! a record in this memory is overwritten only when its group is on the disk. The memory names the opening that wrote
+//! it, and so does the root, so older memory is never taken for it.
 
 use crate::layout::block_crc;
 use amphi_env::{Env, Kept};
@@ -18,7 +18,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Bytes of an area: the small records of some groups of the log. What does not fit is answered when it is on the disk.
+/// Bytes of an area, which holds the small records of some groups of the log. A record that does not fit is answered
+/// when it is on the disk.
 const AREA_BYTES: usize = 64 << 10;
 /// Areas: one for the group that is being written, one for the next.
 pub const AREAS: usize = 2;
@@ -28,9 +29,9 @@ const RECORD_HEADER: usize = 16;
 
 /// Bytes in front of the areas that are in use.
 const HEADER: usize = 24;
-/// Where the number of the last record on the disk is noted: number (8), checksum (4).
+/// Offset of the number of the last record on the disk: number (8), checksum (4).
 const NOTE_AT: u64 = 64;
-/// Where it is noted that a sync failed: the opening (8), checksum (4). The disk has such a note as well, if it could
+/// Offset of the note that a sync failed: the opening (8), checksum (4). The disk has such a note as well, if it could
 /// be written.
 const DOUBT_AT: u64 = 128;
 
@@ -74,7 +75,7 @@ pub struct Keep<E: Env> {
     memory: E::Kept,
     zone_id: u64,
     opening: u64,
-    /// A record as it goes to the memory; kept for its capacity.
+    /// A record as it is copied to the memory; the buffer is reused.
     staging: RefCell<Vec<u8>>,
     /// Writing has failed: nothing is kept any more.
     failed: Cell<bool>,
@@ -88,7 +89,7 @@ impl<E: Env> Keep<E> {
         Ok(Keep { memory, zone_id, opening, staging: RefCell::default(), failed: Cell::new(false) })
     }
 
-    /// Whether nothing more is kept: the memory has failed, or nobody would find it.
+    /// Whether no further record is kept: the memory has failed, or would not be found after a kill.
     pub fn has_failed(&self) -> bool {
         self.failed.get()
     }
@@ -99,7 +100,7 @@ impl<E: Env> Keep<E> {
         }
     }
 
-    /// Looks whether the memory would be found: others may remove it, and then it has failed.
+    /// Checks whether the memory would be found after a kill: it may have been removed, and then it has failed.
     pub fn look(&self) {
         if !self.failed.get() && !self.memory.is_there() {
             self.fail(&format_args!("kept memory {} was removed", name_of(self.zone_id, self.opening)));
@@ -127,8 +128,8 @@ impl<E: Env> Keep<E> {
         }
     }
 
-    /// Puts `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its begin. Where the next
-    /// one begins, or `None` if it is not kept: there is no room, or the memory has failed.
+    /// Copies `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its beginning. Returns
+    /// where the next one begins, or `None` if the record is not kept: there is no space, or the memory has failed.
     pub fn put(&self, area: usize, at: usize, lsn: u64, record: &[u8]) -> Option<usize> {
         let end = at + RECORD_HEADER + record.len();
         if end > AREA_BYTES || self.failed.get() {
@@ -164,12 +165,12 @@ pub fn is_doubted<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> bo
     bytes.is_ok_and(|bytes| bytes.get(DOUBT_AT as usize..).is_some_and(|behind| behind.starts_with(&note)))
 }
 
-/// What the memory of a killed process has.
+/// The contents of the memory of a killed process.
 pub enum Found {
-    /// It is there: its records by number, and the last one that was on the disk for certain. Those of the log are
-    /// among them.
+    /// The memory exists: its records by number, and the last one that was certainly on the disk. Records that are also
+    /// in the log are among them.
     Records(BTreeMap<u64, Vec<u8>>, u64),
-    /// It is gone: what was answered last may be, too.
+    /// The memory is gone: the last answered changes may be lost.
     Gone,
 }
 
@@ -195,7 +196,7 @@ pub fn read<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> io::Resu
         let mut rest = bytes.get(from..to).unwrap_or_default();
         let mut expected = None;
         while let Some((lsn, record, behind)) = take(rest, zone_id, opening) {
-            // Behind the newest record of an area there may be remains of what was there before.
+            // Behind the newest record of an area there may be remains of earlier ones.
             if expected.is_some_and(|e| e != lsn) {
                 break;
             }

@@ -14,9 +14,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the format.
 pub const VERSION: u32 = 5;
-/// Oldest version that can be opened, which makes it one of the present version: it lacks `kept`, which is zero there.
+/// Oldest version that can be opened, which makes it one of the present version: it has no field `kept`, which is zero
+/// there.
 pub const VERSION_OLDEST: u32 = 2;
-/// First version whose groups and pages have a parity block. Those of an older one are read as they are.
+/// First version whose groups and pages have a parity block. Those of older versions are read without parity.
 pub const VERSION_PARITY: u32 = 4;
 /// First version whose log never has more unsynced blocks than `Geometry::unsynced_max`.
 pub const VERSION_NEAR: u32 = 5;
@@ -51,7 +52,7 @@ const LOG_DEFAULT: u64 = 64 << 20;
 const META_MIN: u64 = 4 << 20;
 const MIB: u64 = 1 << 20;
 
-/// Where the regions of a zone lie.
+/// The places of the regions of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub size: u64,
@@ -91,14 +92,14 @@ impl Geometry {
         })
     }
 
-    /// Most blocks from the end of what is synced of the log to the end of what is written, and so of a group with its
-    /// parity.
+    /// Most blocks from the end of the synced part of the log to the end of the written part, and so of a group with
+    /// its parity.
     pub fn unsynced_max(&self) -> u64 {
         UNSYNCED_BLOCKS_MAX.min(self.log_blocks / 4)
     }
 
-    /// Blocks behind the end of the log in which all groups begin that were written behind it, and what proves that a
-    /// group which should be there was stable (docs/DISK_FORMAT.md, "Recovery").
+    /// Number of blocks behind the end of the log in which two kinds of groups begin: all that were written behind the
+    /// end, and those that prove that a missing group was stable (docs/DISK_FORMAT.md, "Recovery").
     pub fn tail_blocks(&self) -> u64 {
         2 * self.unsynced_max()
     }
@@ -141,7 +142,8 @@ pub struct Superblock {
     pub zone_id: U64,
     pub cluster: U64,
     pub target: U16,
-    /// 1: what was written and not made stable may be gone, and who was answered so has not been told yet.
+    /// 1: changes that were written and not stable may be lost, and the sessions that got these answers have not been
+    /// ended yet.
     pub lost: u8,
     pub reserved: [u8; 5],
     pub size: U64,
@@ -335,7 +337,7 @@ pub fn block_crc(zone_id: u64, blocks: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, &blocks[8..])
 }
 
-/// Where a zone notes that a sync failed.
+/// The place of the note that a sync failed.
 pub const DOUBT_OFFSET: u64 = 2 * BLOCK;
 const DOUBT_MAGIC: [u8; 4] = *b"ADBT";
 

@@ -1,8 +1,8 @@
 //! One zone: the storage of one target. Superblock, write-ahead log, checkpoints, crash recovery.
 //!
-//! Owns: the byte layout of docs/DISK_FORMAT.md, the log's group commit, checkpoints and what a crash leaves.
-//! Does not own: what items mean (`meta`, `data`, the server's tables), data blocks (it says only where their
-//! region lies), reply order and locks (`server`).
+//! Owns: the byte layout of docs/DISK_FORMAT.md, the log's group commit, checkpoints and recovery after a crash. Does
+//! not own: the meaning of items (`meta`, `data`, the server's tables), data blocks (only the place of their region),
+//! the order of replies and locks (`server`).
 //!
 //! A target's durable state, file data apart, is a set of items. A `Txn` is appended to the log and becomes *kept*
 //! (survives the process: in memory that does, or written), *written* (on the disk) and later *stable* (survives power
@@ -13,9 +13,9 @@
 //! segment space is reused only after both superblock copies that stopped naming it are synced; the first
 //! failed write or sync makes the zone refuse everything after it, but for pages of segments that find no room below.
 //!
-//! The number that drove the design: one 4 KiB O_DIRECT write costs 60-70 us on the reference machine and a
-//! metadata change must not cost more than that, so a group is one write, is sent without delay, and nobody waits for
-//! it whose record is in memory that outlives the process (`keep`).
+//! The number that drove the design: one 4 KiB O_DIRECT write costs 60-70 us on the reference machine and a metadata
+//! change must not cost more than that, so a group is one write, is sent without delay, and a record in memory that
+//! outlives the process (`keep`) need not wait for it.
 #![forbid(unsafe_code)]
 
 mod backing;

@@ -1,4 +1,4 @@
-//! A point of the log: where it lies, and what comes before it.
+//! A point of the log: its position, and the group before it.
 //!
 //! Owns: the point and the link by which a group names its predecessor. Does not own: how groups are written (`group`,
 //! `commit`) or followed (`log_reader`).
@@ -12,7 +12,7 @@ pub struct Link {
     pub crc: u32,
 }
 
-/// Where the log begins, or ends.
+/// The beginning or the end of the log.
 #[derive(Clone, Copy, Debug)]
 pub struct LogPoint {
     /// Block position, counted without wrapping.

@@ -42,7 +42,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
     pub fn new(disk: &'a D, root: &Superblock) -> LogBlocks<'a, D> {
         let (mended, unreadable) = (MendedBlocks::new(), BTreeMap::new());
         let (geometry, zone_id) = (root.geometry(), root.zone_id.get());
-        // Whoever made the root of an older version was still writing.
+        // A zone of an older version may still have been written when its root was made.
         let old_seq = if root.version.get() < VERSION_NEAR { u64::MAX } else { root.stable_seq.get() };
         let (chunk, heads) = (Vec::new(), Vec::new());
         LogBlocks { disk, geometry, zone_id, old_seq, chunk, chunk_at: 0, heads, heads_at: 0, mended, unreadable }
@@ -123,7 +123,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         self.unreadable.clear();
     }
 
-    /// An error if a block could not be read and was not rebuilt: then nobody knows where the log ends.
+    /// An error if a block could not be read and was not rebuilt: then the end of the log is unknown.
     pub fn check_readable(&self) -> Result<(), ZoneError> {
         self.unreadable.values().next().map_or(Ok(()), |e| Err(e.clone()))
     }
@@ -139,8 +139,8 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         Ok(parity::verifies(zone_id, bytes).then_some((header, bytes)))
     }
 
-    /// Follows the groups from `at` while they verify and name their predecessor. `take` gets each one's header and
-    /// body, and where it lies; the end is behind the last one that it took.
+    /// Follows the groups from `at` while they verify and name their predecessor. `take` gets each one's header, body
+    /// and position; the end is behind the last one that it accepted.
     pub async fn follow(
         &mut self,
         mut at: LogPoint,
@@ -187,7 +187,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         {
             return Ok(true);
         }
-        // The first block, which says how many there are, is the sum of all others.
+        // The first block, which says how many blocks there are, is the exclusive or of all others.
         let mut sum = [0; GROUP_HEADER];
         let most = if at.seq < self.old_seq { GROUP_BLOCKS_OLD + 1 } else { self.geometry.unsynced_max() };
         for blocks in 1..(ring_end - at.position).min(most) {
@@ -228,7 +228,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         Ok(true)
     }
 
-    /// Puts a block that was rebuilt where it belongs in the chunk, which has it.
+    /// Copies a rebuilt block to its place in the chunk, which contains that position.
     fn patch(&mut self, position: u64, block: &[u8]) {
         let from = ((position - self.chunk_at) * BLOCK) as usize;
         self.chunk[from..from + BLOCK as usize].copy_from_slice(block);

@@ -1,8 +1,7 @@
 //! `Merge`: changes of several sources as one, by key.
 //!
-//! Owns: the order of the sources, and that of each key the newest change counts. Does not own: what becomes of the
-//! changes (`checkpoint`, `recover`). Nothing is copied: a change is a slice of the arena or of the page that it lies
-//! in.
+//! Owns: the order of the sources, by which the newest change of each key wins. Does not own: the use of the changes
+//! (`checkpoint`, `recover`). Nothing is copied: a change is a slice of the arena or of its page.
 
 use crate::ZoneError;
 use crate::change::Order;

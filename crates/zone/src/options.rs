@@ -1,4 +1,4 @@
-//! What the owner of a zone says of it: how to make one, and how to open one.
+//! Options of the owner of a zone: for making and for opening it.
 //!
 //! Owns: the sizes and names of a new zone, the options of an opening with their defaults, and what is called when a
 //! zone fails. Does not own: what is made of them (`layout`, `state`, `zone`).
@@ -34,17 +34,17 @@ pub struct OpenOptions {
     pub dirty_bytes: u64,
     /// Checkpoints are taken by the zone's own agent; otherwise only by calls of `checkpoint`.
     pub auto_checkpoint: bool,
-    /// Records count as kept when they are in memory that outlives the process, where there is any; otherwise when they
+    /// Records count as kept when they are in memory that outlives the process, if there is any; otherwise when they
     /// are on the disk.
     pub keeps: bool,
-    /// Told of the failure of the zone before anybody whose record waits is.
+    /// Notified of the failure of the zone before any task whose record waits.
     pub on_failure: OnFailure,
 }
 
 /// Called with a sentence.
 type Told = Rc<dyn Fn(&str)>;
 
-/// What is called when a zone fails; by default nothing.
+/// The function that is called when a zone fails; by default none.
 #[derive(Clone, Default)]
 pub struct OnFailure(pub Option<Told>);
 

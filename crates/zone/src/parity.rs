@@ -1,11 +1,11 @@
 //! Parity: a log group or a segment page survives the loss of any one of its blocks.
 //!
-//! Owns: the parity block, and how a damaged block is found and rebuilt. Does not own: where structures lie, and when
-//! what was rebuilt is written again (`recover`, `segment`, `zone`).
+//! Owns: the parity block, and how a damaged block is found and rebuilt. Does not own: the places of structures, and
+//! when rebuilt blocks are written again (`recover`, `segment`, `zone`).
 //!
-//! Behind the blocks of a structure, in the same write, lies their exclusive or. Which block is damaged nobody says:
-//! the structure's checksum is tried with each of them rebuilt, which costs no more than computing it twice, because a
-//! checksum is linear. Invariant: bytes that were rebuilt are used only if the whole structure verifies with them.
+//! Behind the blocks of a structure, in the same write, is their exclusive or. Nothing says which block is damaged: the
+//! structure's checksum is tried with each block rebuilt, which costs no more than computing it twice, because a
+//! checksum is linear. Invariant: rebuilt bytes are used only if the whole structure verifies with them.
 //!
 //! The number that drove the design: a page is one write of 64 KiB, a lone group one of 4 KiB that takes 60 us. A
 //! second copy elsewhere would be a second write; one more block in the same write is none, and 1/16 of the space.
@@ -20,15 +20,15 @@ const BLOCK_BYTES: usize = BLOCK as usize;
 /// A block that was rebuilt and has to be written again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mended {
-    /// What it is a part of, for people.
+    /// The structure to which the block belongs, for users.
     pub place: String,
     /// Its 4096 bytes.
     pub block: Vec<u8>,
-    /// It is of the last group of the log, which a crash may have torn.
+    /// The block belongs to the last group of the log, which a crash may have torn.
     pub torn: bool,
 }
 
-/// Such blocks by their address on the disk: one for each structure at most.
+/// Rebuilt blocks by their address on the disk: at most one for each structure.
 pub type MendedBlocks = BTreeMap<u64, Mended>;
 
 /// Adds `block` to a sum.
@@ -94,7 +94,7 @@ pub fn mend(zone_id: u64, blocks: &mut [u8]) -> Result<Option<usize>, ()> {
 fn candidates(zone_id: u64, data: &[u8], wrong: &[u8]) -> Vec<usize> {
     let stored = u32::from_le_bytes([data[4], data[5], data[6], data[7]]);
     let difference = stored ^ block_crc(zone_id, data);
-    // What adding it to the last block changes of the checksum; then to the one before it, and so on.
+    // How adding it to the last block changes the checksum; then to the block before it, and so on.
     let mut change = extend(0, wrong);
     let mut found = vec![0];
     for index in (1..data.len() / BLOCK_BYTES).rev() {

@@ -5,23 +5,23 @@
 pub enum Mistake {
     /// The root is written before its segment and log are stable.
     RootBeforeSync,
-    /// Log space is given back before the root is stable.
+    /// Log space is returned before the root is stable.
     TrimBeforeRoot,
     /// A group may follow any other.
     NoChain,
     /// After power loss, records whose data was never proven to be synced are replayed.
     FreshReplayed,
-    /// What was synced counts as stable, whether or not that is proven on the medium.
+    /// Synced data counts as stable, whether or not that is proven on the medium.
     StableUnproven,
-    /// What a killed process has kept is not looked at.
+    /// Kept records of a killed process are ignored.
     KeptIgnored,
     /// An area is used again before its group is on the disk.
     AreaReused,
-    /// What was cut is left as it was.
+    /// Groups behind a cut are left as they were.
     CutComesBack,
     /// The parity of what was cut is left as it was.
     CutKeepsParity,
-    /// What was rebuilt is used whether it verifies or not.
+    /// Rebuilt bytes are used whether they verify or not.
     RebuiltUnverified,
     /// The log is written however much of it is not synced.
     SyncsLate,

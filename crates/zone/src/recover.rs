@@ -1,15 +1,15 @@
 //! Reading a zone: superblock, log, segments. Changes nothing.
 //!
-//! Rules (docs/DISK_FORMAT.md): of two valid superblock copies the one with the higher sequence counts; one may
-//! be invalid. Segments must verify wholly; their items go to whoever opens the zone one by one, merged with what the
-//! log changes, so that they are in memory once. The log is replayed from the root's start while groups verify and
-//! name their predecessor. Where that ends the log is cut, unless something proves that the group there was
-//! synced: the root's mark, or that of a later group. Then it is an error.
+//! Rules (docs/DISK_FORMAT.md): of two valid superblock copies the one with the higher sequence is used; one may be
+//! invalid. Segments must verify completely; their items are passed on one by one, merged with the changes of the log,
+//! so that no item is in memory twice. The log is replayed from the root's start while groups verify and name their
+//! predecessor. At the first group that does not verify the log is cut, unless the root's mark or that of a later group
+//! proves that this group was synced. In that case the zone is refused.
 //!
-//! If the root was made in another life of the machine, power may have been lost (or a sync failed), and a fresh group
-//! may be there without the data that it points at. So the log is also cut at the first fresh group that no mark
-//! covers. Marks speak of groups in front of every cut that was ever made there (a cut is behind them all), so those of
-//! groups that no longer count are true of the groups that do; and all of them are looked at, so that none is left that
+//! If the machine was restarted since the root was made, power may have been lost (or a sync failed), and a fresh group
+//! may exist without the data that it points at. So the log is also cut at the first fresh group that no mark covers.
+//! Marks name groups in front of every cut that was ever made there (a cut is behind all of them), so marks in groups
+//! that are no longer valid are right about the valid groups. All of them are used, so that none is left that
 //! contradicts the cut.
 
 use crate::change::Changes;
@@ -34,7 +34,8 @@ async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<B
     Ok(buf)
 }
 
-/// Reads the zone on `disk`, which is the file `path`, but for its segments, and what a killed process has kept of it.
+/// Reads the zone on `disk`, the file `path`, except its segments, and the records that a killed process has kept in
+/// memory.
 pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Image, ZoneError> {
     let boot = env.boot_id();
     let mut notes = Vec::new();
@@ -192,7 +193,7 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
         last = at.position;
         Ok(true)
     };
-    // What lies behind the cut is not mended.
+    // Blocks behind the cut are not repaired.
     log.forget();
     let end = log.follow(start, ring_end, replay).await?;
     (image.end.position, image.end.seq, image.end.lsn, image.end.link) = (end.position, end.seq, end.lsn, end.link);
@@ -208,8 +209,8 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
     log.check_readable()
 }
 
-/// Replays what a killed process has kept behind the end of the log. Not in another life of the machine, or behind a
-/// failed sync: then records in front of them may be missing, and everybody is told.
+/// Replays the records that a killed process has kept, behind the end of the log. After a restart of the machine, or a
+/// failed sync, it does not: records before them may be missing, and the loss is reported.
 fn read_kept<E: Env>(env: &E, path: &str, image: &mut Image) -> Result<(), ZoneError> {
     let (zone_id, opening) = (image.root.zone_id.get(), image.root.kept.get());
     if opening == 0 || image.root.boot.get() != env.boot_id() || image.doubted {
@@ -272,8 +273,9 @@ fn replay_group(
 /// Returns the highest mark behind it.
 ///
 /// No group of the last opening ends further behind the missing one than the log may be ahead of its last sync, unless
-/// the missing one was synced. Then each group that ends further behind has a mark that proves it, and the first of
-/// them begins before that. So twice that is looked at, and only zones of older versions to the end of the ring.
+/// the missing one was synced. If it was synced, each group that ends further behind has a mark that proves it, and the
+/// first of them begins before that bound. So twice the bound is searched, and only zones of older versions are
+/// searched to the end of the ring.
 async fn read_tail<D: Disk>(
     log: &mut LogBlocks<'_, D>,
     image: &mut Image,
@@ -299,7 +301,7 @@ async fn read_tail<D: Disk>(
     };
     while at < ring_end.min(end.position + tail) {
         let mut step = 1;
-        // Headers are looked at first: most blocks here are remains of an earlier lap.
+        // Headers are read first: most blocks here are remains of an earlier round of the ring.
         let first = log.head(at).await?;
         if let Some(h) = header_of(first).filter(|h| h.seq.get() >= missing) {
             let blocks = h.blocks();

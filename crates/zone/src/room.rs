@@ -1,4 +1,4 @@
-//! Room for what an operation is going to add: in the log, and among the items.
+//! Space for what an operation will add: in the log, and among the items.
 //!
 //! Owns: whether an operation may be planned, and what is done first where it may not be: more of the region gets
 //! storage (`backing`), a checkpoint merges, the log gives space back. Does not own: how a group that is written waits
@@ -13,8 +13,8 @@ use amphi_types::limits::BLOCK;
 
 /// Queued bytes at which `reserve` waits.
 const QUEUE_BYTES_MAX: u64 = 4 << 20;
-/// Share that the log's changes may take too before what adds nothing has them merged: a merge of as much, and as much
-/// again, still fits. It is kept from what grows.
+/// Share that changes in the log may take before operations that add nothing have them merged: a merge of that size,
+/// and as much again, still fits. Operations that add items cannot use it.
 const CHANGES_PERCENT: u64 = 46;
 /// Least share that must be won back by a merge for what adds nothing.
 const MERGE_PERCENT: u64 = 2;
@@ -61,7 +61,7 @@ impl<E: Env> Shared<E> {
                 (self.has_log_room(&st), fits, worth, st.waiting.appended_lsn)
             };
             if !fits && growth > 0 && !backed {
-                // Once more if there is more now, until there is none.
+                // This is repeated if there is more now, until there is none.
                 backed = !self.back_more(growth).await;
                 continue;
             }

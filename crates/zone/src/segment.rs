@@ -66,7 +66,7 @@ impl SlotMap {
         self.backed as u64
     }
 
-    /// One past the highest slot that is taken.
+    /// One past the highest slot that is used.
     pub fn end(&self) -> u64 {
         self.taken.iter().rposition(|taken| *taken).map_or(0, |last| last as u64 + 1)
     }
@@ -215,7 +215,7 @@ pub struct SegmentReader<'a, D: Disk> {
     page: Buf,
     /// Payload from the present change on.
     carry: Vec<u8>,
-    /// Where the present change begins and ends there; nothing in front of the first one.
+    /// The begin and end of the present change in the page; empty before the first one.
     at: usize,
     end: usize,
     bytes: u64,
@@ -269,7 +269,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         Ok(self.present())
     }
 
-    /// The change that `next` went on to, if it has not come to the end.
+    /// The change that `next` continued to, if it has not come to the end.
     pub fn present(&self) -> Option<Change<'_>> {
         Change::take(&mut &self.carry[self.at..self.end])
     }
@@ -364,7 +364,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         if let Some(blocks) = header(&damaged) {
             tries.push((blocks, damaged[..BLOCK as usize].to_vec()));
         }
-        // The first block, which says how many there are, is the sum of all others.
+        // The first block, which says how many blocks there are, is the exclusive or of all others.
         let mut first = vec![0; BLOCK as usize];
         for (n, block) in damaged.chunks_exact(BLOCK as usize).enumerate().skip(1) {
             parity::add(&mut first, block);

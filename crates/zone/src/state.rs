@@ -1,8 +1,8 @@
 //! What the handle and the agents of a zone share.
 //!
-//! Owns: queue, positions, dirty changes, waiting, and what is stable. Invariants: `stable <= synced <= written <= kept
-//! <= appended`; `dirty` is exactly what the written groups since the root's log start change, but for what a running
-//! checkpoint has taken.
+//! Owns: queue, positions, dirty changes, waiting tasks, and what is stable. Invariants:
+//! `stable <= synced <= written <= kept <= appended`; `dirty` contains exactly the changes of the groups written since
+//! the root's log start, except those that a running checkpoint has taken.
 //!
 //! Stable means: will be replayed after power loss. Recovery then drops the log from the first fresh group on that no
 //! mark covers (`recover`), so a record is stable when it is synced and every fresh group up to it is covered by a mark
@@ -44,25 +44,25 @@ pub struct State {
     pub waiting: Queue,
     /// How far records have got.
     pub reached: Reached,
-    /// What proves that groups are whole.
+    /// The marks that prove that groups are complete.
     pub marks: Marks,
-    /// Where the log begins and ends.
+    /// The beginning and the end of the log.
     pub log: LogBounds,
-    /// What the log changes over the segments.
+    /// The changes of the log over the segments.
     pub changes: Unmerged,
-    /// What lies on the medium beside the log.
+    /// The contents of the medium beside the log.
     pub medium: Medium,
     /// Syncs, counted.
     pub syncs: Syncs,
     /// Checkpoints, counted.
     pub checkpoints: Checkpoints,
-    /// Whether the zone goes on.
+    /// Whether the zone continues.
     pub life: Life,
     pub counters: ZoneStats,
 }
 
 impl State {
-    /// Everybody has been told of a loss, and the root does not say so yet.
+    /// All mounts have been notified of a loss, and the root does not record it yet.
     pub fn is_told(&self) -> bool {
         self.medium.root.lost != 0 && !self.medium.lost
     }
@@ -80,7 +80,7 @@ impl State {
         self.reached.stable_lsn = self.reached.stable_lsn.max(self.reached.synced_lsn.min(limit));
     }
 
-    /// Whether the next group has to be written now: somebody waits for a record, a mark, or the end; or more than one
+    /// Whether the next group has to be written now: a task waits for a record, a mark, or the end; or more than one
     /// group is queued.
     pub fn write_due(&self) -> bool {
         let asked = self.waiting.wanted_lsn > self.reached.written_lsn || self.mark_due() || self.life.closing;
@@ -127,7 +127,7 @@ pub struct Shared<E: Env> {
     /// Memory that outlives the process.
     pub kept: KeptMemory<E>,
     pub state: RefCell<State>,
-    /// What agents and callers wait for.
+    /// Events for which agents and callers wait.
     pub events: Events,
 }
 
@@ -218,7 +218,7 @@ impl<E: Env> Shared<E> {
         (shared, image.replayed, image.notes)
     }
 
-    /// Wakes everybody: after a failure or at closing.
+    /// Wakes all tasks: after a failure or at closing.
     pub fn notify_all(&self) {
         for event in [
             &self.events.queued,
@@ -243,7 +243,8 @@ impl<E: Env> Shared<E> {
             st.life.failed.get_or_insert_with(|| text.clone());
             (is_first, st.life.closing)
         };
-        // Before anybody whose record waits is woken. Who closes the zone is told by that.
+        // This comes before any task whose record waits is woken. If the zone is being closed, the close itself reports
+        // the failure.
         if let Some(told) = self.on_failure.0.as_ref().filter(|_| is_first && !closing) {
             told(&format!("{}: {text}", self.path));
         }
@@ -291,7 +292,7 @@ impl<E: Env> Shared<E> {
         group.push(txn.encoded());
         let before = st.reached.kept_lsn;
         self.keep_queued(&mut st);
-        // Somebody may wait for those in front of it.
+        // A task may wait for those in front of it.
         let others = st.reached.kept_lsn > before + 1;
         drop(st);
         self.events.queued.notify();
@@ -301,30 +302,31 @@ impl<E: Env> Shared<E> {
         lsn
     }
 
-    /// What the root should say of kept memory.
+    /// The state of kept memory that the root should record.
     pub fn kept_wanted(&self) -> u64 {
         let keeps = self.kept.used.get() && self.kept.areas.borrow().as_ref().is_some_and(|keep| !keep.has_failed());
         if keeps { self.ids.opening } else { 0 }
     }
 
-    /// Removes the memory, which the root does not name any more. It is made again when it is wanted again.
+    /// Removes the memory, which the root no longer names. It is made again when it is needed.
     pub fn forget_kept(&self) {
         if self.kept.areas.take().is_some() {
             keep::forget(&self.env, self.ids.zone, self.ids.opening);
         }
     }
 
-    /// Whether the root has to say something else of it, and may: what is kept alone must be found.
+    /// Whether the root has to say something else about kept memory, and may: records that are only kept must be found
+    /// after a kill.
     pub fn kept_differs(&self, st: &State) -> bool {
         let wanted = self.kept_wanted();
         st.medium.root.kept.get() != wanted && (wanted != 0 || st.reached.written_lsn >= st.reached.kept_lsn)
     }
 
-    /// Keeps the queued records in their order, as far as there is room. They must have room in the log as well, in
-    /// whatever groups, since after a kill they go there before anything else can make any.
+    /// Keeps the queued records in their order, as far as there is space. There must be space for them in the log as
+    /// well, in whatever groups, since after a kill they are written there before anything can free space.
     pub fn keep_queued(&self, st: &mut State) {
         let keep = self.kept.areas.borrow();
-        // What the root does not name nobody looks for.
+        // Memory that the root does not name is not searched after a kill.
         let Some(keep) =
             keep.as_ref().filter(|_| self.kept.used.get() && st.medium.root.kept.get() == self.ids.opening)
         else {
@@ -377,8 +379,8 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Waits until record `lsn` survives the process. One that does already is written with what comes behind it, soon;
-    /// any other now.
+    /// Waits until record `lsn` survives a kill of the process. A record that does already is written soon, with later
+    /// ones; any other is written now.
     pub async fn wait_kept(&self, lsn: u64) -> Result<(), Errno> {
         if self.state.borrow().reached.kept_lsn >= lsn {
             return Ok(());
@@ -517,7 +519,7 @@ impl<E: Env> Shared<E> {
     /// Upper bound of the bytes that the items take in segments.
     pub fn item_bytes(st: &State) -> u64 {
         let segments: u64 = st.medium.segments.iter().map(|s| s.bytes.div_ceil(PAGE_PAYLOAD as u64) * SLOT_BYTES).sum();
-        // Of a slot, not all is payload.
+        // Not all bytes of a slot are payload.
         let unwritten = st.changes.dirty.cost() + st.changes.frozen_bytes + st.waiting.bytes;
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
@@ -550,8 +552,8 @@ impl<E: Env> Shared<E> {
             .await;
     }
 
-    /// Whether a sync is due because of what is written: the log waits for it, or has half of what it may have
-    /// unsynced, so that it need not wait.
+    /// Whether a sync is due because of what is written: the log waits for it, or has half of the bytes that may be
+    /// unsynced, so that it will not have to wait.
     pub fn sync_due(&self, st: &State) -> bool {
         st.syncs.hurried || st.unsynced() * 2 > self.bounds.unsynced_max
     }

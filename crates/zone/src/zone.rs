@@ -25,7 +25,7 @@ use zerocopy::IntoBytes;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(pub u64);
 
-/// What a record relies on. It never waits for it.
+/// The data on which a record relies. The record never waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Nothing.
@@ -35,7 +35,7 @@ pub enum Order {
     AfterData,
 }
 
-/// What opening a zone found.
+/// The result of opening a zone.
 #[derive(Debug, Default)]
 pub struct Recovered {
     /// Every item of the target, in key order; none if `Found::items` gave them to somebody else.
@@ -44,8 +44,8 @@ pub struct Recovered {
     pub replayed: u64,
     /// Damaged blocks of metadata that were rebuilt, with superblocks.
     pub rebuilt: u64,
-    /// The machine lost power while the zone was open, or a sync failed: what was written and not made stable may be
-    /// gone. Said again until `losses_told`.
+    /// The machine lost power while the zone was open, or a sync failed: changes that were written and not stable may
+    /// be lost. This is reported again until `losses_told`.
     pub lost: bool,
     /// Sentences for the log file: a torn tail that was cut, a superblock copy that was restored.
     pub notes: Vec<String>,
@@ -71,16 +71,16 @@ impl<E: Env> Found<E> {
         self.image.geometry.data_blocks
     }
 
-    /// Reads every item of the target: `take` gets key and value, in the order of keys, and keeps what it wants of
-    /// them. To be called once. What was taken counts only if the zone can be opened then.
+    /// Reads every item of the target: `take` gets key and value, in the order of keys, and stores what it needs. To be
+    /// called once. The stored items are valid only if the zone can then be opened.
     ///
     /// Errors: `Corrupt`, `Io`; nothing was changed.
     pub async fn items(&mut self, take: impl FnMut(&[u8], &[u8])) -> Result<(), ZoneError> {
         read_items(&*self.disk, &mut self.image, take).await.map_err(|e| e.at(&self.path))
     }
 
-    /// Makes what was found stable and starts the agents of the zone. Its items must have been read. On an error
-    /// nothing was changed, but for `Io`.
+    /// Makes everything that was found stable and starts the agents of the zone. Its items must have been read. On an
+    /// error nothing was changed, except for `Io`.
     pub async fn open(self) -> Result<(Zone<E>, Recovered), ZoneError> {
         let Found { env, path, options, disk, mut image } = self;
         assert_eq!(image.segments.len(), image.root.segments().len(), "the items were not read");
@@ -90,7 +90,7 @@ impl<E: Env> Found<E> {
         let (zone_id, last) = (image.root.zone_id.get(), image.root.kept.get());
         let opening = env.rand().max(1);
         if !image.left.records.is_empty() {
-            // Whatever comes of it, the memory is there for the next try.
+            // Whatever the result is, the memory exists for the next attempt.
             restore(&*disk, &mut image, opening).await.map_err(|e| ZoneError::io(&path, &e))?;
         }
         let keep = if options.keeps { make_keep(&env, &path, zone_id, opening) } else { None };
@@ -106,7 +106,7 @@ impl<E: Env> Found<E> {
             }
             return Err(ZoneError::io(&path, &e));
         }
-        // That of a zone that this one is a copy of, which may be open, stays.
+        // The memory of a zone of which this one is a copy, and which may be open, stays.
         if last != 0 && !image.left.of_another {
             keep::forget(&env, zone_id, last);
         }
@@ -121,7 +121,7 @@ impl<E: Env> Found<E> {
     }
 }
 
-/// An open zone; a cheap handle of one thread. Its agents keep the disk locked until `close`.
+/// An open zone; a cheap handle for use by one thread. Its agents keep the disk locked until `close`.
 pub struct Zone<E: Env> {
     shared: Rc<Shared<E>>,
 }
@@ -134,7 +134,7 @@ impl<E: Env> Clone for Zone<E> {
 
 #[cfg(test)]
 impl<E: Env> Zone<E> {
-    /// What the agents share, for tests that reach inside.
+    /// The shared state of the agents, for tests that access internals.
     pub(crate) fn shared(&self) -> &Shared<E> {
         &self.shared
     }
@@ -196,7 +196,8 @@ impl<E: Env> Zone<E> {
         disk.sync().await.map_err(io)
     }
 
-    /// Finds the zone at `path` and reads its log. Its items follow, then it can be opened. Changes nothing.
+    /// Finds the zone at `path` and reads its log. Its items have to be read next, then it can be opened. It changes
+    /// nothing.
     pub async fn find(env: &E, path: &str, options: &OpenOptions) -> Result<Found<E>, ZoneError> {
         let disk = env.disk(path, DiskMode::Open).await.map_err(|e| ZoneError::io(path, &e))?;
         let image = read_zone(env, path, &*disk).await.map_err(|e| e.at(path))?;
@@ -213,8 +214,8 @@ impl<E: Env> Zone<E> {
         Ok((zone, Recovered { items, ..recovered }))
     }
 
-    /// Everybody who was answered what may be gone knows: opening does not say it again. On disk when this has
-    /// returned.
+    /// All mounts that got answers which may be lost have been informed: opening does not report it again. This is on
+    /// the disk when the function returns.
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn losses_told(&self) -> Result<(), ZoneError> {
@@ -222,8 +223,8 @@ impl<E: Env> Zone<E> {
         self.checkpoint().await
     }
 
-    /// What was answered and not made stable may be gone: opening says so until `losses_told`. On disk when this has
-    /// returned.
+    /// Answered changes that were not stable may be lost: opening reports it until `losses_told`. This is on the disk
+    /// when the function returns.
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn note_lost(&self) -> Result<(), ZoneError> {
@@ -242,7 +243,7 @@ impl<E: Env> Zone<E> {
         &self.shared.path
     }
 
-    /// Changes what `OpenOptions` said of syncs, checkpoints and kept records; counts from the next of each.
+    /// Changes what `OpenOptions` set for syncs, checkpoints and kept records, from the next of each on.
     pub fn tune(&self, sync_interval: Duration, dirty_bytes: u64, keeps: bool) {
         let shared = &self.shared;
         shared.kept.used.set(keeps);
@@ -290,9 +291,9 @@ impl<E: Env> Zone<E> {
         self.shared.reserve(growth_bytes).await
     }
 
-    /// Queues `txn` as the next log record. Records become durable in order: when record n is, all before it
-    /// are. Panics on an empty txn, one larger than `record_bytes_max`, or after `close`. In a failed zone the
-    /// record is dropped and `kept` says so.
+    /// Queues `txn` as the next log record. Records become durable in order: when record n is durable, all earlier ones
+    /// are. Panics on an empty txn, one larger than `record_bytes_max`, or after `close`. In a failed zone the record
+    /// is dropped and `kept` returns an error.
     pub fn append(&self, txn: Txn, order: Order) -> Lsn {
         Lsn(self.shared.append(txn, order == Order::AfterData))
     }
@@ -317,8 +318,9 @@ impl<E: Env> Zone<E> {
         self.shared.wait_written(lsn.0).await
     }
 
-    /// Waits until record `lsn` is stable: it survives power loss. Does what that takes as soon as it is written: a
-    /// sync; two, and a mark between, if data written since the last ones belongs to it or a record before it.
+    /// Waits until record `lsn` is stable: it survives a loss of power. As soon as the record is written, it does what
+    /// is necessary: one sync; or two syncs with a mark in between, if data written since the last ones belongs to it
+    /// or to an earlier record.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
     pub async fn stable(&self, lsn: Lsn) -> Result<(), Errno> {
@@ -326,7 +328,7 @@ impl<E: Env> Zone<E> {
         self.shared.make_stable(lsn.0, false).await
     }
 
-    /// Waits until record `lsn` is stable without asking for anything: that comes by itself, within `sync_interval`, or
+    /// Waits until record `lsn` is stable without requesting anything: that comes by itself, within `sync_interval`, or
     /// three if fresh data is concerned.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
@@ -364,8 +366,8 @@ impl<E: Env> Zone<E> {
         Lsn(self.shared.state.borrow().reached.stable_lsn)
     }
 
-    /// Puts the changes of all written records into a segment and gives their log space back. Other calls go
-    /// on meanwhile. Calls during a checkpoint share the next one.
+    /// Puts the changes of all written records into a segment and gives their log space back. Other calls continue
+    /// meanwhile. Calls during a checkpoint share the next one.
     ///
     /// Errors: `NoSpace` (nothing changed), `Io` (the zone has failed). Dropping the future changes nothing.
     pub async fn checkpoint(&self) -> Result<(), ZoneError> {
@@ -425,7 +427,7 @@ fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), Z
     Ok(())
 }
 
-/// Writes what a killed process has kept as one more group of the log.
+/// Writes the records that a killed process has kept as one more group of the log.
 async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::Result<()> {
     let mut group = Group::new();
     group.first_lsn = image.end.lsn + 1;
@@ -446,18 +448,18 @@ async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::
     Ok(())
 }
 
-/// What `make_stable` was doing when it failed.
+/// The step at which `make_stable` failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Writing,
-    /// Nobody knows what of the data is there.
+    /// It is not known which data is on the disk.
     Syncing,
     WritingRoot,
 }
 
-/// Makes what was replayed stable, what was cut impossible to return, and both superblock copies one that says so in
-/// this life of the machine and names the opening that keeps records in memory (0: none). Until then nothing that an
-/// older copy names may be overwritten.
+/// Makes replayed groups stable, prevents cut groups from returning, and writes both superblock copies with the present
+/// boot id and the opening that keeps records in memory (0: none). Until then nothing that an older copy names may be
+/// overwritten.
 async fn make_stable(
     disk: &impl Disk,
     image: &mut Image,
@@ -501,7 +503,7 @@ async fn make_stable(
     Ok(())
 }
 
-/// Writes the blocks again that were damaged. Where the disk refuses that they are rebuilt again at the next start.
+/// Writes the damaged blocks again. If the disk refuses that, they are rebuilt again at the next start.
 async fn rewrite(disk: &impl Disk, mended: &MendedBlocks) {
     for (&address, mended) in mended {
         if let Err(e) = disk.write(address, Buf::copy_of(&mended.block)).await.0 {

@@ -190,7 +190,7 @@ impl Walk {
         for (k, step) in self.steps.iter().enumerate().skip(1) {
             let says = |j: &usize, word: &str| steps[*j].iter().any(|from| code.says(*from, word));
             let found = match &step.cause {
-                // What is not there has been found.
+                // The absent step has been found.
                 _ if steps[k].is_empty() => Ok(k - 1),
                 Cause::Outside => Ok(k - 1),
                 Cause::Word(word) => {
@@ -268,7 +268,7 @@ struct Function {
     is_of_trait: bool,
 }
 
-/// What stands before the name of a function that is called.
+/// The text before the name of a function that is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Before {
     Nothing,

@@ -33,7 +33,7 @@ const LISTS: &[(&str, &str)] = &[
     ("crates/zone/src/layout.rs", "Superblock"),
 ];
 
-/// What a text has at a place of one indentation: a head, and the line that closes it.
+/// The text at a place of one indentation: a head, and the line that closes it.
 struct Item<'a> {
     name: &'a str,
     lines: &'a [&'a str],

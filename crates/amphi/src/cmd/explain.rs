@@ -1,6 +1,7 @@
-//! `amphi explain` and `amphi advise`: why requests went the way they went, what costs time, and what changes it.
+//! `amphi explain` and `amphi advise`: the reasons of decisions for requests, the causes of slow access, and their
+//! remedies.
 //!
-//! Owns: finding out what is asked about, and reading the facts. Does not own: the rules (`amphi_view::explain`).
+//! Owns: finding the subject of the command, and reading the facts. Does not own: the rules (`amphi_view::explain`).
 
 use super::look::look;
 use super::{stats, status};
@@ -140,7 +141,7 @@ fn shown(path: &Path) -> String {
     path.display().to_string().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What is the same for all files of a mount; empty for callers who may not see it.
+/// The facts that are the same for all files of a mount; empty for callers without the right to read them.
 #[derive(Default)]
 struct Cluster {
     tunables: String,
@@ -151,7 +152,7 @@ impl Cluster {
     fn of(path: &Path) -> Cluster {
         let tunables = control::read(path, "user.amphi.tunables.hybrid.*").unwrap_or_default();
         if tunables.is_empty() {
-            // Who may not see these may not see the other either.
+            // A caller without the right to read these may not read the other either.
             return Cluster::default();
         }
         let text = status::of_mount(path.to_path_buf()).unwrap_or_default();
@@ -161,23 +162,24 @@ impl Cluster {
     }
 }
 
-/// What there is to say of a file. `path` leads to it; `name` is shown.
+/// The facts about a file. `path` leads to it; `name` is shown.
 fn file(path: &Path, name: &str, cluster: &Cluster) -> Outcome<Explanation> {
     // A file that is on no mount has no mode.
     let mode = control::read(path, "user.amphi.mode")?;
     let layout = control::read(path, "user.amphi.layout")?;
+    let consistency = control::read_if_any(path, "user.amphi.consistency")?.unwrap_or_default();
     // Before it is opened here, which counts.
     let counters = control::read_if_any(path, "user.amphi.counters.json")?.unwrap_or_default();
     let portrait = control::read_if_any(path, "user.amphi.portrait")?.unwrap_or_default();
     let size = std::fs::metadata(path).during(|| format!("look at {name}"))?.len();
     let extents = match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
         Ok(_open) => control::read_if_any(path, "user.amphi.extents").ok().flatten().unwrap_or_default(),
-        // Where it lies is shown to those who may read it.
+        // The place of its data is shown to callers who may read it.
         Err(_) => String::new(),
     };
     let texts = FileTexts { counters: &counters, portrait: &portrait, extents: &extents, tunables: &cluster.tunables };
-    let facts =
-        FileFacts { path: name.into(), size, layout, mode, targets: cluster.targets.clone(), ..FileFacts::default() };
+    let (path, targets) = (name.into(), cluster.targets.clone());
+    let facts = FileFacts { path, size, layout, mode, consistency, targets, ..FileFacts::default() };
     Ok(of_file(&facts.read(texts).map_err(Failure::broken)?))
 }
 

@@ -34,7 +34,7 @@ pub struct Fsck {
     json: bool,
 }
 
-/// What came of a plan.
+/// The result of a plan.
 #[derive(Clone, Copy, PartialEq)]
 enum Repaired {
     Nothing,
@@ -48,7 +48,7 @@ impl Fsck {
         let mut dirs = Vec::new();
         let mut seen = BTreeSet::new();
         for dir in self.dirs.iter().flat_map(|d| Site::folders(d)) {
-            // One that is not there is named by the check.
+            // The check names a folder that is absent.
             if seen.insert(std::fs::canonicalize(&dir).unwrap_or_else(|_| dir.clone())) {
                 dirs.push(dir.display().to_string());
             }

@@ -1,16 +1,21 @@
 //! `amphi key`: key pairs in files, and the registry of the keys that a cluster knows.
 
+use super::quota::tree_of;
 use super::reach::Reach;
-use amphi_host::failure::{Failure, Outcome};
+use super::status;
+use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::identity_file;
+use amphi_types::Ino;
 use amphi_wire::keys::{
     AddressRange, Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, KeySettings, Squash, SquashTo,
+    Subtree,
 };
 use amphi_wire::{Reply, Request};
 use clap::{Args, Subcommand, ValueEnum};
 use std::fmt::Write as _;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// Make key pairs, and say which keys a cluster knows and what their holders may do.
 #[derive(Args, Debug)]
@@ -130,6 +135,10 @@ struct Add {
     /// Most mounts at a time [default: no bound]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     mounts: Option<u32>,
+    /// The top of a tree (amphi quota track DIR), on a mount of this machine: it is the root of mounts with the key,
+    /// and nothing outside it is reached [default: all of the file system]
+    #[arg(long, value_name = "DIR")]
+    subtree: Option<PathBuf>,
     #[command(flatten)]
     reach: Reach,
 }
@@ -161,6 +170,10 @@ struct Set {
     /// Most mounts at a time; 0: no bound. Mounts that are there stay
     #[arg(long, value_name = "N")]
     mounts: Option<u32>,
+    /// The top of the tree beyond which nothing is reached, on a mount of this machine; none: all of the file system
+    /// is. Mounts that are there keep their root, so mount again
+    #[arg(long, value_name = "DIR|none")]
+    subtree: Option<PathBuf>,
     #[command(flatten)]
     reach: Reach,
 }
@@ -196,14 +209,45 @@ impl Set {
             gids: listed(&self.gids)?,
             addresses: listed(&self.from)?,
             sessions_max: self.mounts,
+            subtree: match &self.subtree {
+                Some(dir) if dir.as_os_str() == "none" => Some(None),
+                Some(dir) => Some(Some(subtree(dir, &self.reach)?)),
+                None => None,
+            },
         };
         if settings == KeySettings::default() {
             return Err(Failure::refused(
-                "what shall be changed? give --read-only, --root, --all, --uids, --gids, --from or --mounts",
+                "what shall be changed? give --read-only, --root, --all, --uids, --gids, --from, --mounts or \
+                 --subtree",
             ));
         }
         Ok(settings)
     }
+}
+
+/// The tree of which a directory is the top, in the cluster whose registry is to name it.
+fn subtree(dir: &Path, reach: &Reach) -> Outcome<Subtree> {
+    let project = tree_of(dir)?;
+    let shown = std::fs::canonicalize(dir).during(|| format!("look at {}", dir.display()))?;
+    let root = Ino(std::fs::metadata(&shown).during(|| format!("look at {}", dir.display()))?.ino());
+    let status: serde_json::Value = serde_json::from_str(&status::of_mount(shown.clone())?)
+        .map_err(|e| Failure::broken(format!("the status of {}: {e}", dir.display())))?;
+    let theirs = match reach.ask_master(Request::Status)? {
+        Reply::Status { cluster, .. } => format!("{cluster:016x}"),
+        _ => return Err(Failure::broken("the server's answer makes no sense")),
+    };
+    match status.get("cluster").and_then(serde_json::Value::as_str) {
+        Some(ours) if ours == theirs => {}
+        ours => {
+            let ours = ours.unwrap_or("unknown");
+            return Err(Failure::refused(format!(
+                "{}: lies in cluster {ours}, and the keys are those of cluster {theirs}",
+                dir.display()
+            )));
+        }
+    }
+    let path = shown.to_string_lossy().into_owned();
+    Ok(Subtree { root, project, path })
 }
 
 /// As whom root counts.
@@ -260,7 +304,7 @@ fn address(text: &str) -> Result<AddressRange, String> {
 }
 
 impl Add {
-    fn entry(&self) -> KeyEntry {
+    fn entry(&self) -> Outcome<KeyEntry> {
         let role = match self.role {
             RoleArg::Client => KeyRole::Client,
             RoleArg::Server => KeyRole::Server,
@@ -272,7 +316,7 @@ impl Add {
             Some(Root::As(to)) => Some(to),
             None => Some(nobody).filter(|_| role == KeyRole::Client),
         };
-        KeyEntry {
+        Ok(KeyEntry {
             name: self.name.clone(),
             fingerprint: self.public,
             next: None,
@@ -282,7 +326,8 @@ impl Add {
             addresses: self.from.clone(),
             sessions_max: self.mounts.unwrap_or(0),
             id: 0,
-        }
+            subtree: self.subtree.as_ref().map(|dir| subtree(dir, &self.reach)).transpose()?,
+        })
     }
 }
 
@@ -314,7 +359,7 @@ impl Key {
                 _ => return Err(Failure::broken("the server's answer makes no sense")),
             },
             What::Add(add) => {
-                let registry = changed(&add.reach, KeyChange::Add(add.entry()))?;
+                let registry = changed(&add.reach, KeyChange::Add(add.entry()?))?;
                 let line = registry.keys.iter().find(|e| e.name == add.name).map(describe);
                 println!("{}", line.unwrap_or_default());
             }
@@ -385,6 +430,9 @@ fn describe(entry: &KeyEntry) -> String {
     if entry.sessions_max > 0 {
         let _ = write!(line, " mounts={}", entry.sessions_max);
     }
+    if let Some(tree) = &entry.subtree {
+        let _ = write!(line, " subtree={:?} tree={}", tree.path, tree.project);
+    }
     with_addresses(line, entry)
 }
 
@@ -403,7 +451,7 @@ fn with_addresses(mut line: String, entry: &KeyEntry) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: what is typed means what is shown, and what makes no sense is refused. Method: tables.
+    /// Goal: a typed range means the range that is shown, and an invalid one is refused. Method: tables.
     #[test]
     fn ranges_as_they_are_typed() {
         for (text, shown) in [
@@ -423,6 +471,7 @@ mod tests {
                 addresses: vec![address(text).expect(text)],
                 sessions_max: 0,
                 id: 0,
+                subtree: None,
             };
             assert!(describe(&entry).ends_with(shown), "{}", describe(&entry));
         }

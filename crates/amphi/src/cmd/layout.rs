@@ -1,5 +1,5 @@
-//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads, and
-//! whether their blocks get checksums.
+//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads,
+//! whether their blocks get checksums, and when other mounts see what is written.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -17,10 +17,14 @@ const KERNEL_CACHE: &str = "user.amphi.kernel_cache";
 /// The attribute that says whether blocks get checksums.
 const CHECKSUMS: &str = "user.amphi.checksums";
 
+/// The attribute that says when other mounts see what is written.
+const CONSISTENCY: &str = "user.amphi.consistency";
+
 /// The attribute that says where the names of a directory lie.
 const SHARDS: &str = "user.amphi.shards";
 
-/// Show or set data layout, I/O mode, use of the kernel's cache, checksums and shards of files and directories.
+/// Show or set data layout, I/O mode, use of the kernel's cache, checksums, consistency and shards of files and
+/// directories.
 #[derive(Args, Debug)]
 pub struct Layout {
     #[command(subcommand)]
@@ -29,8 +33,8 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout, I/O mode, kernel cache and checksums, of files where data lies and what is not stable yet, of
-    /// directories the targets of their shards
+    /// Print layout, I/O mode, kernel cache, checksums and consistency, of files where data lies and what is not stable
+    /// yet, of directories the targets of their shards
     Get {
         /// Each extent of a file: offset in the file, length, target, address in the target's zone
         #[arg(long)]
@@ -39,13 +43,13 @@ enum Action {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Set layout, I/O mode, kernel cache or checksums; new files and directories in a directory inherit them. Or give
-    /// an empty directory shards, which are not inherited
+    /// Set layout, I/O mode, kernel cache, checksums or consistency; new files and directories in a directory inherit
+    /// them. Or give an empty directory shards, which are not inherited
     Set {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
         #[arg(
             long,
-            required_unless_present_any = ["mode", "kernel_cache", "checksums", "shards"],
+            required_unless_present_any = ["mode", "kernel_cache", "checksums", "consistency", "shards"],
             value_name = "LAYOUT"
         )]
         layout: Option<String>,
@@ -58,6 +62,10 @@ enum Action {
         /// Whether what is written from now on gets checksums; auto: as server.checksums says
         #[arg(long, value_parser = ["auto", "on", "off"])]
         checksums: Option<String>,
+        /// When other mounts see a write: posix, when it has returned; commit, at the writer's next fsync, close or
+        /// release of a file lock at the latest
+        #[arg(long, value_parser = ["posix", "commit"])]
+        consistency: Option<String>,
         /// Spread the names of an empty directory, and the inodes made in it, over so many shards: a number up to 256,
         /// or all: one on each target; it keeps them
         #[arg(long, value_name = "N|all")]
@@ -78,8 +86,9 @@ impl Layout {
                     let mode = control::read(&path, "user.amphi.mode")?;
                     let kernel_cache = control::read(&path, KERNEL_CACHE)?;
                     let sums = control::read(&path, CHECKSUMS)?;
+                    let consistency = control::read(&path, CONSISTENCY)?;
                     println!(
-                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums}",
+                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums} consistency {consistency}",
                         path.display()
                     );
                     if path.is_dir() {
@@ -93,11 +102,12 @@ impl Layout {
                     }
                 }
             }
-            Action::Set { layout, mode, kernel_cache, checksums, shards, paths } => {
+            Action::Set { layout, mode, kernel_cache, checksums, consistency, shards, paths } => {
                 let asked = [
                     ("user.amphi.mode", mode, "auto, buffered, direct"),
                     (KERNEL_CACHE, kernel_cache, "auto, on, off"),
                     (CHECKSUMS, checksums, "auto, on, off"),
+                    (CONSISTENCY, consistency, "posix, commit"),
                 ];
                 for (done, path) in paths.iter().enumerate() {
                     set(path, layout.as_deref(), &asked).map_err(|f| f.behind(done))?;
@@ -148,8 +158,8 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, name: &str) -> Outcome<T>
     serde_json::from_str(&text).map_err(|e| Failure::broken(format!("{}: {name}: {e}", path.display())))
 }
 
-/// What of a file would not survive a loss of power; then, once this mount has sent it, where the data lies: a line for
-/// each object that has any, and for each extent if they are asked for.
+/// The bytes of a file that would not survive a loss of power; then, once this mount has sent it, the place of the
+/// data: a line for each object that has any, and for each extent on request.
 fn placement(path: &Path, each: bool) -> Outcome<String> {
     // Targets tell it to mounts that have the file open.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -214,7 +224,7 @@ fn set_shards(path: &Path, shards: &str) -> Outcome {
 fn set_layout(path: &Path, layout: &str) -> Outcome {
     control::write(path, "user.amphi.layout", layout, |e| match e {
         Errno::BUSY => format!("{}: has data and keeps its layout; copy it to a new file instead", path.display()),
-        // The mount says what is wrong; not everybody may ask it.
+        // The mount gives the reason; not every caller may read it.
         _ => match control::read_if_any(path, "user.amphi.error") {
             Ok(Some(why)) if !why.is_empty() => format!("{}: '{layout}' is no layout: {why}", path.display()),
             _ => format!(

@@ -1,4 +1,4 @@
-//! A look at a mount: what it, its servers and its jobs have counted, and the state of the cluster.
+//! A sample of a mount: the counters of it, its servers and its jobs, and the state of the cluster.
 //!
 //! Owns: reading all of it. Does not own: what is made of it (`amphi_view`).
 

@@ -64,7 +64,7 @@ impl Metrics {
                 "{addr} can be reached from other machines: give a token with --token FILE, or say --open"
             )));
         }
-        // What cannot be read is said now, not to the first scraper.
+        // An unreadable file is reported now, not to the first scraper.
         text(&path)?;
         serve(addr, Served { path, token })
     }
@@ -87,7 +87,7 @@ fn read_token(file: &Path) -> Outcome<String> {
     if sound { Ok(token.to_string()) } else { Err(refused("a token is one word of printable characters")) }
 }
 
-/// What is served, and to whom.
+/// The page that is served, and to whom.
 struct Served {
     path: PathBuf,
     token: Option<String>,
@@ -129,7 +129,7 @@ impl Served {
                 response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(FORMAT));
                 response
             }
-            // Whoever scrapes learns that it failed, not where the mount is.
+            // The scraper receives the failure, but not the place of the mount.
             Err(e) => {
                 tracing::warn!("a scrape failed: {}", e.text);
                 plain(StatusCode::SERVICE_UNAVAILABLE, "the mount does not answer\n".into())
@@ -163,7 +163,7 @@ fn serve(addr: SocketAddr, served: Served) -> Outcome {
                 let mut builder = http1::Builder::new();
                 builder.timer(TokioTimer::new()).header_read_timeout(HEADER_WITHIN).max_buf_size(HEADER_MAX);
                 let connection = builder.keep_alive(false).serve_connection(TokioIo::new(stream), handle);
-                // A scraper that goes away or says nonsense is its own affair.
+                // A scraper that disconnects or sends an invalid request concerns no other one.
                 let _ = tokio::time::timeout(CONNECTION_WITHIN, connection).await;
                 drop(turn);
             });

@@ -1,4 +1,4 @@
-//! What mount(8) runs for file systems of type `fuse.amphi`: `mount.fuse.amphi`.
+//! The program that mount(8) runs for file systems of type `fuse.amphi`: `mount.fuse.amphi`.
 //!
 //! It is this binary under another name, so fstab, `mount -t fuse.amphi` and `mount -o remount` work with nothing but a
 //! link to it where mount(8) looks (`make install` makes it).
@@ -6,7 +6,7 @@
 //! Owns: the options of an fstab line, mounting in the background, changing the flags of a mount. Does not own: what a
 //! mount is (`cmd::mount`, `cmd::up`), nor its end (`cmd::umount`).
 //!
-//! A mount has come when the line `ready` has; what its process said before is passed on.
+//! A mount is ready when the line `ready` arrives; earlier lines of its process are passed on.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -81,7 +81,7 @@ pub struct MountHelper {
     kind: Option<String>,
 }
 
-/// What the words of an fstab line ask for.
+/// The request in the words of an fstab line.
 #[derive(Debug, Default, PartialEq)]
 struct Asked {
     /// Change a mount that is there.
@@ -90,7 +90,7 @@ struct Asked {
     words: Vec<MountWord>,
     /// Further arguments of `amphi mount`.
     args: Vec<String>,
-    /// Where the log of the mount's process goes.
+    /// The destination of the log of the mount's process.
     log: Option<PathBuf>,
 }
 
@@ -174,7 +174,7 @@ impl MountHelper {
         let binary = std::env::current_exe().during(|| "find this program".into())?;
         let mut command = Command::new(binary);
         command.args(self.arguments(&asked)?).arg("--background").stdin(Stdio::null()).stdout(Stdio::piped());
-        // A journal that takes what this process says takes what the mount says later as well.
+        // A journal that receives the messages of this process receives those of the mount later as well.
         let to_journal = asked.log.is_none() && std::env::var_os("JOURNAL_STREAM").is_some();
         match &asked.log {
             Some(path) => {
@@ -200,7 +200,7 @@ impl MountHelper {
         let why = match asked.log {
             Some(log) => format!("the mount has not come; {} says why", log.display()),
             None if to_journal => "the mount has not come".into(),
-            // The last line says what ended it; what came before is the log.
+            // The last line has the reason of the end; the earlier ones are the log.
             None => said.lines().rev().find_map(|l| l.strip_prefix("amphi: ")).unwrap_or(said.trim_end()).into(),
         };
         Err(Failure { code: status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1).max(1), text: why })
@@ -234,7 +234,7 @@ fn changed(flags: MountFlags, words: &[MountWord]) -> MountFlags {
         MountWord::Exec => flags - MountFlags::NOEXEC,
         MountWord::NoDev => flags | MountFlags::NODEV,
         MountWord::Dev => flags - MountFlags::NODEV,
-        MountWord::NoAcl | MountWord::Acl => flags,
+        MountWord::NoAcl | MountWord::Acl | MountWord::Commit | MountWord::Posix => flags,
         MountWord::NoAtime => (flags | MountFlags::NOATIME) - MountFlags::RELATIME,
         MountWord::RelAtime => (flags | MountFlags::RELATIME) - MountFlags::NOATIME,
     })
@@ -250,9 +250,14 @@ fn remount(dir: &Path, words: &[MountWord]) -> Outcome {
         let why = "whether access control lists count is agreed when it is mounted: unmount it, and mount it again";
         return Err(Failure::refused(format!("{}: {why}", dir.display())));
     }
+    if words.iter().any(|word| matches!(word, MountWord::Commit | MountWord::Posix)) {
+        let why = "the consistency of a mount is chosen when it is mounted: unmount it, and mount it again; \
+                   `amphi layout set --consistency` changes that of files and directories";
+        return Err(Failure::refused(format!("{}: {why}", dir.display())));
+    }
     let before = flags_of(&now);
     let after = changed(before, words);
-    // Access times are the client's affair, which hears nothing of the kernel's flags.
+    // The client updates access times; it receives none of the kernel's flags.
     let kept = |flags: MountFlags| !flags.intersects(MountFlags::RDONLY | MountFlags::NOATIME);
     let tell = |word: &str| control::command(&at, "user.amphi.set", &format!("client.atime={word}"));
     if kept(before) && !kept(after) {

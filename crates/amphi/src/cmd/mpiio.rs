@@ -32,7 +32,7 @@ enum Action {
     },
 }
 
-/// One cache: whose, and its counters in the order of `NAMES`.
+/// One cache: its job, and its counters in the order of `NAMES`.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     title: String,
@@ -54,7 +54,7 @@ impl Mpiio {
     }
 }
 
-/// What jobs do with the file, or else what it says itself.
+/// The use of the file by jobs, or else its own lines of statistics.
 fn of_file(path: &Path) -> Outcome<Vec<Shown>> {
     let live = live::find(path).during(|| format!("look at {}", path.display()))?;
     if !live.is_empty() {
@@ -201,8 +201,8 @@ impl Shown {
 mod tests {
     use super::*;
 
-    /// Goal: lines that a job writes are told in words, others are passed over, and what is no file of statistics is
-    /// refused with what to do. Method: a close, a file that was not cached, foreign lines.
+    /// Goal: lines that a job writes are explained, others are skipped, and a file without statistics is refused with
+    /// advice. Method: a close, a file that was not cached, foreign lines.
     #[test]
     fn lines_of_jobs_in_words() {
         let text = "amphi-mpiio: /m/a: b: ranks=4 nodes=1 page=1048576 calls_write=46080 bytes_written=22118400 hits=75 \

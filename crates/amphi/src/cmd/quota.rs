@@ -9,9 +9,12 @@ use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::size;
 use clap::{Args, Subcommand};
+use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -280,7 +283,7 @@ impl Who {
         }
     }
 
-    /// What is named, or what concerns the caller.
+    /// The named accounts, or those of the caller.
     fn accounts(&self) -> Outcome<Vec<Account>> {
         if self.user.is_some() || self.group.is_some() || self.tree.is_some() {
             let (mount, kind, id) = self.one(false)?;
@@ -293,7 +296,13 @@ impl Who {
             None if is_here() => here,
             None => control::find_mount(None, " with -m")?,
         };
-        let mut accounts = vec![account(&mount, "user", rustix::process::getuid().as_raw())?];
+        let tree = project(&mount)?;
+        let mut accounts = match account(&mount, "user", rustix::process::getuid().as_raw()) {
+            Ok(own) => vec![own],
+            // A mount whose key is bound to a tree is told of that alone.
+            Err(_) if tree != 0 => return Ok(vec![account(&mount, "project", tree)?]),
+            Err(e) => return Err(e),
+        };
         let mut groups: Vec<u32> =
             rustix::process::getgroups().unwrap_or_default().iter().map(|g| g.as_raw()).collect();
         groups.push(rustix::process::getgid().as_raw());
@@ -302,9 +311,8 @@ impl Who {
         for group in groups {
             accounts.push(account(&mount, "group", group)?);
         }
-        match project(&mount)? {
-            0 => {}
-            id => accounts.push(account(&mount, "project", id)?),
+        if tree != 0 {
+            accounts.push(account(&mount, "project", tree)?);
         }
         Ok(accounts)
     }
@@ -328,22 +336,38 @@ fn list(mount: &Path) -> Outcome<Vec<Account>> {
     }
 }
 
+/// Something below a directory, found by way of descriptors, so that nobody leads the walk elsewhere meanwhile.
+struct Found<'a> {
+    /// Through which it, or the directory of a name, is reached.
+    by: &'a Path,
+    /// The name of what has no attributes of its own in that directory: a symbolic link or a special file.
+    name: Option<&'a [u8]>,
+    /// For people.
+    shown: &'a Path,
+}
+
 /// Everything below a directory on its file system, the directory first; what vanishes meanwhile is left out.
-fn visit(dir: &Path, each: &mut impl FnMut(&Path) -> Outcome) -> Outcome {
-    let device = std::fs::symlink_metadata(dir).during(|| format!("look at {}", dir.display()))?.dev();
-    let mut left = vec![dir.to_path_buf()];
+fn visit(dir: &Path, each: &mut impl FnMut(&Found) -> Outcome) -> Outcome {
+    let looks = || format!("look at {}", dir.display());
+    let top = open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).during(looks)?;
+    let mut left = vec![PathBuf::from(".")];
     while let Some(path) = left.pop() {
-        let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
-        if meta.dev() != device {
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let Ok(found) = openat2(&top, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), within) else { continue };
+        let by = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+        let shown = dir.join(path.strip_prefix(".").unwrap_or(&path));
+        each(&Found { by: &by, name: None, shown: &shown })?;
+        if !by.is_dir() {
             continue;
         }
-        // Other kinds have no attributes of this kind; they take no blocks.
-        if meta.is_dir() || meta.is_file() {
-            each(&path)?;
-        }
-        if meta.is_dir() {
-            let entries = std::fs::read_dir(&path).during(|| format!("list {}", path.display()))?;
-            left.extend(entries.flatten().map(|entry| entry.path()));
+        let entries = std::fs::read_dir(&by).during(|| format!("list {}", shown.display()))?;
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() || kind.is_file() => left.push(path.join(name)),
+                Ok(_) => each(&Found { by: &by, name: Some(name.as_bytes()), shown: &shown.join(&name) })?,
+                Err(_) => {}
+            }
         }
     }
     Ok(())
@@ -353,8 +377,8 @@ fn visit(dir: &Path, each: &mut impl FnMut(&Path) -> Outcome) -> Outcome {
 fn put_all(dir: &Path, id: u32) -> Outcome {
     let mut done = 0u64;
     let shows = std::io::stderr().is_terminal();
-    visit(dir, &mut |path| {
-        control::write(path, PROJECT, &id.to_string(), |e| format!("{}: {e}", path.display()))?;
+    visit(dir, &mut |found| {
+        put(found, id)?;
         done += 1;
         if shows && done.is_multiple_of(SHOW_EVERY) {
             eprint!("\r{done} files and directories");
@@ -365,6 +389,36 @@ fn put_all(dir: &Path, id: u32) -> Outcome {
         eprintln!();
     }
     Ok(())
+}
+
+fn put(found: &Found, id: u32) -> Outcome {
+    let of = |name: &[u8]| name.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let value = found.name.map_or_else(|| id.to_string(), |name| format!("{id} of {}", of(name)));
+    control::write(found.by, PROJECT, &value, |e| match e {
+        Errno::BUSY => format!(
+            "{}: a key is bound to the tree that it belongs to, so it stays there; amphi key list shows which, \
+             amphi key set NAME --subtree none frees the tree",
+            found.shown.display()
+        ),
+        e => format!("{}: {e}", found.shown.display()),
+    })
+}
+
+/// The number of the tree of which a directory is the top.
+///
+/// Errors: it is none, with what to do.
+pub(super) fn tree_of(dir: &Path) -> Outcome<u32> {
+    match project(dir)? {
+        0 => Err(Failure::refused(format!(
+            "{}: is no tree; amphi quota track {} makes it one, with all that is in it",
+            dir.display(),
+            dir.display()
+        ))),
+        id if !is_top(dir, id)? => {
+            Err(Failure::refused(format!("{}: lies in tree {id} and is not its top; name the top", dir.display())))
+        }
+        id => Ok(id),
+    }
 }
 
 /// Makes a tree of a directory, unless it is one; its number.
@@ -384,7 +438,7 @@ fn make_tree(dir: &Path) -> Outcome<u32> {
     if !dir.is_dir() {
         return Err(Failure::refused(format!("{}: is no directory", dir.display())));
     }
-    // From here on what is made below inherits it; what is there already follows.
+    // From here on new files below inherit it; existing ones follow.
     control::write(dir, PROJECT, "new", |e| format!("{}: cannot become a tree: {e}", dir.display()))?;
     let id = project(dir)?;
     put_all(dir, id)?;
@@ -399,6 +453,8 @@ fn untrack(dir: &Path) -> Outcome {
     if !is_top(dir, id)? {
         return Err(Failure::refused(format!("{}: is not the top of tree {id}", dir.display())));
     }
+    // If it may not be, nothing has changed.
+    put(&Found { by: dir, name: None, shown: dir }, 0)?;
     set_limits(dir, "project", id, "bytes=0 soft_bytes=0 inodes=0 soft_inodes=0")?;
     put_all(dir, 0)
 }
@@ -432,7 +488,7 @@ fn show(accounts: &[Account], json: bool) -> Outcome {
     Ok(())
 }
 
-/// What is to be known of an account beside the numbers.
+/// The state of an account beside its numbers.
 fn note(a: &Account) -> String {
     let is_full = (a.bytes != 0 && a.used_bytes >= a.bytes) || (a.inodes != 0 && a.used_inodes >= a.inodes);
     if is_full {

@@ -1,7 +1,7 @@
 //! How commands that ask servers directly reach one.
 //!
-//! Owns: the options that say where servers are and what is proved to them, connecting to the first that answers, one
-//! question. Does not own: what is asked (`status`, `key`, `evict`).
+//! Owns: the options for addresses of servers and for the credentials, connecting to the first that answers, one
+//! request. Does not own: the requests themselves (`status`, `key`, `evict`).
 
 use crate::secure::LeastSecure;
 use amphi_env::RealEnv;
@@ -46,7 +46,7 @@ impl LinkEvents<RealEnv> for Silent {
     }
 }
 
-/// A link of somebody who asks.
+/// The configuration of a link of a command.
 pub(super) fn config(addrs: Vec<String>, proves: &Credentials) -> io::Result<LinkConfig> {
     link_config(addrs, Role::Admin, proves.clone()).map_err(|e| io::Error::other(e.text))
 }
@@ -89,7 +89,7 @@ impl Reach {
             let first = ask_one(&link, op.clone(), PATIENCE).await;
             link.close().await;
             let Ok(Reply::Map(map)) = first else { return Ok(first.map_err(|e| failed(addr, e))) };
-            // It is not the master, but knows it.
+            // It is not the master, but knows its address.
             let master = map.servers.first().map(|s| s.addrs.clone()).unwrap_or_default();
             let (addr, link) = connect(&env, &master, &proves).await?;
             let answer = ask_one(&link, op, PATIENCE).await;

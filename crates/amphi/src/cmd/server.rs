@@ -216,7 +216,7 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
     let addrs = match is_up.try_recv() {
         Ok(addrs) => Some(addrs),
         Err(mpsc::TryRecvError::Disconnected) => None,
-        // Others may still run, and hold the end that has not said anything.
+        // Others may still run, and hold the sender that has not sent anything.
         Err(mpsc::TryRecvError::Empty) if panicked.load(Ordering::Acquire) => None,
         Err(mpsc::TryRecvError::Empty) => match is_up.recv_timeout(STARTING) {
             Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -251,7 +251,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio, exit};
 
-    /// Tells this test's program what to be, and in which folder.
+    /// Tells this test's program its role, and its folder.
     const PART: &str = "AMPHI_TEST_PART";
     /// Code of a process that would not end.
     const STAYED: i32 = 99;

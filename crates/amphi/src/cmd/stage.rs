@@ -48,7 +48,7 @@ pub struct Stage {
     json: bool,
 }
 
-/// What has to be kept.
+/// The attributes that have to be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kept {
     /// Everything, or the stage fails
@@ -63,7 +63,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const SAID_MAX: usize = 10;
 
 impl Stage {
-    /// Stages, and says what was done.
+    /// Stages, and reports the result.
     pub fn run(self) -> Outcome {
         let progress = Progress::default();
         let [source, target] = match self.paths.as_slice() {
@@ -117,7 +117,7 @@ impl Stage {
         }
     }
 
-    /// Why there is no complete target, and what to do.
+    /// The reason why there is no complete target, and advice.
     fn incomplete(&self, options: &Options, progress: &Progress) -> Failure {
         let target = amphi_stage::show(&options.target);
         let state = if self.update { "is not up to date in all" } else { "was not made" };

@@ -229,18 +229,22 @@ fn render(status: &Value) -> String {
     for s in list(status, "sessions") {
         let _ = writeln!(
             out,
-            "client {} {}{} {}{}, {} open, {} locks",
+            "client {} {}{} {}{}{}, {} open, {} locks",
             text(&s, "session"),
             text(&s, "name"),
             match s.get("key").and_then(Value::as_str) {
                 None | Some("") => String::new(),
-                Some(key) => format!(" key {key}"),
+                Some(key) => match s.get("subtree").and_then(Value::as_str) {
+                    None | Some("") => format!(" key {key}"),
+                    Some(tree) => format!(" key {key} in {}", tree.escape_debug()),
+                },
             },
             if is(&s, "connected") { "connected" } else { "not connected" },
             match s.get("secure").and_then(Value::as_str) {
                 Some(level @ ("off" | "mac" | "tls")) => format!(" secure {level}"),
                 _ => String::new(),
             },
+            if is(&s, "memory") { " shared memory" } else { "" },
             number(&s, "opens"),
             number(&s, "locks"),
         );

@@ -38,7 +38,7 @@ pub struct Top {
 }
 
 impl Top {
-    /// Looks until it is told to end.
+    /// Samples until it is told to end.
     pub fn run(self) -> Outcome {
         let path = control::find_mount(self.mount, "")?;
         let interval = Duration::from_secs_f64(self.interval.clamp(INTERVAL_MIN, 3600.0));
@@ -97,7 +97,7 @@ fn print(path: &Path, interval: Duration, looks: Option<u64>, json: bool) -> Out
     })
 }
 
-/// What a key asks for.
+/// The action of a key.
 enum Asked {
     Nothing,
     Show(Screen),

@@ -44,7 +44,8 @@ fn read(mount: &Path, pattern: &str) -> Outcome<Shown> {
     if pattern.is_empty() || pattern.len() > 200 || pattern.contains('\0') {
         return Err(Failure::refused(format!("'{pattern}' is no pattern for tunables; try: amphi get '*'")));
     }
-    // A mount that knows no such tunable says so; what is no mount of ours fails at the first question.
+    // A mount that knows no such tunable returns that error; on a path that is no mount of ours the first request
+    // fails.
     control::read(mount, "user.amphi.mode")?;
     let text = control::read_if_any(mount, &format!("user.amphi.tunables.{pattern}"))?.unwrap_or_default();
     let (notes, lines): (Vec<_>, Vec<_>) = text.lines().filter(|l| !l.is_empty()).partition(|l| l.starts_with("# "));

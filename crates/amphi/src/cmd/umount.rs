@@ -32,7 +32,7 @@ impl Umount {
     pub fn run(self) -> Outcome {
         let mount = control::find_mount(self.mount, "")?;
         let shown = mount.display();
-        // One that has died, or whose process does not answer, is not asked.
+        // A mount that has died, or whose process does not answer, gets no request.
         let process = if self.force { None } else { Some(process_of(&mount)?) };
         detach(&mount, self.force).map_err(|why| match why {
             Errno::BUSY => Failure::broken(format!(

@@ -63,11 +63,12 @@ impl Mounting {
         let atime = no_atime.then(|| "client.atime=none".to_string());
         let set: Vec<String> = atime.into_iter().chain(self.set.iter().cloned()).collect();
         let mut config = amphi_host::client::client_config(self.cache, &set)?;
+        config.commit = words.said(MountWord::Commit, MountWord::Posix) == Some(true);
         config.job_variables = self.job_env.iter().filter(|name| !name.is_empty()).cloned().collect();
         Ok(config)
     }
 
-    /// Says that the mount is there, to whoever waits for it.
+    /// Reports that the mount is ready, to a process that waits for it.
     pub fn say_ready(&self, dir: &std::path::Path) {
         // Not before: an automount lets those past that are in the process group of who began the mount, and makes
         // everybody else wait for it.

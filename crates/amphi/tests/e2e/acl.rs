@@ -16,7 +16,7 @@ const IN_GROUP: u32 = 1501;
 const GROUP: u32 = 2500;
 const STRANGER: u32 = 1502;
 
-/// What a shell says: what it prints, errors among it, and how it ends.
+/// The output of a shell, errors included, and its exit.
 fn shell(dir: &Path, user: u32, group: u32, script: &str) -> String {
     let (user, group) = (user.to_string(), group.to_string());
     let out = Command::new("setpriv")
@@ -79,8 +79,8 @@ const PROJECT: &[(u32, u32, &str)] = &[
 ];
 
 /// Goal: a project that is shared by lists behaves as on the machine's own file system, for root, a named user, one in
-/// a named group and a stranger; so do files and directories with flags. Method: the same commands on both, and what
-/// they say. (Promise S8)
+/// a named group and a stranger; so do files and directories with flags. Method: the same commands on both, and their
+/// output. (Promise S8)
 #[test]
 fn a_shared_project_is_as_on_linux() {
     if !getuid().is_root() {
@@ -103,8 +103,9 @@ fn a_shared_project_is_as_on_linux() {
     place.fsck();
 }
 
-/// Goal: what one mount sets counts on the other at once, also for callers whose kernel has kept the list, and after
-/// the server was killed. Method: a user reads and walks while the lists come and go on the other mount.
+/// Goal: an access list set on one mount takes effect on the other at once, also for callers whose kernel caches the
+/// list, and after the server was killed. Method: a user reads and walks while the lists come and go on the other
+/// mount.
 #[test]
 fn lists_hold_across_mounts() {
     if !getuid().is_root() {
@@ -152,8 +153,8 @@ fn lists_hold_across_mounts() {
     place.fsck();
 }
 
-/// Goal: a mount without lists asks for none, and the servers check them all the same. Method: a file that a list keeps
-/// from somebody whom its bits let in, on mounts of both kinds.
+/// Goal: a mount without lists requests none, and the servers still check them. Method: a file that a list denies to a
+/// user whom the mode bits admit, on mounts of both kinds.
 #[test]
 fn a_mount_without_lists() {
     if !getuid().is_root() {
@@ -173,8 +174,8 @@ fn a_mount_without_lists() {
     pair.stop();
 }
 
-/// Goal: a file that may only grow keeps its bytes from whoever has it open to append, too. Method: holes, zeros and
-/// cuts through such a descriptor, on two mounts.
+/// Goal: a file that may only grow keeps its bytes, even from a program that has it open to append. Method: holes,
+/// zeros and cuts through such a descriptor, on two mounts.
 #[test]
 fn append_only_files_keep_their_bytes() {
     if !getuid().is_root() {

@@ -85,8 +85,8 @@ impl Queue {
         Queue { context }
     }
 
-    /// Hands all requests over in one call; what the call says, and what came of each that it took: bytes, or minus the
-    /// errno.
+    /// Submits all requests in one call; returns the result of the call, and for each accepted request its bytes or
+    /// minus the errno.
     pub fn run(&self, requests: &[Request<'_>]) -> (io::Result<usize>, Vec<i64>) {
         let mut blocks: Vec<Block> = requests
             .iter()
@@ -280,9 +280,9 @@ fn asynchronous_beside_buffered() {
     place.fsck();
 }
 
-/// Goal: a request that cannot be done fails alone: memory that is not there is EFAULT, an open file of the wrong kind
-/// is EBADF; those beside it are done, and nothing of the failed one is in the file. Method: one bad request among good
-/// ones, by open files of both kinds.
+/// Goal: a request that cannot be done fails alone: an unmapped address is EFAULT, an open file of the wrong kind is
+/// EBADF; the requests beside it succeed, and nothing of the failed one is in the file. Method: one bad request among
+/// good ones, by open files of both kinds.
 #[test]
 fn a_bad_request_fails_alone() {
     let (place, up) = striped();
@@ -394,10 +394,10 @@ fn calling(pid: u32, number: i64) -> usize {
     calls.filter(|call| call.starts_with(&format!("{number} "))).count()
 }
 
-/// Goal: small reads that wait for a server keep a few threads of the mount, however many they are; a killed program's
-/// read ends at once, the others get their bytes when the server goes on. Method: 200 threads read a block each while
-/// the server is stopped, another program's read is killed meanwhile; the mount's threads are counted until it has
-/// taken all reads, which the answer to a call behind them shows.
+/// Goal: small reads that wait for a server occupy a few threads of the mount, whatever their number; the read of a
+/// killed program ends at once, and the others get their bytes when the server continues. Method: 200 threads read a
+/// block each while the server is stopped, another program's read is killed meanwhile; the mount's threads are counted
+/// until it has taken all reads, which the answer to a call behind them shows.
 #[test]
 fn many_small_reads_keep_few_threads() {
     const READERS: usize = 200;

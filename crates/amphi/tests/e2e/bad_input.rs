@@ -110,8 +110,8 @@ fn several_mounts_are_named() {
     other.stop();
 }
 
-/// Goal: keys and addresses in use are refused with the address said once; the mount goes on.
-/// Method: a server with a key, a mount, and a table of calls beside them.
+/// Goal: keys and addresses in use are refused with a message that names the address once; the mount continues. Method:
+/// a server with a key, a mount, and a table of calls beside them.
 #[test]
 fn strangers_of_a_server() {
     let place = Place::new();
@@ -136,7 +136,7 @@ fn strangers_of_a_server() {
     server.stop();
 }
 
-/// Goal: two servers on one folder and two mounts on one point are refused, and the first goes on.
+/// Goal: two servers on one folder and two mounts on one point are refused, and the first continues.
 #[test]
 fn second_server_and_second_mount() {
     let place = Place::new();
@@ -170,9 +170,9 @@ fn second_server_and_second_mount() {
     place.fsck();
 }
 
-/// Goal: Promise S14: damage to a superblock, its loss, and a zone that was cut short are reported with their place,
-/// refused, and left as they are; nobody is told to take away what could be all that is left. Method: each with a zone
-/// of two.
+/// Goal: Promise S14: damage to a superblock, its loss, and a truncated zone are reported with their place, refused,
+/// and left unchanged; no message advises to remove what could be the only remaining copy. Method: each with a zone of
+/// two.
 #[test]
 fn damaged_zones_are_refused() {
     use std::os::unix::fs::FileExt;
@@ -214,7 +214,7 @@ fn damaged_zones_are_refused() {
     up.stop();
 }
 
-/// The number of so many bytes at a place of docs/DISK_FORMAT.md.
+/// The number of this many bytes at a place of docs/DISK_FORMAT.md.
 fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }
@@ -238,9 +238,9 @@ fn of_version(superblock: &[u8], version: u32) -> Vec<u8> {
 }
 
 /// Goal: Promise S14: a zone of another version, and damage to its log or metadata that cannot be rebuilt, are refused
-/// by every way to start a server with one line that has the place and the reason; nothing is changed, in other zones
-/// neither, and what was there before the damage is there when it is mended. Method: a server killed after a checkpoint
-/// and synced changes; bytes where docs/DISK_FORMAT.md says that the structures lie.
+/// by every way to start a server, with one line that has the place and the reason; neither this zone nor another is
+/// changed, and all files are there once the damage is repaired. Method: a server killed after a checkpoint and synced
+/// changes; bytes are overwritten where docs/DISK_FORMAT.md places the structures.
 #[test]
 fn other_versions_and_damaged_metadata_are_refused() {
     use std::os::unix::fs::FileExt;
@@ -306,7 +306,7 @@ fn other_versions_and_damaged_metadata_are_refused() {
             refused(&args, "target-0000.zone");
         }
         if reason == version {
-            // It is whole, for all that this program can say.
+            // The zone is intact as far as this program can detect.
             refused(&["fsck", &data], reason);
         } else {
             let out = run(&["fsck", &data]);
@@ -331,9 +331,9 @@ fn crc(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Goal: a folder that holds no zones, as that of a disk that is not mounted does, is no new server unless somebody
-/// says so. Method: `amphi server` on a folder that is missing, empty, in use, and moved away; whatever is refused
-/// leaves nothing behind.
+/// Goal: a folder without zones, such as the mount point of a disk that is not mounted, starts a new server only on
+/// explicit request. Method: `amphi server` on a folder that is missing, empty, in use, and moved away; a refused
+/// command leaves no files behind.
 #[test]
 fn a_server_begins_only_where_it_is_asked_to() {
     let place = Place::new();
@@ -364,8 +364,8 @@ fn a_server_begins_only_where_it_is_asked_to() {
     place.fsck();
 }
 
-/// Goal: `amphi up` begins a cluster in a folder that is new with a word, and in one that was in use only when it is
-/// told to. Method: a folder that is missing, in use, moved away, empty, put back; one server and three.
+/// Goal: `amphi up` creates a cluster in a new folder and says so, and in a folder that was in use only on explicit
+/// request. Method: a folder that is missing, in use, moved away, empty, put back; one server and three.
 #[test]
 fn up_does_not_begin_anew_by_itself() {
     for servers in ["1", "3"] {

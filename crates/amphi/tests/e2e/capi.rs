@@ -1,6 +1,6 @@
-//! The C library: what programs see through it is what they see through a mount of the same cluster, whatever they do.
+//! The C library: programs observe the same results through it as through a mount of the same cluster.
 //!
-//! `capi/twin.c` makes the same calls by each way, `capi/programs.c` holds the others; the examples are those of
+//! `capi/twin.c` makes the same calls by each way, `capi/programs.c` has the other programs; the examples are those of
 //! `examples/c`. All are compiled with warnings as errors and linked with the library as it is installed.
 
 use crate::harness::{Daemon, Place, Random, errno, pattern};
@@ -135,7 +135,7 @@ fn twins(uid: u32) {
         assert_eq!(differ, None, "a call of the kernel and of the library");
         assert_eq!(calls.lines().count(), other.lines().count());
     }
-    // What one way has left the others see.
+    // Each way sees the files that the others made.
     let names = |dir: &str| {
         let entries = fs::read_dir(world.place.mount().join(dir)).expect("a directory");
         let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
@@ -175,8 +175,8 @@ fn what_is_wrong_is_an_error() {
     world.stop();
 }
 
-/// Goal: a child of fork is told that handles are not its own, waits for nothing, and does its parent no harm; what
-/// programs leave open at their end is written. Method: programs that fork, and that exit.
+/// Goal: a child of fork is told that handles belong to its parent, waits for nothing, and does not disturb the parent;
+/// data of files that a program leaves open at its end is written. Method: programs that fork, and that exit.
 #[test]
 fn forks_and_exits() {
     let world = World::new();
@@ -188,6 +188,23 @@ fn forks_and_exits() {
         fs::remove_file(&left).expect("remove");
     }
     world.stop();
+}
+
+/// Goal: a program that changes memory while it is written from damages its own bytes alone: every block has the
+/// checksum of what was stored, and memory that rests arrives as it is; a child of fork changes nothing of it. Method:
+/// a program with a thread that scribbles; all data is verified at the end.
+#[test]
+fn memory_that_changes_under_a_write() {
+    let world = World::new();
+    world.passes("scribbles");
+    let World { place, server, mount } = world;
+    mount.stop();
+    server.stop();
+    let data = place.text("data");
+    let checked = crate::harness::run(&["fsck", "--data", &data]);
+    let text = said(&checked);
+    assert!(checked.status.success() && text.contains(" 0 blocks damaged"), "{text}");
+    assert!(text.contains(", 0 B without checksums"), "{text}");
 }
 
 /// Goal: numbers that threads use while others close them lead to the right file or to EBADF; queues of several threads
@@ -202,8 +219,8 @@ fn threads_share_handles_and_have_queues() {
     world.stop();
 }
 
-/// Goal: the library reads and writes no memory of a program that it was not given, and none that was given back.
-/// Method: programs that the address sanitizer watches.
+/// Goal: the library reads and writes no memory of a program that it was not given, and none that was returned. Method:
+/// programs that the address sanitizer watches.
 #[test]
 fn memory_of_programs_is_left_alone() {
     let folder = library().join("sources");
@@ -214,7 +231,7 @@ fn memory_of_programs_is_left_alone() {
     let world = World::new();
     for name in ["hostile", "queues", "ends_early"] {
         for (way, to) in world.ways() {
-            // What lives as long as the process is no leak.
+            // Memory that lives as long as the process is no leak.
             let mut command = Command::new(&watched);
             let output =
                 command.args([name, way, &to]).env("ASAN_OPTIONS", "detect_leaks=0").output().expect("it runs");
@@ -241,7 +258,7 @@ fn cached_reads_of_descriptors() {
     up.stop();
 }
 
-/// A program of programs.c that does what it is told.
+/// A program of programs.c that executes commands from its standard input.
 struct Told {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -279,8 +296,8 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(1_469_598_103_934_665_603, |h: u64, b| (h ^ u64::from(*b)).wrapping_mul(1_099_511_628_211))
 }
 
-/// A file that three parties write and read in turns: by a client in a process, by the library over the mount, and by
-/// calls on the mount. Each has to see what the model says, at once.
+/// A file that three parties write and read in turn: a client in a process, the library over the mount, and calls on
+/// the mount. Each has to read the state of the model at once.
 fn three_parties(seed: u64, steps: usize) {
     let world = World::new();
     let [(cluster, addr), (node, mount)] = world.ways();
@@ -377,8 +394,9 @@ fn killed(world: &World, way: &str, to: &str, name: &str, more: &[&str]) -> (u64
     (last, fs::read(world.place.mount().join(name)).expect("read"))
 }
 
-/// Goal: what a program has synced survives kill -9, and each record of what is there is whole or absent; over a mount
-/// what has returned survives as well. Others go on with the file. Method: programs that are killed while they write.
+/// Goal: data that a program has synced survives kill -9, and each record in the file is whole or absent; over a mount,
+/// completed writes survive as well. Other programs continue with the file. Method: programs that are killed while they
+/// write.
 #[test]
 fn killed_programs_lose_nothing_that_is_stable() {
     const RECORD: usize = 8192;
@@ -389,7 +407,7 @@ fn killed_programs_lose_nothing_that_is_stable() {
         assert!(content.len() >= (last as usize + 1) * RECORD, "{way}: {} bytes, record {last}", content.len());
         for (at, record) in content.chunks(RECORD).enumerate() {
             let whole = record == pattern(at as u64 + 1, RECORD);
-            // Behind what is stable a record that was not written back is a hole.
+            // Behind the stable records, a record that was not written back is a hole.
             let absent = at as u64 > last && record.iter().all(|byte| *byte == 0);
             assert!(whole || absent, "{way}: record {at}, the last stable one is {last}");
         }
@@ -398,8 +416,8 @@ fn killed_programs_lose_nothing_that_is_stable() {
     world.stop();
 }
 
-/// Goal: the examples do what they say by both ways, and what they leave is there for a mount, byte for byte; one of
-/// them with the static library. Method: a file of 5 MB, a checkpoint of four threads, a walk of both.
+/// Goal: the examples work as documented by both ways, and a mount reads their files byte for byte; one of them is
+/// linked with the static library. Method: a file of 5 MB, a checkpoint of four threads, a walk of both.
 #[test]
 fn examples_copy_walk_and_write_checkpoints() {
     let world = World::new();

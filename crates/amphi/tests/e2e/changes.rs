@@ -51,7 +51,7 @@ const fn on_empty(name: &'static str, changes: bool, call: fn(&OwnedFd, &Path)) 
     Call { name, empty: true, changes, call }
 }
 
-/// What ext4 and XFS do alike.
+/// Calls whose effect is the same on ext4 and XFS.
 const CALLS: [Call; 20] = [
     on("room that is there", true, |f, _| allocates(f, FallocateFlags::empty(), 0, 4096)),
     on("room that is there, the size kept", true, |f, _| allocates(f, KEEP, 0, 4096)),
@@ -106,10 +106,10 @@ fn calls_set_times(at: &Path, seen: &Path) {
     }
 }
 
-/// Goal: Promise S1: whatever `fallocate` that succeeds does, also where it finds nothing to do, it sets the
-/// modification and the change time, as ext4 and XFS do, and so do cuts and opens that cut; what changes nothing there
-/// leaves them. Method: a table of calls, each on a file whose times are old; on a mount that is alone and on two, of
-/// one server and of three, looked at through both.
+/// Goal: Promise S1: each successful `fallocate`, even without an effect on the data, sets the modification and the
+/// change time, as on ext4 and XFS, and so do truncates and opens with `O_TRUNC`; calls that change nothing there leave
+/// the times. Method: a table of calls, each on a file whose times are old; on one mount in sole mode and on two
+/// mounts, of one server and of three, checked through both.
 #[test]
 fn changes_that_move_no_size_set_the_times() {
     let place = Place::new();
@@ -136,9 +136,9 @@ fn as_other<T: Send>(what: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|s| s.spawn(change).join().expect("the other user's thread"))
 }
 
-/// Goal: Promise S1, Promise S8: an open for reading with O_TRUNC cuts the file for everybody, as on Linux, if the
-/// caller may write to it, and is EACCES otherwise, also while somebody has it open for writing. Method: such opens by
-/// root and by another user, of a name that the mount knows and of one that it does not; both mounts read.
+/// Goal: Promise S1, Promise S8: an open for reading with O_TRUNC truncates the file for all users, as on Linux, if the
+/// caller may write to it, and is EACCES otherwise, also while another program has it open for writing. Method: such
+/// opens by root and by another user, of a name that the mount knows and of one that it does not; both mounts read.
 #[test]
 fn opens_for_reading_cut() {
     let pair = Pair::new(1, &[], &[]);

@@ -22,7 +22,7 @@ fn content(file: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads a file in pieces of 256 KiB, and behind each block that cannot be read goes on with the next.
+/// Reads a file in pieces of 256 KiB, and behind each block that cannot be read continues with the next.
 fn read_in_large_pieces(path: &std::path::Path, bytes: &[u8], is_damaged: impl Fn(usize) -> bool) {
     let file = fs::File::open(path).expect("open");
     let (mut at, mut found) = (0, vec![0; 256 << 10]);
@@ -144,7 +144,7 @@ fn flipped_bits_are_found_and_not_served() {
         places.len()
     );
     for round in 0..2 {
-        // In company of another mount, and alone.
+        // In shared mode, beside another mount, and in sole mode.
         let second = (round == 1).then(|| place.mount_at("b", &[]));
         let other = second.is_some().then(|| place.path("b"));
         for root in [Some(&mount), other.as_ref()].into_iter().flatten() {
@@ -195,7 +195,7 @@ fn checksums_can_be_set() {
     fs::write(roots[1].join("other"), content(7, 9 << 20)).expect("write");
     set(&roots[1].join("d/f0"), "off");
     let out = run(&["layout", "get", &roots[0].join("d/f0").display().to_string()]);
-    assert!(String::from_utf8_lossy(&out.stdout).contains(" checksums off\n"), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains(" checksums off consistency posix\n"), "{out:?}");
     for (i, root) in roots.iter().enumerate() {
         let file = fs::OpenOptions::new().write(true).open(root.join("d/f0")).expect("open");
         file.write_all_at(&content(9, 1 << 20), (i as u64 * 5) << 20).expect("overwrite");

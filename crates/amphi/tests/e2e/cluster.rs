@@ -160,8 +160,8 @@ fn three_servers_are_one_file_system() {
     running.into_values().for_each(Daemon::stop);
 }
 
-/// Goal: Promise S9, S12 with several servers: each of them is killed under load, calls wait, nothing that was
-/// acknowledged is lost, nothing is done twice. Method: as with one server; the log of what was done lies on the
+/// Goal: Promise S9, S12 with several servers: each of them is killed under load, calls wait, no acknowledged change is
+/// lost, no request is executed twice. Method: as with one server; the record of the completed changes lies on the
 /// cluster as well.
 #[test]
 fn killed_servers_lose_nothing() {
@@ -223,8 +223,8 @@ fn killed_servers_lose_nothing() {
     running.into_values().for_each(Daemon::stop);
 }
 
-/// Goal: a server with empty targets joins a running cluster; the mount that is there uses it at once. Method:
-/// directories made after it joined lie on its targets, too; files that were there stay as they are.
+/// Goal: a server with empty targets joins a running cluster; an existing mount uses it at once. Method: directories
+/// made after it joined lie on its targets, too; existing files keep their place.
 #[test]
 fn a_server_joins_a_running_cluster() {
     let place = Place::new();
@@ -275,8 +275,8 @@ fn copy_folder(from: &Path, to: &Path) {
 }
 
 /// Goal: servers that do not belong to a cluster are refused with one line and exit code 2, and change nothing; the
-/// cluster goes on. Method: another key, the folder of another cluster, a folder that another server serves as a copy,
-/// nonsense.
+/// cluster continues. Method: another key, the folder of another cluster, a folder that another server serves as a
+/// copy, nonsense.
 #[test]
 fn servers_that_do_not_belong() {
     let place = Place::new();
@@ -344,7 +344,7 @@ fn configurations_that_make_no_sense() {
     refused(&two, "tcp:127.0.0.1:1");
 }
 
-/// Goal: a server does what its file says. Method: the example with places of this machine.
+/// Goal: a server applies its configuration file. Method: the example with places of this machine.
 #[test]
 fn a_server_from_a_file() {
     let place = Place::new();

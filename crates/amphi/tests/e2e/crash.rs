@@ -16,10 +16,10 @@ fn mount(place: &Place) -> Daemon {
     Daemon::start(&["mount", "--cluster", &addr, &dir])
 }
 
-/// Goal: Promise S9, S12: a server killed while programs write and make files loses nothing that was
-/// acknowledged, the programs' calls wait and go on, nothing is done twice. Method: one thread makes, renames,
-/// appends with fsync and removes; the server is killed and restarted several times meanwhile; then everything is
-/// compared with what the thread knows.
+/// Goal: Promise S9, S12: a server killed while programs write and make files loses nothing that was acknowledged, the
+/// programs' calls wait and continue, nothing is done twice. Method: one thread makes, renames, appends with fsync and
+/// removes; the server is killed and restarted several times meanwhile; then everything is compared with what the
+/// thread knows.
 #[test]
 fn a_killed_server_loses_nothing() {
     loses_nothing(true);
@@ -100,8 +100,8 @@ fn check(m: &std::path::Path, n: u64) {
     }
 }
 
-/// Goal: Promise S10, S11: after kill -9 of the mount process what was fsynced is there, a new mount is let in,
-/// and the zones are sound.
+/// Goal: Promise S10, S11: after kill -9 of the mount process, fsynced data is there, a new mount is admitted, and the
+/// zones are sound.
 #[test]
 fn a_killed_mount_keeps_what_was_synced() {
     let place = Place::new();
@@ -308,8 +308,9 @@ fn a_killed_server_loses_nothing_that_was_on_its_way() {
     srv.stop();
 }
 
-/// Goal: Promise S9: a server in a container waits for the disk, since memory there is killed with it. Method: a server
-/// in an IPC namespace of its own has no memory, and what was made before a kill is there.
+/// Goal: Promise S9: a server in a container waits for the disk, since its memory does not outlive the container.
+/// Method: a server in an IPC namespace of its own has no such memory, and files that were made before a kill are
+/// there.
 #[test]
 fn a_server_in_a_container_waits_for_the_disk() {
     let place = Place::new();
@@ -335,8 +336,8 @@ fn a_server_in_a_container_waits_for_the_disk() {
     place.fsck();
 }
 
-/// Goal: Promise S22: where the memory that outlives the server has gone with it, the mount is told, and a new one
-/// finds a whole file system. Method: the memory is removed between kill and start.
+/// Goal: Promise S22: where the memory that outlives the server is lost with it, the mount is notified, and a new mount
+/// finds an intact file system. Method: the memory is removed between kill and start.
 #[test]
 fn a_mount_is_told_that_memory_has_gone() {
     if let Err(e) = amphi_env::real::memory_outlives() {
@@ -375,7 +376,7 @@ fn without_size_signal(args: &[&str]) -> Daemon {
     Starting::spawn(command).ready()
 }
 
-/// From now on no write of the process gets into the log of a zone.
+/// From now on no write of the process reaches the log of a zone.
 fn fail_the_logs(daemon: &mut Daemon) {
     let limit = rustix::process::Rlimit { current: Some(4096), maximum: None };
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32);
@@ -383,8 +384,8 @@ fn fail_the_logs(daemon: &mut Daemon) {
 }
 
 /// Goal: a server whose zone fails ends at once with a line and exit code 1, without an answer that is not true;
-/// started again it has all that was acknowledged, and the mount goes on (Promises S9, S12). Method: writes to the log
-/// fail while a thread makes, renames and syncs files.
+/// started again it has all that was acknowledged, and the mount continues (Promises S9, S12). Method: writes to the
+/// log fail while a thread makes, renames and syncs files.
 #[test]
 fn a_failed_zone_ends_its_server() {
     let place = Place::new();
@@ -398,8 +399,8 @@ fn a_failed_zone_ends_its_server() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for i in 0.. {
-                // Without bytes: those of files lie behind the limit as well, and a disk that takes none of them says
-                // so to their writer.
+                // The files are empty: data lies behind the limit as well, and a disk that refuses data reports this to
+                // the writer.
                 let path = m.join(format!("f{i}"));
                 fs::write(m.join("fresh"), b"").expect("no call fails");
                 fs::rename(m.join("fresh"), &path).expect("no call fails");

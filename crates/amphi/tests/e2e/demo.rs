@@ -18,7 +18,7 @@ fn is_there(program: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Source files of the test, where they are looked for: where cargo keeps them.
+/// The source files of the test, in the folders of cargo where the demo looks for them.
 fn sources(place: &Place) -> PathBuf {
     let home = place.path("home");
     for i in 0..40u64 {
@@ -78,9 +78,10 @@ fn an_interrupted_demo_leaves_nothing() {
     eventually("the cluster has ended", || processes(&place) == 0);
 }
 
-/// Goal: the demo goes through all its steps, says so, leaves table and picture and nothing else: no process, no mount,
-/// no cluster; the next one takes its folder, also where the one before failed, but not one with anything else in it.
-/// Method: a small tree, a small cache, small streams; what it prints and what is in its folder.
+/// Goal: the demo completes all its steps, reports this, and leaves a table and a picture and nothing else: no process,
+/// no mount, no cluster; the next demo reuses its folder, also where the previous one failed, but not a folder with
+/// other contents. Method: a small tree, a small cache, small streams; its output and the contents of its folder are
+/// checked.
 #[test]
 fn the_demo_leaves_a_table_and_a_picture() {
     if let Some(missing) = PROGRAMS.into_iter().find(|p| !is_there(p)) {

@@ -47,9 +47,9 @@ fn striped() -> (Place, crate::harness::Daemon) {
     (place, up)
 }
 
-/// Goal: direct requests of any size at any offset do what buffered ones do, with edges inside blocks and over stripes
-/// (sanity 119e, 119s, 119a, 119b). Method: a file copied in requests of each size from odd offsets, by `O_DIRECT` and
-/// by a file set to direct; a hole and an end within a request.
+/// Goal: direct requests of any size at any offset have the same effect as buffered ones, with edges inside blocks and
+/// over stripes (sanity 119e, 119s, 119a, 119b). Method: a file copied in requests of each size from odd offsets, by
+/// `O_DIRECT` and by a file set to direct; a hole and an end within a request.
 #[test]
 fn odd_sizes_copy_right() {
     let (place, up) = striped();
@@ -137,7 +137,7 @@ fn odd_memory_and_vectors() {
     place.fsck();
 }
 
-/// Goal: requests side by side in one file, direct beside direct and direct beside buffered, never fail and never touch
+/// Goal: concurrent requests in one file, direct beside direct and direct beside buffered, never fail and never change
 /// each other's bytes although they share blocks (sanity 119f, 119g, 241, 398b). Method: threads with records of their
 /// own, each read back at once by the other way.
 #[test]
@@ -219,9 +219,10 @@ fn o_direct_comes_and_goes() {
     place.fsck();
 }
 
-/// Goal: Promise S17: a write past the end with `O_DIRECT` that fails cuts nothing off that another mount has written:
-/// the kernel asks for that then, with the size that it knows. What the program asks for is done. Method: refused
-/// writes (`hybrid.unaligned` off) on a mount whose kernel has an old size, then truncates of the same program.
+/// Goal: Promise S17: a write past the end with `O_DIRECT` that fails truncates nothing that another mount has written:
+/// the kernel then sends a truncate to the size that it knows. A truncate that the program itself requests is executed.
+/// Method: refused writes (`hybrid.unaligned` off) on a mount whose kernel has an old size, then truncates of the same
+/// program.
 #[test]
 fn a_failed_write_cuts_nothing_of_others() {
     let pair = Pair::new(1, &["--targets", "2"], &["--set", "hybrid.unaligned=off"]);
@@ -282,8 +283,8 @@ fn a_layout_waits_for_readers_elsewhere() {
 }
 
 /// Goal: direct on one mount against buffered on another, the same bytes of the same file at the same time: every read,
-/// by either way on either mount, shows one of the writes, whole (sanityn 16j, whose own two sides never met); nobody
-/// is evicted (398b). Method: records at odd places, in the window and below, each full of one number.
+/// by either way on either mount, returns one of the writes, whole (sanityn 16j, whose own two sides never met); no
+/// mount is evicted (398b). Method: records at odd places, in the window and below, each full of one number.
 fn a_race_of_both_ways(servers: usize) {
     const ROUNDS: u64 = 150;
     /// Offset and length: inside a block, over blocks, over stripes.
@@ -349,9 +350,9 @@ fn a_race_of_both_ways_on_two_servers() {
     a_race_of_both_ways(2);
 }
 
-/// Goal: what a reader has seen it never sees older, while its cache is dropped all the time, whichever way the writer
-/// goes (sanityn 16d, 16f, 16g). Method: one mount counts up in a page, buffered and direct in turn; readers of both
-/// mounts, one of them with a cache that other reads empty; a size that grows.
+/// Goal: a reader never sees an older value than it has read before, while its cache is dropped all the time, whichever
+/// way the writer uses (sanityn 16d, 16f, 16g). Method: one mount increments a counter in a page, buffered and direct
+/// in turn; readers of both mounts, one of them with a cache that other reads evict; a size that grows.
 #[test]
 fn what_was_seen_never_goes_back() {
     const LAST: u64 = 400;
@@ -389,8 +390,8 @@ fn what_was_seen_never_goes_back() {
     pair.stop();
 }
 
-/// Goal: a full file system, past the cache: the error if nothing was written, otherwise what is contiguous from the
-/// start; the size says the same and the bytes are right (sanity 398k, 398l). Method: direct writes of 4 MiB append to
+/// Goal: a full file system, past the cache: the error if nothing was written, otherwise the contiguous part from the
+/// start; the size agrees with it and the bytes are right (sanity 398k, 398l). Method: direct writes of 4 MiB append to
 /// a file until one fails, so one of them is larger than the space that is left.
 #[test]
 fn a_direct_write_that_does_not_fit() {
@@ -422,17 +423,17 @@ fn a_direct_write_that_does_not_fit() {
     place.fsck();
 }
 
-/// Goal: memory that is not there fails a request with EFAULT and nothing else, whichever way it goes (sanity 119r); a
-/// single request of many megabytes, off by some bytes, is right (sanity 78). Method: addresses without memory behind
-/// them, then good ones, by an open file of each kind; one write and one read of 40 MiB.
+/// Goal: an unmapped address fails a request with EFAULT and nothing else, by either way (sanity 119r); a single
+/// request of many megabytes, off by some bytes, is right (sanity 78). Method: addresses without memory behind them,
+/// then good ones, by an open file of each kind; one write and one read of 40 MiB.
 #[test]
 fn bad_memory_and_huge_requests() {
     let (place, up) = striped();
     let path = place.mount().join("f");
     let text = pattern(1, 3 * STRIPE);
     fs::write(&path, &text).expect("write");
-    // A page that nobody may touch, and one behind it that is not there at all.
-    // SAFETY: a new mapping at an address that the kernel chooses.
+    // A page without access rights, and one behind it that is not mapped at all. SAFETY: a new mapping at an address
+    // that the kernel chooses.
     let page = unsafe {
         libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     };

@@ -23,9 +23,9 @@ fn rules(path: &str) -> Vec<String> {
     found.map(|f| f["rule"].as_str().expect("a name").to_string()).collect()
 }
 
-/// Goal: what is wrong with a file is named, with a command that changes it where there is one, and nothing is said of
-/// a file that is used well. Method: files that are written and read in good and bad ways; the command is carried out,
-/// and the same load is looked at again.
+/// Goal: the command names the cause of slow access to a file, with a command that changes it where there is one, and
+/// reports nothing about a file that is used well. Method: files that are written and read in good and bad ways; the
+/// proposed command is executed, and the same load is explained again.
 #[test]
 fn causes_are_named() {
     let place = Place::new();
@@ -76,8 +76,8 @@ fn causes_are_named() {
     up.stop();
 }
 
-/// Goal: a process is explained by its open files, a job by its bytes, a mount by all of it; what cannot be asked about
-/// is refused with what there is. Method: a process that holds files open; names with control characters.
+/// Goal: a process is explained by its open files, a job by its bytes, a mount by both; other subjects are refused with
+/// a list of the possible ones. Method: a process that holds files open; names with control characters.
 #[test]
 fn what_can_be_asked_about() {
     let place = Place::new();
@@ -101,7 +101,7 @@ fn what_can_be_asked_about() {
     let of_job = text(&["explain", "--job", "train", &mount]);
     assert!(of_job.contains("job train: 1 opens") && of_job.contains("written "), "{of_job}");
     refused(&["explain", "--job", "none", &mount], "there are: ");
-    // A process that has nothing from here: what this one starts may have inherited what other tests have open.
+    // A process without a file of this file system: a child of this one may have inherited open files of other tests.
     refused(&["explain", "1"], "has no file of an AmphiFS mount open");
     refused(&["explain", &place.text("nothing")], "no such file or directory");
     assert!(amphi().args(["explain", "/"]).output().expect("amphi starts").status.code() == Some(2));

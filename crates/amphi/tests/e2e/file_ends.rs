@@ -1,4 +1,4 @@
-//! Where a file ends, and where its data and holes are: appends by whatever flag, sizes that only grow, lseek.
+//! The ends of files, their data and holes: appends by each flag, sizes that only grow, lseek.
 
 use crate::harness::Place;
 use crate::two_mounts::Pair;
@@ -25,8 +25,8 @@ fn write_with(fd: impl AsFd, bytes: &[u8], offset: u64, flags: ReadWriteFlags) -
     pwritev2(fd, &[IoSlice::new(bytes)], offset, flags)
 }
 
-/// Appends through `here` by every flag there is, behind what `there`, the same file elsewhere or here, has got
-/// meanwhile.
+/// Appends through `here` by every flag, behind the bytes that `there`, the same file on another mount or here, has
+/// appended meanwhile.
 fn appends_by_flags(here: &Path, there: &Path) {
     let is = |expected: &[u8], what: &str| {
         for path in [here, there] {
@@ -107,8 +107,8 @@ fn lines_appended_at_once(paths: [&Path; 2]) {
     }
 }
 
-/// Goal: Promise S4: where a write goes is what the flags of the call say, not those of the open: `F_SETFL`,
-/// `RWF_APPEND`, `RWF_NOAPPEND`. Method: one mount, which appends through other descriptors meanwhile.
+/// Goal: Promise S4: the flags of the call decide where a write goes, not those of the open: `F_SETFL`, `RWF_APPEND`,
+/// `RWF_NOAPPEND`. Method: one mount, which appends through other descriptors meanwhile.
 #[test]
 fn appends_by_the_flags_of_the_call() {
     let place = Place::new();
@@ -181,8 +181,8 @@ fn sizes_that_went_back(paths: [&Path; 2], writers: usize, writes: usize) -> usi
     back.into_inner()
 }
 
-/// Goal: Promise S1: a file that only grows never looks shorter than it looked before, to nobody. Method: one writer,
-/// then four; four that look.
+/// Goal: Promise S1: a file that only grows never appears shorter than before, to any observer. Method: one writer,
+/// then four; four observers.
 #[test]
 fn a_size_never_goes_back() {
     let place = Place::new();

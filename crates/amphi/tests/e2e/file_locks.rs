@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// One step of a process: what to do, with which descriptor, and with which bytes.
+/// One step of a process: the call, its descriptor, and its bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Step {
@@ -31,10 +31,10 @@ const OPEN: i32 = -5;
 const CLOSE: i32 = -6;
 /// Copies the descriptor at the place `kind`.
 const DUP: i32 = -7;
-/// Opens, locks without waiting (as `kind` says) and closes so many times; the errors are counted.
+/// Opens, locks without waiting (of the kind `kind`) and closes this many times; the errors are counted.
 const CYCLE: i32 = -8;
 
-/// What a step came to: errno, and the lock found by `F_GETLK`.
+/// The result of a step: errno, and the lock found by `F_GETLK`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Done {
@@ -64,7 +64,7 @@ fn live(path: &std::ffi::CStr, steps: i32, done: i32) -> ! {
     // SAFETY: system calls with pointers to values that live as long as the calls; nothing here allocates or takes a
     // lock.
     unsafe {
-        // What other tests have open is not ours to keep open.
+        // Closes inherited descriptors of other tests, whose files would stay open otherwise.
         for fd in 3..4096 {
             if fd != steps && fd != done {
                 libc::close(fd);
@@ -213,8 +213,8 @@ fn file(place: &Place) -> std::path::PathBuf {
     path
 }
 
-/// Goal: Promise S19, S20: POSIX record locks as fcntl(2) has them: conflicts, what `F_GETLK` says, cutting,
-/// converting, ends of files, and that any close of the file by the process, its exit and its death give them up.
+/// Goal: Promise S19, S20: POSIX record locks as fcntl(2) documents them: conflicts, results of `F_GETLK`, cutting,
+/// converting, ends of files, and that any close of the file by the process, its exit and its death release them.
 /// Method: processes that do one call at a time.
 #[test]
 fn record_locks() {
@@ -338,7 +338,7 @@ const CLOSES: usize = 1000;
 fn closed_on_the_other_mount(servers: usize) {
     let pair = Pair::new(servers, &[], &[]);
     for i in 0..servers {
-        // One for the targets of each server, more or less.
+        // The directories spread over the targets of the servers.
         fs::create_dir(pair.a.join(format!("d{i}"))).expect("mkdir");
         fs::write(pair.a.join(format!("d{i}/f")), b"0123456789").expect("write");
     }
@@ -365,7 +365,7 @@ fn closed_on_the_other_mount(servers: usize) {
             }
             assert_eq!((other.on(0, FLOCK, libc::LOCK_UN, 0, 0), other.set(U, 0, 0)), (0, 0));
         }
-        // A copy of the descriptor is closed: the lock stays, and nobody waits long to hear so.
+        // A copy of the descriptor is closed: the lock stays, and the close does not wait long for that result.
         assert_eq!((p.on(1, OPEN, 0, 0, 0), p.on(1, FLOCK, ex, 0, 0), p.on(2, DUP, 1, 0, 0)), (0, 0, 0));
         assert_eq!(p.on(2, CLOSE, 0, 0, 0), 0);
         assert_eq!(q.on(0, FLOCK, ex | nb, 0, 0), libc::EAGAIN);
@@ -419,8 +419,8 @@ fn more_waiters_than_threads() {
     up.stop();
 }
 
-/// Goal: Promise S21: a server that is killed and comes back knows who holds what, and who waits goes on waiting; while
-/// it is away a signal still ends a wait. Method: kill -9 between the calls of three processes.
+/// Goal: Promise S21: a server that is killed and comes back knows the holders of all locks, and waiting calls continue
+/// to wait; while it is away a signal still ends a wait. Method: kill -9 between the calls of three processes.
 #[test]
 fn locks_outlive_the_server() {
     let place = Place::new();

@@ -12,7 +12,8 @@ fn text(args: &[&str]) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// Goal: Promise S13, and stats, get, set, layout, status do what their help says. Method: one story on one mount.
+/// Goal: Promise S13, and stats, get, set, layout, status work as their help describes. Method: one sequence of
+/// commands on one mount.
 #[test]
 fn an_operators_story() {
     let place = Place::new();
@@ -89,8 +90,8 @@ fn an_operators_story() {
     up.stop();
 }
 
-/// Goal: options of mount(8) do what they say, the last of two opposites counts, and a word that is none is refused.
-/// Method: one file system mounted in turn with each: a write, a program, a device file, an access time.
+/// Goal: options of mount(8) have their documented effect, the last of two opposites counts, and an unknown word is
+/// refused. Method: one file system mounted in turn with each: a write, a program, a device file, an access time.
 #[test]
 fn options_of_mount() {
     let place = Place::new();
@@ -134,8 +135,8 @@ fn options_of_mount() {
     assert!(out.status.code() == Some(2) && said.contains("sloppy"), "{said}");
 }
 
-/// Goal: what was written leaves the mount without being asked, after its age, and at once with `amphi sync`; sync(1)
-/// does not get through the kernel. Method: the gauge of dirty bytes.
+/// Goal: dirty bytes are written back without a request, after their age, and at once with `amphi sync`; the kernel
+/// does not forward sync(1). Method: the gauge of dirty bytes.
 #[test]
 fn old_bytes_leave_by_themselves() {
     let place = Place::new();

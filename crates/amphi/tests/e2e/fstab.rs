@@ -1,4 +1,4 @@
-//! What mount(8) does with this file system: fstab lines, remounting, and the end of a mount that waits for its bytes.
+//! mount(8) with this file system: fstab lines, remounting, and the end of a mount that waits for its write-back.
 
 use crate::bad_input::refused;
 use crate::harness::{Place, amphi, run};
@@ -33,8 +33,9 @@ fn with_helper(place: &Place, script: &str) -> String {
     text
 }
 
-/// Goal: an fstab line mounts a data folder or a server in the background; `remount` changes what it names and nothing
-/// else; what cannot be is said in one line with the exit code of a refusal. Method: mount(8) with a table of its own.
+/// Goal: an fstab line mounts a data folder or a server in the background; `remount` changes the options that it names
+/// and nothing else; an impossible request is refused in one line with the exit code of a refusal. Method: mount(8)
+/// with a table of its own.
 #[test]
 fn fstab_lines_and_remounts() {
     let place = Place::new();
@@ -84,7 +85,7 @@ fn fstab_lines_and_remounts() {
     place.fsck();
 }
 
-/// Goal: `amphi umount` returns when everything is with the server, and says what keeps it from unmounting. Method:
+/// Goal: `amphi umount` returns when all data is with the server, and names what prevents it from unmounting. Method:
 /// dirty bytes that are due in an hour; a file that is open.
 #[test]
 fn umount_waits_for_what_was_written() {
@@ -107,7 +108,7 @@ fn umount_waits_for_what_was_written() {
     server.stop();
 }
 
-/// Goal: a mount whose server has gone ends within seconds when there is nothing to write back. Method: the server is
+/// Goal: a mount whose server has gone ends within seconds when there is no data to write back. Method: the server is
 /// killed, then the mount is told to end; it may take a tenth of the time for which calls wait.
 #[test]
 fn a_mount_without_its_server_ends_soon() {

@@ -29,7 +29,7 @@ struct Access {
     plain: OwnedFd,
     direct: OwnedFd,
     append: OwnedFd,
-    /// Opened to be read alone, while nobody had it open for writing.
+    /// Opened only for reading, while no open file may write.
     reader: Option<OwnedFd>,
 }
 
@@ -44,12 +44,13 @@ impl Access {
     }
 }
 
-/// A store through a shared mapping that is not synced yet: until then others may show what was there before.
+/// A store through a shared mapping that is not synced yet: until then others may read the bytes that were there
+/// before.
 struct Unsynced {
     by: usize,
     /// The mapping: address and bytes.
     map: (usize, usize),
-    /// What was stored, in the file.
+    /// The range of the store in the file.
     stored: std::ops::Range<u64>,
 }
 
@@ -392,8 +393,8 @@ impl Tester {
         }
     }
 
-    /// Stores through a shared mapping that stays, dirty, while other operations go on beside it. Perhaps the others
-    /// have what was there in their caches.
+    /// Stores through a shared mapping that stays, dirty, while other operations run beside it. The other mounts may
+    /// have the old bytes in their caches.
     fn store(&mut self, offset: u64, len: usize) {
         let stored = offset..(offset + len.min(20_000) as u64).min(self.model.len() as u64);
         if stored.is_empty() {
@@ -425,7 +426,7 @@ impl Tester {
         self.unsynced = Some(Unsynced { by, map, stored });
     }
 
-    /// What was stored through a mapping is seen by all when it was synced.
+    /// All mounts see a store through a mapping once it is synced.
     fn sync_stores(&mut self) {
         let Some(Unsynced { by, map: (address, size), stored }) = self.unsynced.take() else { return };
         let before = std::mem::replace(&mut self.by, by);
@@ -505,14 +506,14 @@ fn random_operations_agree_with_a_byte_vector() {
     up.stop();
 }
 
-/// What a mount is set to so that `setting` says who serves the reads, also of files that are not small.
+/// The options of a mount so that `setting` decides who serves the reads, also of files that are not small.
 pub fn served_by(setting: &str) -> [String; 4] {
     ["--set", &format!("hybrid.kernel_cache={setting}"), "--set", "hybrid.large_read_bytes=256K"].map(String::from)
 }
 
-/// Goal: Promise S1, S3: whoever serves reads, the kernel or the mount, they are those of the file as it is. Method:
-/// the tester with each setting of `hybrid.kernel_cache`, through open files that read alone as well, which stay while
-/// the file is written; what they were served by is counted.
+/// Goal: Promise S1, S3: whether the kernel or the mount serves reads, they return the current contents of the file.
+/// Method: the tester with each setting of `hybrid.kernel_cache`, also through read-only open files that stay open
+/// while the file is written; the requests of each way are counted.
 #[test]
 fn random_operations_whoever_serves_reads() {
     for setting in ["auto", "on", "off"] {

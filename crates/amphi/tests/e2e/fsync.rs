@@ -1,4 +1,4 @@
-//! What an `fsync` through a mount costs the server, and what it leaves to be lost.
+//! The cost of an `fsync` through a mount for the server, and which data it leaves unsynced.
 
 use crate::harness::*;
 use std::fs::{File, OpenOptions};
@@ -34,10 +34,10 @@ fn aligned(seed: u64, len: usize) -> (Vec<u8>, usize) {
     (memory, at)
 }
 
-/// Goal: an `fsync` pays for its own file: beside a hundred files with bytes that nobody has synced, in the cache of
-/// the mount and accepted by the server, a change of 4 KiB is made stable by one sync of the disk, with its bytes in
-/// the log: no flush, no write of file data, also where the change appends. Method: through a mount; the server's
-/// counters before and after.
+/// Goal: an `fsync` pays for its own file: beside a hundred files with unsynced bytes, in the cache of the mount and
+/// accepted by the server, a change of 4 KiB is made stable by one sync of the disk, with its bytes in the log: no
+/// flush, no write of file data, also where the change appends. Method: through a mount; the server's counters before
+/// and after.
 #[test]
 fn an_fsync_pays_for_its_own_file() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! A server that stays away: calls wait for it, and fail with EIO after a bound; when it is back all goes on.
+//! A server that stays away: calls wait for it, and fail with EIO after a bound; when it is back all continues.
 
 use crate::asynchronous::{Queue, Request};
 use crate::harness::{Place, errno, eventually, pattern};
@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 
-/// What calls to a server that is away wait for; a mount waits for a minute unless told.
+/// How long calls to an unreachable server wait in this test; the default of a mount is a minute.
 const BOUND: Duration = Duration::from_secs(2);
 
 fn open(path: &std::path::Path, flags: OFlags) -> File {
@@ -18,10 +18,9 @@ fn open(path: &std::path::Path, flags: OFlags) -> File {
 }
 
 /// Goal: a program that writes while its server stays away waits, gets EIO after the bound and not before, also from
-/// calls that follow, of every kind; what was acknowledged as synced is there when the server is back, the mount goes
-/// on without being mounted again, and a file whose bytes could not be written back says so once. Method: a server that
-/// is killed while a thread writes records with `fsync`; direct, buffered, asynchronous calls and calls on names; then
-/// the server again.
+/// later calls of every kind; acknowledged syncs are there when the server is back, the mount continues without a new
+/// mount, and a file whose bytes could not be written back reports this once. Method: a server that is killed while a
+/// thread writes records with `fsync`; direct, buffered, asynchronous calls and calls on names; then the server again.
 #[test]
 fn after_a_bound_calls_fail_until_the_server_is_back() {
     let place = Place::new();
@@ -50,7 +49,7 @@ fn after_a_bound_calls_fail_until_the_server_is_back() {
     let (synced, error, waited) = writer.join().expect("the writer ends");
     assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
     assert!(waited >= BOUND / 2 && waited < Duration::from_secs(40), "it waited for {waited:?}");
-    // Whoever comes now hears it soon.
+    // A new call fails soon.
     assert_eq!(errno(fs::create_dir(root.join("d"))), libc::EIO);
     assert_eq!(errno(fs::metadata(root.join("never-seen"))), libc::EIO);
     let server = place.server(&["--targets", "2"]);
@@ -62,7 +61,7 @@ fn after_a_bound_calls_fail_until_the_server_is_back() {
     // The record that failed is there as a whole or in part or not at all, and nothing else.
     let rest = &found[expected.len()..];
     assert!(record(synced).starts_with(rest), "{} bytes behind", rest.len());
-    // It would leave in the second half otherwise, while there is no server.
+    // Otherwise its bytes would be written back in the second half, while there is no server.
     fs::File::open(root.join("quiet")).and_then(|quiet| quiet.sync_all()).expect("sync");
     requests_of_open_files(place, server, mount);
 }
@@ -73,11 +72,11 @@ fn requests_of_open_files(place: Place, server: crate::harness::Daemon, mount: c
     let whole = pattern(2, 300_000);
     let (direct, plain) = (open(&root.join("f"), OFlags::DIRECT), open(&root.join("f"), OFlags::empty()));
     direct.write_all_at(&whole, 0).expect("write");
-    // Its lock is there, so that the next one needs nobody.
+    // The lock is cached, so that the next write needs no server.
     plain.write_all_at(b"soon", 0).expect("buffered");
     plain.sync_all().expect("sync");
     server.kill();
-    // In the cache, so it needs nobody; its write-back does.
+    // In the cache, so it needs no server; its write-back does.
     plain.write_all_at(b"lost", 0).expect("buffered");
     let begun = Instant::now();
     let (queue, mut into) = (Queue::new(), vec![0; 8192]);

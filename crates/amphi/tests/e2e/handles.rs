@@ -10,14 +10,14 @@ use std::path::Path;
 /// `struct file_handle`.
 #[repr(C)]
 #[derive(Clone)]
-struct Handle {
+pub(crate) struct Handle {
     bytes: u32,
     kind: i32,
     data: [u8; 128],
 }
 
 impl Handle {
-    fn of(path: &Path) -> Handle {
+    pub(crate) fn of(path: &Path) -> Handle {
         let mut handle = Handle { bytes: 128, kind: 0, data: [0; 128] };
         let name = std::ffi::CString::new(path.to_str().expect("text")).expect("no NUL");
         let mut mount = 0;
@@ -28,7 +28,7 @@ impl Handle {
         handle
     }
 
-    fn open(&self, mount: &File, flags: i32) -> std::io::Result<File> {
+    pub(crate) fn open(&self, mount: &File, flags: i32) -> std::io::Result<File> {
         let mut handle = self.clone();
         let at = std::ptr::from_mut(&mut handle).cast();
         // SAFETY: a handle as `name_to_handle_at` has filled it.
@@ -46,8 +46,8 @@ fn errno(result: std::io::Result<File>) -> i32 {
 }
 
 /// Goal: handles of files, directories and links stay valid when the kernel has forgotten them, also over another mount
-/// of the cluster: what they open is the file, with its place in the tree, wherever it was moved; those of removed
-/// files and made up ones are ESTALE and harm nothing. Method: handles from one mount, used by the next one.
+/// of the cluster: they open the file, with its place in the tree, wherever it was moved; those of removed files and
+/// forged ones are ESTALE and do no harm. Method: handles from one mount, used by the next one.
 #[test]
 fn handles_outlive_the_mount() {
     let place = Place::new();

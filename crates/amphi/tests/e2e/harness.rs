@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// The binary under test. What it notes of folders is not the user's.
+/// The binary under test. Its record of folders is not that of the user.
 pub fn amphi() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_amphi"));
     command.env("AMPHI_STATE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("amphi-state"));
@@ -126,8 +126,8 @@ impl Daemon {
         self.child().id()
     }
 
-    /// Stops it with SIGSTOP until what is returned is dropped, and waits until none of its threads runs: the signal is
-    /// taken by one of them, and the others serve on until that one had a core.
+    /// Stops it with SIGSTOP until the returned value is dropped, and waits until none of its threads runs: one of them
+    /// handles the signal, and the others continue until that one has had a core.
     pub fn pause(&mut self) -> Stopped {
         let pid = Pid::from_child(self.child());
         kill_process(pid, Signal::STOP).expect("stop");
@@ -218,7 +218,7 @@ impl Place {
         self.server_of_size(&[&["--zone-size", "512M"], more].concat())
     }
 
-    /// The same, with zones of the size that is asked for.
+    /// The same, with zones of the size that is requested.
     pub fn server_of_size(&self, more: &[&str]) -> Daemon {
         let (data, addr) = (self.text("data"), self.addr());
         let mut args = vec!["server", "--data", &data, "--listen", &addr];
@@ -239,7 +239,7 @@ impl Place {
         Daemon::start(&args)
     }
 
-    /// Panics if a fault is found in the stopped zones of so many servers.
+    /// Panics if a fault is found in the stopped zones of this many servers.
     pub fn fsck_members(&self, servers: usize) {
         let names: Vec<String> =
             (0..servers).map(|k| if k == 0 { "data".into() } else { format!("data-{k}") }).collect();
@@ -286,7 +286,7 @@ impl Place {
 }
 
 impl Place {
-    /// What is kept in memory of the zones below the place: of servers that run, or were killed.
+    /// The memory of the zones below the place: of servers that run, or were killed.
     pub fn memory(&self) -> Vec<PathBuf> {
         let mut folders = vec![self.root.path().to_path_buf()];
         let mut ids = Vec::new();

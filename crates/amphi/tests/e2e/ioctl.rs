@@ -46,7 +46,7 @@ struct Group {
     zero: u32,
 }
 
-/// What `ioctl` returns, or minus the errno.
+/// The result of `ioctl`, or minus the errno.
 pub fn ioctl<T>(file: &File, command: u64, argument: &mut T) -> i32 {
     // SAFETY: the argument has the size that the command says, and lives as long as the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), command as _, std::ptr::from_mut(argument)) };
@@ -69,8 +69,8 @@ fn open(dir: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join("f")).expect("open")
 }
 
-/// Goal: each command does what the document says, refuses bad input, and unknown ones are ENOTTY. Method: two mounts,
-/// one open file on each, every command with good and bad arguments.
+/// Goal: each command works as the document describes, refuses bad input, and unknown ones are ENOTTY. Method: two
+/// mounts, one open file on each, every command with good and bad arguments.
 #[test]
 fn commands_of_an_open_file() {
     let place = Place::new();
@@ -115,8 +115,8 @@ fn commands_of_an_open_file() {
     assert_eq!(ioctl(&dir, SET_MODE, &mut 1u32), -libc::ENOTTY);
 }
 
-/// Goal: a lock-ahead that waits for its answer has the lock when it returns, or says that it was refused. Method: two
-/// mounts ask for the same bytes, and for others.
+/// Goal: a lock-ahead that waits for its answer has the lock when it returns, or reports that it was refused. Method:
+/// two mounts request the same bytes, and other bytes.
 #[test]
 fn locks_ahead_that_wait_for_the_answer() {
     let place = Place::new();
@@ -124,7 +124,7 @@ fn locks_ahead_that_wait_for_the_answer() {
     let _mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
     let (a, b) = (open(&place.path("a")), open(&place.path("b")));
     assert_eq!((ioctl(&a, NO_EXPAND, &mut 1u32), ioctl(&b, NO_EXPAND, &mut 1u32)), (0, 0));
-    // The lock that came with the file goes.
+    // The lock that was granted with the file is returned.
     b.write_all_at(b"first", 0).expect("write");
     let answered = |file: &File, at: u64, length: u64| {
         ioctl(file, LOCK_AHEAD, &mut Range { offset: (1 << 30) + at, length, mode: 1, zero: 1 })
@@ -140,8 +140,9 @@ fn locks_ahead_that_wait_for_the_answer() {
     assert_eq!(answered(&a, 0, 0), -libc::EINVAL);
 }
 
-/// Goal: a list of ranges does what one command for each would, tells of each, and asks for nothing if one of them is
-/// bad. Method: lists of one, two and 32 ranges on two mounts, whose answers are known; bad counts and ranges.
+/// Goal: a list of ranges has the effect of one command for each range, reports each result, and requests nothing if
+/// one of them is bad. Method: lists of one, two and 32 ranges on two mounts, whose answers are known; bad counts and
+/// ranges.
 #[test]
 fn lists_of_locks_ahead() {
     let place = Place::new();
@@ -150,7 +151,7 @@ fn lists_of_locks_ahead() {
     let (dir_a, dir_b) = (place.path("a"), place.path("b"));
     let (a, b) = (open(&dir_a), open(&dir_b));
     assert_eq!((ioctl(&a, NO_EXPAND, &mut 1u32), ioctl(&b, NO_EXPAND, &mut 1u32)), (0, 0));
-    // The lock that came with the file goes.
+    // The lock that was granted with the file is returned.
     b.write_all_at(b"first", 0).expect("write");
     let far = 1 << 30;
     let at = |n: u64, mode| Range { offset: far + n * 8192, length: 4096, mode, zero: 0 };
@@ -183,9 +184,9 @@ fn lists_of_locks_ahead() {
 
 extern "C" fn on_signal(_: i32) {}
 
-/// Goal: a group keeps others' I/O out until its last member leaves by command or by close; who waits for another group
-/// gets EINTR by a signal, EAGAIN without waiting; many who wait leave threads for those who end the wait. Method: two
-/// mounts, members and strangers; 300 threads that wait.
+/// Goal: a group excludes others' I/O until its last member leaves by command or by close; a call that waits for
+/// another group gets EINTR by a signal, EAGAIN without waiting; many waiting calls leave threads for the calls that
+/// end the wait. Method: two mounts, members and strangers; 300 threads that wait.
 #[test]
 fn groups_through_the_mount() {
     let place = Place::new();
@@ -242,9 +243,9 @@ fn groups_through_the_mount() {
     assert_eq!((join(&other, 8, 1), leave(&other, 8)), (0, 0));
 }
 
-/// Goal: a member learns that somebody waits for the end of the group, wherever he is, and only then; a striped file,
-/// too. Method: a reader on each of two mounts in turn, beside a member's own I/O on both; the group ends, and the
-/// reader has the bytes.
+/// Goal: a member on any mount is notified that another open file waits for the end of the group, and only then; a
+/// striped file, too. Method: a reader on each of two mounts in turn, beside a member's own I/O on both; the group
+/// ends, and the reader has the bytes.
 #[test]
 fn members_learn_that_others_wait() {
     let pair = Pair::new(3, &[], &[]);
@@ -263,7 +264,8 @@ fn members_learn_that_others_wait() {
         assert_eq!((wanted(&a), wanted(&b)), (0, 0));
         let name = dir.join("f");
         let reader = std::thread::spawn(move || fs::read(name).expect("read"));
-        // A request of the mount itself is known there alone: it goes to no server while the group is on this mount.
+        // A waiting request of the mount itself is known only there: it goes to no server while the group is on this
+        // mount.
         crate::harness::eventually("a member is told", || wanted(&a) + wanted(&b) > 0);
         assert!(!reader.is_finished());
         assert_eq!((leave(&a, 7), leave(&b, 7)), (0, 0));
@@ -271,9 +273,9 @@ fn members_learn_that_others_wait() {
     }
 }
 
-/// Goal: whoever may only read a file makes no group of it; reads that wait for a group stop nobody else's calls, on
-/// the mount of the group and on another one, nor does it matter how many they are. Method: 300 readers on each; other
-/// calls beside them, then the end of the group.
+/// Goal: a file that a user may only read cannot be made a group by him; reads that wait for a group block nobody
+/// else's calls, on the mount of the group and on another one, whatever their number. Method: 300 readers on each;
+/// other calls beside them, then the end of the group.
 #[test]
 fn reads_that_wait_for_a_group_stop_nobody() {
     const READERS: usize = 300;
@@ -320,8 +322,8 @@ fn reads_that_wait_for_a_group_stop_nobody() {
     pair.stop();
 }
 
-/// Goal: changes that wait hold no thread: one user's waiting writers stop neither another user's calls nor his own,
-/// and each of them has done what it said when the wait is over. Method: 300 writers, with truncates, reservations and
+/// Goal: changes that wait hold no thread: one user's waiting writers block neither another user's calls nor his own,
+/// and each of them has its full effect when the wait is over. Method: 300 writers, with truncates, reservations and
 /// copies beside them, while another mount's group has the files; `ls` and a new file meanwhile; then the end of the
 /// groups.
 #[test]
@@ -338,7 +340,7 @@ fn changes_that_wait_for_a_group_stop_nobody() {
         })
         .collect();
     fs::write(pair.a.join("source"), b"copied").expect("write");
-    // A folder of its own: `ls -l` tells by its status when a name goes between its listing and its stat.
+    // A folder of its own: `ls -l` fails when a name disappears between its listing and its stat.
     fs::create_dir(pair.a.join("apart")).expect("mkdir");
     assert_eq!(join(&a, 7, 0), 0);
     assert!(others.iter().all(|file| join(file, 7, 0) == 0));
@@ -459,8 +461,8 @@ fn advise(file: &File, offset: u64, length: u64, advice: u32) -> i32 {
     ioctl(file, ADVISE, &mut Range { offset, length, mode: advice, zero: 0 })
 }
 
-/// Goal: what a program says of its reads reaches the servers; nonsense is refused. Method: a file that
-/// one mount wrote is read in small pieces on another one; the counter of the servers; wrong arguments.
+/// Goal: a program's advice about its reads reaches the servers; invalid advice is refused. Method: a file that one
+/// mount wrote is read in small pieces on another one; the counter of the servers; wrong arguments.
 #[test]
 fn advice_reaches_the_servers() {
     let pair = Pair::new(1, &[], &[]);

@@ -4,8 +4,8 @@ use crate::harness::{Place, run};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What of `value` the schema does not describe. Stricter than JSON Schema in one point: each field has to be named,
-/// unless the schema says what further fields are.
+/// The parts of `value` that the schema does not describe. Stricter than JSON Schema in one point: the schema has to
+/// name each field, unless it describes further fields.
 fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     let mut wrong = |what: String| found.push(format!("{at}: {what}"));
     if let Some(wanted) = schema.get("const").filter(|wanted| *wanted != value) {
@@ -61,7 +61,15 @@ fn outputs_are_as_their_schemas_say() {
     assert_eq!(std::fs::read(place.mount().join("large")).expect("read").len(), 8 << 20);
     let held = std::fs::File::open(place.mount().join("small")).expect("open");
     let file = format!("{mount}/large");
+    let trace = place.text("trace");
+    let recorded =
+        run(&["record", "--out", &trace, "--mount", &mount, "--", "sh", "-c", &format!("cat {file} >{mount}/new")]);
+    assert!(recorded.status.success(), "{}", String::from_utf8_lossy(&recorded.stderr));
+    let again = place.text("again");
     for (schema, args) in [
+        ("trace", vec!["record", "--show", &trace, "--json"]),
+        ("replay", vec!["replay", &trace, "--dir", &again, "--json"]),
+        ("verify", vec!["verify", &trace, "--json"]),
         ("status", vec!["status", "--json", &mount]),
         ("stats", vec!["stats", "--json", &mount]),
         ("stats_jobs", vec!["stats", "--jobs", "--json", &mount]),

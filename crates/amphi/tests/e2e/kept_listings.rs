@@ -33,7 +33,7 @@ fn end((_place, server, mounts): (Place, Daemon, [Daemon; 2])) {
     server.stop();
 }
 
-/// Changes one name of `dir` and of `names`, and now and then sets the time of modification to what it was before.
+/// Changes one name of `dir` and of `names`, and sometimes sets the time of modification to what it was before.
 fn change(random: &mut Random, dir: &Path, names: &mut Names) {
     let before = fs::metadata(dir).expect("stat");
     let fresh = format!("new-{}", random.below(1 << 40));
@@ -60,9 +60,9 @@ fn change(random: &mut Random, dir: &Path, names: &mut Names) {
     }
 }
 
-/// Goal: a listing that nobody has changed costs the mount no question, and each shows at once what another mount has
-/// changed, also where that set the times back. Method: two mounts; listings of one are counted, then both change names
-/// in turn and the other lists.
+/// Goal: a listing of an unchanged directory costs the mount no request, and each listing shows at once the changes of
+/// another mount, also where those set the times back. Method: two mounts; listings of one are counted, then both
+/// change names in turn and the other lists.
 #[test]
 fn listings_are_kept_and_true() {
     let all = two();
@@ -71,7 +71,7 @@ fn listings_are_kept_and_true() {
     let mut names: Names = (0..12).map(|n| format!("f{n}")).collect();
     names.iter().for_each(|name| fs::write(dirs[0].join(name), b"").expect("make"));
     let asked = || counter(&all.0.path("b"), "readdir");
-    // Nobody is granted the attributes of a directory right after changes by several.
+    // A mount is not granted the attributes of a directory right after changes by several mounts.
     eventually("the kernel keeps the listing", || {
         let before = asked();
         assert_eq!(list(&dirs[1]), names);
@@ -92,9 +92,9 @@ fn listings_are_kept_and_true() {
     end(all);
 }
 
-/// Goal: a program that keeps a directory open sees what has changed when it begins again, and one in the middle of a
-/// listing is shown each entry that stays exactly once. Method: `rewinddir` behind changes of another mount; a listing
-/// in small pieces during which what was shown last is removed elsewhere and others list all.
+/// Goal: a program that keeps a directory open sees the changes when it restarts the listing, and a listing in progress
+/// returns each entry that stays exactly once. Method: `rewinddir` behind changes of another mount; a listing in small
+/// pieces during which the entry returned last is removed on another mount and others list all.
 #[test]
 fn open_directories_follow() {
     let all = two();
@@ -140,9 +140,9 @@ fn open_directories_follow() {
     end(all);
 }
 
-/// Goal: a mount that is alone keeps listings as well, and they follow its own changes; what it kept does not outlive
-/// the arrival of another mount, which sets times back, either: not in a directory that a program holds open. Method:
-/// one mount, counted; changes of it; then a second mount that changes names.
+/// Goal: a mount in sole mode caches listings as well, and they follow its own changes; a cached listing does not
+/// outlive the arrival of another mount, which may set times back: not even in a directory that a program holds open.
+/// Method: one mount, counted; changes of it; then a second mount that changes names.
 #[test]
 fn a_lone_mount_keeps_them_until_others_come() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! What the kernel of a mount keeps: pages, names, attributes; none of it is ever shown when it is old.
+//! The kernel's caches of a mount: pages, names, attributes; none of them ever returns old data.
 
 use crate::harness::{Place, Random, amphi, counter, eventually, pattern};
 use crate::two_mounts::Pair;
@@ -17,7 +17,7 @@ const PAGE: usize = 4096;
 const PAGES: usize = 8;
 /// Looks of each thread in a story of two mounts, at least.
 const LOOKS: u64 = 500;
-/// How long such a story goes on, at least.
+/// How long such a story continues, at least.
 const STORY: Duration = Duration::from_secs(4);
 
 /// Reads that came to a mount.
@@ -107,13 +107,13 @@ fn look(how: usize, file: &File, offset: u64, map: *const u8) -> u64 {
     u64::from_ne_bytes(word)
 }
 
-/// Goal: what a write on one mount has returned is read by every later call on the other, from whichever place the
-/// kernel serves it (Promise S1 across mounts). Method: one mount fills three files with a number that grows, through
-/// open files that are kept or new ones each time; on the other a thread each reads one, by `pread`, through a mapping
-/// and by `sendfile`: none is smaller than what was written before the look.
+/// Goal: a completed write on one mount is read by every later call on the other, from whichever place the kernel
+/// serves it (Promise S1 across mounts). Method: one mount fills three files with a number that grows, through open
+/// files that are kept or new ones each time; on the other a thread each reads one, by `pread`, through a mapping and
+/// by `sendfile`: no value is smaller than the last one written before the read.
 fn reads_follow_the_other_mount(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
-    // A file for each way: none renews what another one sees.
+    // A file for each way, so that no way refreshes the pages of another.
     let name = |x: &Path, how: usize| x.join(format!("f{how}"));
     (0..3).for_each(|how| fs::write(name(&pair.a, how), vec![0; PAGES * PAGE]).expect("write"));
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -139,7 +139,7 @@ fn reads_follow_the_other_mount(servers: usize) {
                             assert!(seen >= before, "way {how}: {seen} after {before}");
                             looks += 1;
                             looked.store(looks, SeqCst);
-                            // What is mapped stays a while: a look costs nothing.
+                            // Mapped pages stay for a while: a read of them costs nothing.
                             std::thread::sleep(Duration::from_micros(if how == 0 { 0 } else { 300 }));
                         }
                         // SAFETY: the mapping from above.
@@ -164,7 +164,7 @@ fn reads_follow_the_other_mount(servers: usize) {
             } else {
                 kept.clear();
                 (0..3).map(open).for_each(|file| file.write_all_at(&bytes, 0).expect("write"));
-                // Others may find that nobody writes.
+                // A pause, in which other mounts may be granted the file without a writer.
                 std::thread::sleep(Duration::from_millis(n % 20));
             }
             written.store(n, SeqCst);
@@ -257,8 +257,8 @@ fn kept_pages_follow_every_change() {
     pair.stop();
 }
 
-/// Reads all of a file by one of the ways that the kernel has. What it was told of the size may be old for some of them
-/// (docs/SEMANTICS.md, Several mounts), so it is asked for.
+/// Reads all of a file by one of the ways that the kernel has. The size that the kernel has may be old for some of them
+/// (docs/SEMANTICS.md, Several mounts), so a call requests it first.
 fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
     let len = file.metadata().expect("stat").len() as usize;
     let mut seen = vec![0; len + 10];
@@ -292,10 +292,10 @@ fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
     seen
 }
 
-/// Goal: whatever two mounts do to a file in turn, each of them reads it as it is, by every way that the kernel has,
-/// through open files that stay and through new ones (Promises S1, S3 across mounts). Method: random changes on either
-/// mount, through open files that write and are closed, so that the kernels keep pages between; behind each a read on
-/// either mount, against a vector.
+/// Goal: whatever two mounts do to a file in turn, each of them reads its current contents, by every way that the
+/// kernel has, through open files that stay and through new ones (Promises S1, S3 across mounts). Method: random
+/// changes on either mount, through open files that write and are closed, so that the kernels keep pages between;
+/// behind each a read on either mount, against a vector.
 #[test]
 fn random_changes_and_kept_pages() {
     let pair = Pair::new(1, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
@@ -350,7 +350,7 @@ fn random_changes_and_kept_pages() {
     pair.stop();
 }
 
-/// Goal: in company too a file that nobody changes is read without a request. Method: reads on both mounts, counted.
+/// Goal: in shared mode too, an unchanged file is read without a request. Method: reads on both mounts, counted.
 #[test]
 fn warm_reads_beside_another_mount() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -365,7 +365,7 @@ fn warm_reads_beside_another_mount() {
             reads(mount) == before
         });
     }
-    // The attributes are lent as well: nothing is asked for.
+    // The attributes have a timeout as well: the kernel sends no request for them.
     let kept = File::open(pair.b.join("f")).expect("open");
     let asked = || counter(&pair.b, "getattr") + counter(&pair.b, "getattr_cached") + reads(&pair.b);
     eventually("they are, a while after they were taken back for the write", || {
@@ -388,7 +388,7 @@ fn warm_reads_beside_another_mount() {
     pair.stop();
 }
 
-/// Goal: attributes that the kernel of one mount keeps are those of the file when another mount's change has returned
+/// Goal: attributes that the kernel of one mount caches are those of the file when another mount's change has returned
 /// (Promise S1 across mounts). Method: one mount sets times, modes and sizes of two files that grow; on the other two
 /// threads look, one by the name of the first file, one through an open file of the second, which no look-up renews.
 #[test]
@@ -457,10 +457,9 @@ fn attributes_follow_the_other_mount() {
     pair.stop();
 }
 
-/// Goal: a mount that was stopped shows nothing old, neither bytes nor attributes, that its kernel keeps
-/// (docs/SEMANTICS.md, Several mounts). Method: a file is read and looked at on one mount, whose process is stopped;
-/// another mount writes it, which has to wait; once that has returned, no look on the stopped mount returns what was
-/// before.
+/// Goal: a mount that was stopped returns no old data, neither bytes nor attributes, from its kernel's caches
+/// (docs/SEMANTICS.md, Several mounts). Method: a file is read on one mount, whose process is stopped; another mount
+/// writes it, which has to wait; once that has returned, no read or stat on the stopped mount returns the old state.
 #[test]
 fn a_stopped_mount_shows_nothing_old() {
     let place = Place::new();
@@ -549,7 +548,10 @@ fn the_kernel_cache_can_be_set() {
     let shown = amphi().args(["layout", "get"]).args([&dir, &inherits]).output().expect("amphi").stdout;
     let shown = String::from_utf8(shown).expect("text");
     assert!(
-        shown.lines().next().is_some_and(|line| line.ends_with("mode auto kernel-cache on checksums auto")),
+        shown
+            .lines()
+            .next()
+            .is_some_and(|line| line.ends_with("mode auto kernel-cache on checksums auto consistency posix")),
         "{shown}"
     );
     assert!(shown.contains("d/f: layout growing,size=1M,count=4 mode auto kernel-cache auto"), "{shown}");
@@ -573,7 +575,7 @@ fn the_kernel_cache_can_be_set() {
     up.stop();
 }
 
-/// Goal: a large file of which nothing is known is served by the kernel, from its first open on: small calls come in
+/// Goal: a large file without a known pattern is served by the kernel, from its first open on: small calls result in
 /// few requests, past the cache of the mount, which keeps no copy, and the second pass costs none (docs/HYBRID.md, "Who
 /// serves reads"). Method: a file that was written past all caches, read in 4 KiB through one descriptor.
 #[test]
@@ -606,10 +608,10 @@ fn a_descriptor_opened_first_is_served_by_the_kernel() {
     up.stop();
 }
 
-/// Goal: a program that is known to read in large pieces is served by the mount, wherever it reads, others are not; so
-/// are the files of a directory that are read so, and whoever says that it does; a guess that was wrong is not made
-/// again (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on files of directories of their own, of which
-/// one is set so that the mount sees how it is read.
+/// Goal: a program that is known to read in large pieces is served by the mount in every file, others are not; so are
+/// the files of a directory that are read so, and programs that announce it; a wrong guess is not repeated
+/// (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on files of directories of their own, of which one is
+/// set so that the mount sees how it is read.
 #[test]
 fn a_program_known_for_large_reads_is_served_by_the_mount() {
     const BYTES: usize = 2 << 20;
@@ -659,8 +661,8 @@ fn a_program_known_for_large_reads_is_served_by_the_mount() {
 }
 
 /// Goal: a reader whose `read` the kernel serves sees a record once its append on another mount has returned, also
-/// while that mount goes on appending. Method: one mount appends records and counts them; the other one reads the last
-/// that was counted, through a file that is open all the time, and must never find the end before it.
+/// while that mount continues appending. Method: one mount appends records and counts them; the other one reads the
+/// last that was counted, through a file that is open all the time, and must never find the end before it.
 #[test]
 fn records_are_read_as_soon_as_they_are_appended() {
     const RECORD: usize = 100;

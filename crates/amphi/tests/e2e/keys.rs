@@ -1,5 +1,5 @@
-//! Keys of hosts and administrators: who mounts as what, what root of a client is on the servers, what becomes of a
-//! mount whose key is removed, what is written down.
+//! Keys of hosts and administrators: who mounts with which identity, the rights of a client's root on the servers, the
+//! end of a mount whose key is removed, the records of the audit log.
 
 use crate::harness::{Daemon, Place, amphi, errno, eventually, run};
 use rustix::fs::{Mode, chmod};
@@ -9,26 +9,26 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-fn text(out: &Output) -> String {
+pub(crate) fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
 /// Runs a command that has to succeed; what it printed.
-fn done(args: &[&str]) -> String {
+pub(crate) fn done(args: &[&str]) -> String {
     let out = run(args);
     assert!(out.status.success(), "{args:?}: {}", text(&out));
     String::from_utf8_lossy(&out.stdout).trim().to_string()
 }
 
 /// Runs a command that has to be refused with these words.
-fn refused(args: &[&str], words: &str) {
+pub(crate) fn refused(args: &[&str], words: &str) {
     let out = run(args);
     assert_eq!(out.status.code(), Some(2), "{args:?}: {}", text(&out));
     assert!(text(&out).contains(words), "{args:?}: {}", text(&out));
 }
 
 /// A shell script as a user of this machine.
-fn as_user(uid: &str, script: &str) -> Output {
+pub(crate) fn as_user(uid: &str, script: &str) -> Output {
     Command::new("setpriv")
         .args(["--reuid", uid, "--regid", uid, "--clear-groups", "bash", "-euc", script])
         .output()
@@ -36,29 +36,29 @@ fn as_user(uid: &str, script: &str) -> Output {
 }
 
 /// Takes away what a killed mount left.
-fn detach(dir: &Path) {
+pub(crate) fn detach(dir: &Path) {
     let command = if is_root() { "umount" } else { "fusermount3" };
     let how: &[&str] = if is_root() { &["-l"] } else { &["-u", "-z"] };
     let _ = Command::new(command).args(how).arg(dir).status();
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// A server with an identity and its administrator, on a Unix socket and on loopback.
-struct Cluster {
-    place: Place,
-    server: Daemon,
+pub(crate) struct Cluster {
+    pub(crate) place: Place,
+    pub(crate) server: Daemon,
     /// Where it listens on loopback.
-    tcp: String,
+    pub(crate) tcp: String,
     /// Its public key.
-    fingerprint: String,
+    pub(crate) fingerprint: String,
 }
 
 impl Cluster {
     /// The administrator of the cluster comes over the network.
-    fn start() -> Cluster {
+    pub(crate) fn start() -> Cluster {
         let place = Place::new();
         chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
         let fingerprint = done(&["key", "make", &place.text("alpha.id")]);
@@ -78,11 +78,11 @@ impl Cluster {
     }
 
     /// Makes the identity `name`, which trusts the server; its public key.
-    fn make(&self, name: &str) -> String {
+    pub(crate) fn make(&self, name: &str) -> String {
         done(&["key", "make", &self.id(name), "--server", &self.fingerprint])
     }
 
-    fn id(&self, name: &str) -> String {
+    pub(crate) fn id(&self, name: &str) -> String {
         self.place.text(&format!("{name}.id"))
     }
 
@@ -91,36 +91,36 @@ impl Cluster {
         (vec!["--cluster".into(), self.tcp.clone(), "--identity".into(), self.id("boss")], args.to_vec())
     }
 
-    fn as_boss(&self, args: &[&str]) -> String {
+    pub(crate) fn as_boss(&self, args: &[&str]) -> String {
         let (who, args) = self.boss(args);
         done(&args.into_iter().chain(who.iter().map(String::as_str)).collect::<Vec<_>>())
     }
 
-    fn boss_is_refused(&self, args: &[&str], words: &str) {
+    pub(crate) fn boss_is_refused(&self, args: &[&str], words: &str) {
         let (who, args) = self.boss(args);
         refused(&args.into_iter().chain(who.iter().map(String::as_str)).collect::<Vec<_>>(), words);
     }
 
     /// A new host with its key, added with these options, and its mount.
-    fn host(&self, name: &str, options: &[&str]) -> Daemon {
+    pub(crate) fn host(&self, name: &str, options: &[&str]) -> Daemon {
         let key = self.make(name);
         self.as_boss(&[&["key", "add", name, &key, "--role", "client"], options].concat());
         self.mount(name, name)
     }
 
     /// Mounts with an identity at a place of that name.
-    fn mount(&self, name: &str, identity: &str) -> Daemon {
+    pub(crate) fn mount(&self, name: &str, identity: &str) -> Daemon {
         // It may be there, and that of a mount whose process was killed.
         let _ = fs::create_dir(self.place.path(name));
         Daemon::start(&["mount", "--cluster", &self.tcp, "--identity", &self.id(identity), &self.place.text(name)])
     }
 
     /// A mount of whoever is root of the cluster.
-    fn trusted(&self) -> Daemon {
+    pub(crate) fn trusted(&self) -> Daemon {
         self.place.mount_at("trusted", &[])
     }
 
-    fn audit(&self) -> String {
+    pub(crate) fn audit(&self) -> String {
         fs::read_to_string(self.place.path("data/audit/audit.log")).expect("an audit log")
     }
 }
@@ -130,9 +130,8 @@ fn owner(path: &Path) -> (u32, u32) {
     (found.uid(), found.gid())
 }
 
-/// Goal: a host mounts with its own key alone; root of it is nobody on the servers, in everything that he does, and
-/// other users are themselves; with root=keep he is root. Method: real mounts, as root and as two users, beside a
-/// trusted one.
+/// Goal: a host mounts with its own key alone; its root is nobody on the servers, in each operation, and other users
+/// are themselves; with root=keep he is root. Method: real mounts, as root and as two users, beside a trusted one.
 #[test]
 fn keys_root_of_a_client_is_nobody() {
     if !is_root() {
@@ -142,8 +141,8 @@ fn keys_root_of_a_client_is_nobody() {
     let trusted = cluster.trusted();
     let base = cluster.place.path("trusted");
     chmod(&base, Mode::from_raw_mode(0o1777)).expect("chmod");
-    // In a sticky directory the kernel of the client keeps root from opening files of others (fs.protected_regular),
-    // also the one that he has just made and that is nobody's.
+    // In a sticky directory the kernel of the client prevents root from opening files of others (fs.protected_regular),
+    // also the file that he has just made and that belongs to nobody.
     fs::create_dir(base.join("open")).expect("mkdir");
     chmod(base.join("open"), Mode::from_raw_mode(0o777)).expect("chmod");
     fs::write(base.join("secret"), b"for root").expect("write");
@@ -166,7 +165,7 @@ fn keys_root_of_a_client_is_nobody() {
     assert!(denied.contains(&errno(std::os::unix::fs::chown(here.join("open/by-root"), Some(0), Some(0)))));
     assert!(denied.contains(&errno(std::os::unix::fs::chown(here.join("secret"), Some(65_534), None))));
     assert!(denied.contains(&errno(fs::rename(here.join("secret"), here.join("mine")))));
-    // A hard link gives nobody more than the file itself.
+    // A hard link grants no more rights than the file itself.
     let _ = fs::hard_link(here.join("secret"), here.join("linked"));
     assert!(denied.contains(&errno(fs::read(here.join("linked")))) || !here.join("linked").exists());
     for uid in ["1000", "1001"] {
@@ -194,9 +193,9 @@ fn keys_root_of_a_client_is_nobody() {
     cluster.place.fsck();
 }
 
-/// Goal: keys in wrong roles and files are refused with what to do: administrators do not mount, clients administer
-/// nothing, files that others can read, foreign and cut ones are none, servers that are not trusted hear nothing, names
-/// are plain. Method: a table of commands.
+/// Goal: keys in wrong roles and files are refused with advice: administrators do not mount, clients administer
+/// nothing, files that others can read, foreign and truncated ones are not accepted, servers that are not trusted
+/// receive no secret, names are plain. Method: a table of commands.
 #[test]
 fn keys_in_wrong_hands_are_refused() {
     let cluster = Cluster::start();
@@ -250,9 +249,10 @@ fn keys_in_wrong_hands_are_refused() {
     cluster.server.stop();
 }
 
-/// Goal: a removed key's mount is over within two seconds, and does not come back; another key's goes on; an evicted
-/// session ends and may be mounted again; the cluster key lets nobody in when identities are required, over the
-/// network, and root does over the Unix socket; all of it outlives a restart and is written down. Method: real mounts.
+/// Goal: a removed key's mount ends within two seconds, and does not come back; another key's continues; an evicted
+/// session ends and may be mounted again; the cluster key admits no client when identities are required, over the
+/// network, and admits root over the Unix socket; all of it outlives a restart and is in the audit log. Method: real
+/// mounts.
 #[test]
 fn keys_that_are_removed_end_their_mounts() {
     let cluster = Cluster::start();
@@ -271,7 +271,7 @@ fn keys_that_are_removed_end_their_mounts() {
     eventually("its session is gone", || !cluster.as_boss(&["status"]).contains(" key gone "));
     assert!(begun.elapsed() < Duration::from_secs(10));
     fs::write(here.join("g"), b"after").expect("the other one goes on");
-    // What is not written back is lost with an eviction.
+    // Data that is not written back is lost with an eviction.
     fs::File::open(here.join("g")).and_then(|g| g.sync_all()).expect("fsync");
     assert!(!here.join("late").exists());
     fs::create_dir_all(place.path("again")).expect("mkdir");
@@ -341,7 +341,7 @@ fn keys_map_users() {
     cluster.server.stop();
 }
 
-/// Goal: the options are those of the commands, and a help page says what they are. Method: `--help`.
+/// Goal: the options are those of the commands, and a help page describes them. Method: `--help`.
 #[test]
 fn keys_have_a_help_page() {
     for (args, words) in [

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 const ENOENT: i32 = 2;
 
-/// Whether the kernel of this machine does what is counted on, told without AmphiFS. Otherwise names are not lent, and
-/// the tests hold all the same but for what they count.
+/// Whether the kernel of this machine has the required behaviour, tested without AmphiFS. Otherwise names get no
+/// timeout, and the tests hold all the same except for their counts.
 fn kernel_can() -> bool {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/kernel-names");
     let out = Command::new(script).output().expect("scripts/kernel-names");
@@ -28,7 +28,7 @@ fn kernel_can() -> bool {
     can
 }
 
-/// Names that are taken back are lent again at once.
+/// Invalidated names get a timeout again at once.
 const RESTLESS: [&str; 2] = ["--set", "names.rest_ms=0"];
 
 /// Look-ups that the kernel sends while `work` is done.
@@ -38,14 +38,14 @@ fn lookups(mount: &Path, work: impl FnOnce()) -> u64 {
     counter(mount, "lookup_kernel") - before
 }
 
-/// Looks at `path` until that costs no look-up, if names are lent at all.
+/// Looks up `path` until that costs no request, if names have a timeout at all.
 fn warm(mount: &Path, path: &Path) {
     let look = || (0..3).for_each(|_| drop(fs::symlink_metadata(path)));
     eventually("the path is lent", || lookups(mount, look) == 0);
 }
 
-/// Goal: programs on several mounts that look at the same directories and files, and for what is not there, ask for
-/// none of the names. Method: a deep path on two mounts, warm; look-ups are counted.
+/// Goal: programs on several mounts that look up the same directories and files, and absent names, send no requests for
+/// the names. Method: a deep path on two mounts, warm; look-ups are counted.
 #[test]
 fn warm_names_are_not_asked_for() {
     let can = kernel_can();
@@ -75,8 +75,8 @@ fn warm_names_are_not_asked_for() {
     pair.stop();
 }
 
-/// Goal: a file that is made where the kernel has been lent that there is none has its name in the kernel as any other.
-/// Method: names that were looked for often, then files made under them in each way; the path of the descriptor.
+/// Goal: a file that is made under a name that the kernel caches as absent has its name in the kernel as any other
+/// file. Method: names that were looked up often, then files made under them in each way; the path of the descriptor.
 #[test]
 fn what_is_made_under_an_absent_name_has_that_name() {
     let can = kernel_can();
@@ -98,8 +98,8 @@ fn what_is_made_under_an_absent_name_has_that_name() {
     pair.stop();
 }
 
-/// Goal: a signal that ends the mount is never taken by the threads that walk, which cannot tell it to anybody. Method:
-/// what they block, as `/proc` shows it.
+/// Goal: a signal that ends the mount is never taken by the threads that walk, which cannot report it. Method: what
+/// they block, as `/proc` shows it.
 #[test]
 fn walking_threads_leave_signals_to_others() {
     let can = kernel_can();
@@ -126,7 +126,7 @@ fn walking_threads_leave_signals_to_others() {
 
 /// A few directories below two, each with one in it that tells which one it is.
 struct Model {
-    /// What is there, by name.
+    /// The existing directories, by name.
     dirs: BTreeMap<u64, u64>,
     next: u64,
 }
@@ -188,7 +188,7 @@ impl Model {
         }
     }
 
-    /// What is there below `at`, of these names.
+    /// Compares the entries below `at` that have these names.
     fn check(&self, at: &Path, names: &[u64], what: &str) {
         for n in names {
             let dir = at.join(name_of(*n));
@@ -203,8 +203,8 @@ impl Model {
     }
 }
 
-/// Changes names on one of `mounts`, mostly the first one; before that they are looked at on another one until they may
-/// be lent, behind it at once on all.
+/// Changes names on one of `mounts`, mostly the first one; before that they are looked up on another one until they may
+/// have a timeout, behind it at once on all.
 fn changes_are_seen(mounts: &[&PathBuf], count: u64, seed: u64) {
     let can = kernel_can();
     let mut random = Random::new(seed);
@@ -231,8 +231,8 @@ fn changes_are_seen(mounts: &[&PathBuf], count: u64, seed: u64) {
     assert!(!can || (lent > count / 4 && taken > count / 20), "{lent} lent, {taken} taken back");
 }
 
-/// Goal: Promise S1 for names that the kernel was lent: what another mount has changed, the next call sees. Method:
-/// renames, also across directories and over others, exchanges, removals and makings of directories on two mounts.
+/// Goal: Promise S1 for names under a timeout: the next call sees the changes of another mount. Method: renames, also
+/// across directories and over others, exchanges, removals and makings of directories on two mounts.
 #[test]
 fn changes_elsewhere_are_seen_by_the_next_call() {
     let pair = Pair::new(1, &["--targets", "2"], &RESTLESS);
@@ -251,7 +251,7 @@ fn changes_among_three_mounts_and_servers() {
     pair.stop();
 }
 
-/// What a name of the model shows.
+/// The object that a name of the model leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Thing {
     /// A file of this content, maybe with other names.
@@ -356,9 +356,9 @@ impl Things {
     }
 }
 
-/// Goal: Promise S1 for names of files, symbolic links and what is not there, which the kernel was lent: what another
-/// mount has changed, the next call sees. Method: files are made in both ways, linked, renamed over others, exchanged,
-/// removed and replaced by other kinds on two mounts; each name is looked at often before and once behind.
+/// Goal: Promise S1 for names of files, symbolic links and absent names under a timeout: the next call sees the changes
+/// of another mount. Method: files are made in both ways, linked, renamed over others, exchanged, removed and replaced
+/// by other kinds on two mounts; each name is looked at often before and once behind.
 #[test]
 fn changes_of_files_elsewhere_are_seen_by_the_next_call() {
     let can = kernel_can();
@@ -452,10 +452,10 @@ fn renames_of_lent_names_on_both_mounts_end() {
     pair.stop();
 }
 
-/// Goal: taking a name back never waits for a change in the same directory that waits for it: also not where the kernel
-/// has dropped what it had there. Method: two mounts make files in both ways, link, rename and remove them under few
-/// names of one directory, and look for them in between until they may be lent; every call returns, and in the end both
-/// mounts show the same.
+/// Goal: the invalidation of a name never waits for a change in the same directory that waits for it: not even where
+/// the kernel has dropped its entry there. Method: two mounts make files in both ways, link, rename and remove them
+/// under few names of one directory, and look them up in between until they may have a timeout; every call returns, and
+/// in the end both mounts show the same.
 #[test]
 fn files_of_lent_names_on_both_mounts() {
     let pair = Pair::new(1, &["--targets", "2"], &RESTLESS);
@@ -493,7 +493,7 @@ fn files_of_lent_names_on_both_mounts() {
     pair.stop();
 }
 
-/// Whether a name is shown as there, or as not there.
+/// Whether a name is shown as present, or as absent.
 fn is_shown(path: &Path, as_there: bool) -> bool {
     match fs::metadata(path) {
         Ok(_) => as_there,
@@ -501,9 +501,9 @@ fn is_shown(path: &Path, as_there: bool) -> bool {
     }
 }
 
-/// Goal: a mount that is stopped with names lent shows nothing that has been changed since, neither while it is stopped
-/// nor when it goes on. Method: SIGSTOP, changes on the other mount, which wait for the tokens or for the end of the
-/// session; then the old names are asked for on the stopped mount, before and behind SIGCONT.
+/// Goal: a mount that is stopped with names under a timeout shows no name that has been changed since, neither while it
+/// is stopped nor when it continues. Method: SIGSTOP, changes on the other mount, which wait for the tokens or for the
+/// end of the session; then the old names are looked up on the stopped mount, before and behind SIGCONT.
 #[test]
 fn a_stopped_mount_shows_no_old_name() {
     let place = Place::new();
@@ -512,7 +512,7 @@ fn a_stopped_mount_shows_no_old_name() {
     let (at, other) = (place.path("a"), place.path("b"));
     fs::create_dir_all(at.join("d/e")).expect("mkdir");
     fs::write(at.join("file"), b"x").expect("write");
-    // What the stopped mount must not show any more: two names, and that a third one is not there.
+    // The state that the stopped mount must not show any more: two names, and the absence of a third one.
     let old = ["d/e", "file", "new"].map(|name| (other.join(name), name != "new"));
     for (path, is_there) in &old {
         assert_eq!(fs::metadata(path).is_ok(), *is_there);
@@ -564,8 +564,9 @@ impl Drop for Bind {
     }
 }
 
-/// Goal: what is mounted below a directory whose name was lent stays when names are taken back, also its own. Method: a
-/// bind mount in a deep directory, changes around it and of its path by another mount that change nothing of it.
+/// Goal: a file system mounted below a directory whose name has a timeout stays when names are invalidated, also its
+/// own. Method: a bind mount in a deep directory, changes around it and of its path by another mount that change
+/// nothing of it.
 #[test]
 fn mounts_below_lent_names_stay() {
     let pair = Pair::new(1, &["--targets", "2"], &RESTLESS);
@@ -603,8 +604,8 @@ fn mounts_below_lent_names_stay() {
     pair.stop();
 }
 
-/// Goal: a mount that lends names can be unmounted at any moment, by everybody, and its process ends; one that is
-/// killed ends at once. Method: walks on three threads until the unmount, which must succeed as soon as they have
+/// Goal: a mount whose names have timeouts can be unmounted at any moment, by everybody, and its process ends; one that
+/// is killed ends at once. Method: walks on three threads until the unmount, which must succeed as soon as they have
 /// ended, or lazily in the midst of them.
 #[test]
 fn unmounts_and_kills_while_names_are_lent() {

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Goal: Promise S1 for mappings: what a shared mapping wrote is read after msync, what pwrite wrote is seen in
-/// a mapping, private mappings write nothing. Method: one file, both ways, then a restart.
+/// Goal: Promise S1 for mappings: bytes stored through a shared mapping are read after msync, bytes written by pwrite
+/// are seen in a mapping, private mappings write nothing. Method: one file, both ways, then a restart.
 #[test]
 fn shared_and_private_mappings() {
     let place = Place::new();
@@ -53,8 +53,8 @@ fn shared_and_private_mappings() {
     up.stop();
 }
 
-/// Goal: what was stored through a mapping survives `amphi sync` and a kill of everything, and the end of a mount that
-/// is in use, without a word of the program. Method: stores into many pages, and into one again; the mapping stays.
+/// Goal: bytes stored through a mapping survive `amphi sync` and a kill of all processes, and the end of a mount that
+/// is in use, without a call of the program. Method: stores into many pages, and into one again; the mapping stays.
 #[test]
 fn stores_are_written_by_sync_and_by_the_end() {
     const PAGES: usize = 2000;
@@ -88,7 +88,7 @@ fn stores_are_written_by_sync_and_by_the_end() {
     place.fsck();
 }
 
-/// What the first bytes of a file are, in every way to look at them.
+/// The first bytes of a file, read in each way.
 fn looks(path: &Path, kept: &OwnedFd) -> Vec<(&'static str, Vec<u8>)> {
     let read_of = |fd: &OwnedFd| {
         let mut page = amphi_env::Buf::zeroed(4096);
@@ -118,10 +118,10 @@ fn looks(path: &Path, kept: &OwnedFd) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Goal: what a store through a mapping has made stable (msync, fsync, munmap) is seen by the other mount, in whichever
-/// way it looks, also where it has read the page before, keeps a lock for that, and has changed something of the file
-/// between the store and the sync, so that the page is written back while its lock goes. Method: each way to have read
-/// before, to change, to sync and to look, both mounts in turn.
+/// Goal: a store through a mapping that was made stable (msync, fsync, munmap) is seen by the other mount, by every way
+/// to read, also where it has read the page before, keeps a lock for that, and has changed another part of the file
+/// between the store and the sync, so that the page is written back while its lock is returned. Method: each way to
+/// have read before, to change, to sync and to read, both mounts in turn.
 #[test]
 fn synced_stores_are_seen_by_the_other_mount() {
     const PAGES: usize = 10;
@@ -156,7 +156,7 @@ fn synced_stores_are_seen_by_the_other_mount() {
         let stored = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), 4 * 4096) };
         assert_eq!(stored[0], b'o');
         let kept = map_of(&mine, ProtFlags::READ);
-        // SAFETY: as above. It is a page that others change, so each look is one of its own.
+        // SAFETY: as above. Others change the page, so each read of it is a volatile one.
         let kept_byte = || unsafe { kept.cast::<u8>().read_volatile() };
         if was_read {
             std::fs::read(here.join(&name)).expect("read");
@@ -188,10 +188,10 @@ fn synced_stores_are_seen_by_the_other_mount() {
     pair.stop();
 }
 
-/// Goal: neither a `pwrite` nor a store through a mapping to other bytes of the same page is lost, whichever comes
-/// first (docs/SEMANTICS.md, Mappings). Method: one thread writes 8 bytes at the start of every page of a file, another
-/// stores 8 in the middle of it, at the same time, through fresh mappings, again and again; both are looked for in the
-/// mapping, and by `pread` after it has gone.
+/// Goal: neither a `pwrite` nor a store through a mapping to other bytes of the same page is lost, in either order
+/// (docs/SEMANTICS.md, Mappings). Method: one thread writes 8 bytes at the start of every page of a file, another
+/// stores 8 in the middle of it, at the same time, through fresh mappings, repeatedly; both are read in the mapping,
+/// and by `pread` after it has gone.
 #[test]
 fn stores_and_writes_to_one_page() {
     const PAGES: usize = 64;
@@ -269,13 +269,12 @@ fn a_mapping_of_an_open_for_appending() {
     up.stop();
 }
 
-/// How often each program of these tests does what it does again and again, and how long that may take all of them: a
-/// hundred times as long as on an idle machine. A program that is held up for as long as the others run never gets
-/// there.
+/// How often each program of these tests repeats its step, and how long that may take all of them: a hundred times as
+/// long as on an idle machine. A program that is blocked for as long as the others run never reaches that count.
 const STEPS: u64 = 40;
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Programs that go on until each of them has made its steps.
+/// Programs that continue until each of them has made its steps.
 struct Course {
     begin: Instant,
     behind: AtomicUsize,
@@ -318,10 +317,10 @@ fn stores(course: &Course, path: &Path, pages: usize, pause: Duration) {
     }
 }
 
-/// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount get
-/// on, also if there are such programs on both mounts, and no mount is evicted (docs/locking/kernel_pages.md).
-/// Method: all of them at once, with one server and with three; what was written by calls is there afterwards, byte for
-/// byte.
+/// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount all
+/// make progress, also if there are such programs on both mounts, and no mount is evicted
+/// (docs/locking/kernel_pages.md). Method: all of them at once, with one server and with three; the bytes written by
+/// calls are there afterwards, byte for byte.
 #[test]
 fn stores_truncates_and_writes_of_two_mounts_get_on() {
     const WHOLE: u64 = 1 << 20;
@@ -359,8 +358,9 @@ fn stores_truncates_and_writes_of_two_mounts_get_on() {
     }
 }
 
-/// Goal: a program that stores into a mapping without a pause lets a read or a write of another mount through, and goes
-/// on itself. Method: the sizes and pauses with which a read of another mount waited for as long as the program ran.
+/// Goal: a program that stores into a mapping without a pause lets a read or a write of another mount through, and
+/// continues itself. Method: the sizes and pauses with which a read of another mount waited for as long as the program
+/// ran.
 #[test]
 fn a_busy_mapping_lets_others_on() {
     let pair = Pair::new(1, &["--targets", "4"], &[]);

@@ -12,7 +12,7 @@ const BLOCK: u64 = 4096;
 /// Damages of a test; `AMPHI_METADATA_FLIPS` has another number.
 const FLIPS: u64 = 3;
 
-/// What there is below a directory: kind and mode, length, time of change, bytes or target.
+/// The entries below a directory: kind and mode, length, time of change, bytes or target.
 type Tree = BTreeMap<PathBuf, (u32, u64, (i64, i64), Vec<u8>)>;
 
 fn tree(root: &Path) -> Tree {
@@ -86,7 +86,7 @@ fn used_blocks(zone: &File) -> [Vec<u64>; 3] {
     [vec![0, BLOCK], log, pages]
 }
 
-/// What `fsck --repair` of a folder says on a terminal to somebody who answers its question so, and its exit code.
+/// The output of `fsck --repair` of a folder on a terminal after that answer to its question, and its exit code.
 fn answered(data: &str, answer: &str) -> (Option<i32>, String) {
     let program = amphi().get_program().to_string_lossy().into_owned();
     let mut command = Command::new("script");
@@ -97,12 +97,11 @@ fn answered(data: &str, answer: &str) -> (Option<i32>, String) {
     (out.status.code(), String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Goal: any one block of metadata may be damaged while nothing runs, and nothing is lost, nothing wrong is served; the
-/// check of the folder says what was damaged, and so does `status`; `fsck --repair` shows its plan, asks on a terminal,
-/// and does what is wanted.
-/// Method: a tree that partly lies in segments and partly in the log of a killed server; in each round a byte or a
-/// sector of a random block that counts changes, the tree is compared through a new server and mount, and the server is
-/// killed.
+/// Goal: any one block of metadata may be damaged while no server runs, and no data is lost, no wrong data is served;
+/// the check of the folder reports the damage, and so does `status`; `fsck --repair` shows its plan, asks on a
+/// terminal, and follows the answer. Method: a tree that partly lies in segments and partly in the log of a killed
+/// server; in each round a byte or a sector of a random block in use changes, the tree is compared through a new server
+/// and mount, and the server is killed.
 #[test]
 fn a_damaged_block_of_metadata_loses_nothing() {
     let flips = std::env::var("AMPHI_METADATA_FLIPS").map_or(FLIPS, |n| n.parse().expect("a number"));

@@ -45,7 +45,7 @@ fn work(mount: &Path, who: u64, stop: &AtomicBool, done: &AtomicU64) -> u64 {
     n
 }
 
-/// What `work` has left is there, seen by `mount`.
+/// Checks through `mount` that the results of `work` are there.
 fn check(mount: &Path, made: &[u64]) {
     let log = fs::read(mount.join("log")).expect("read");
     let mut next = vec![0u64; made.len()];
@@ -115,9 +115,9 @@ fn servers_join_two_mounts_that_work() {
     place.fsck_members(3);
 }
 
-/// Goal: a server that does not answer for a while, though it lives, holds up what lies there and nothing else, and
-/// nothing is lost or done twice when it goes on. Method: SIGSTOP of each server in turn under load of two mounts;
-/// files elsewhere are written meanwhile.
+/// Goal: a live server that does not answer for a while delays the operations on its targets and nothing else, and no
+/// change is lost or executed twice when it continues. Method: SIGSTOP of each server in turn under load of two mounts;
+/// files on other servers are written meanwhile.
 #[test]
 fn servers_that_hang_are_waited_for() {
     let place = Place::new();
@@ -139,8 +139,8 @@ fn servers_that_hang_are_waited_for() {
     place.fsck_members(3);
 }
 
-/// Goal: mounts come and go under load of another one, in order and killed, and nobody waits for them long. Method: a
-/// second and a third mount are started, work, and are stopped or killed, while the first one works on.
+/// Goal: mounts start and end under load of another one, in order and killed, and no mount waits for them long. Method:
+/// a second and a third mount are started, work, and are stopped or killed, while the first one continues.
 #[test]
 fn mounts_come_and_go_under_load() {
     let place = Place::new();

@@ -24,7 +24,7 @@ fn exchange(a: PathBuf, b: PathBuf) {
 
 type Change = fn(&Path);
 
-/// What another mount does, and where `x/k` is then.
+/// The change by another mount, and the place of `x/k` afterwards.
 const CHANGES: &[(&str, Change, &str)] = &[
     ("renamed", |p| fs::rename(p.join("x/k"), p.join("x/k9")).expect("rename"), "x/k9"),
     ("moved", |p| fs::rename(p.join("x/k"), p.join("y/k3")).expect("rename"), "y/k3"),
@@ -84,9 +84,9 @@ fn follows_moves(servers: usize) {
     pair.stop();
 }
 
-/// Goal: whoever works in a directory that another mount moves, or whose parents it moves, has the new parent above him
-/// though nobody looks there: to look, to make, to remove, and in its path. Method: a descriptor on one mount, changes
-/// of names on the other, all with `..` and `/proc`. (Promise S1)
+/// Goal: a program that works in a directory that another mount moves, or whose parents it moves, has the new parent
+/// above it even without a look-up there: for look-ups, creations, removals, and in its path. Method: a descriptor on
+/// one mount, changes of names on the other, all with `..` and `/proc`. (Promise S1)
 #[test]
 fn open_directories_follow_moves() {
     follows_moves(1);
@@ -123,9 +123,9 @@ fn removed_directories_have_no_path() {
     pair.stop();
 }
 
-/// Goal: moves never wait for what waits for them, and are followed also where the kernel could not do it at once.
-/// Method: programs on both mounts make, move and remove names in the two directories between which others are moved to
-/// and fro, so that their locks are held nearly all the time; in the end the paths are looked at.
+/// Goal: moves never wait for operations that wait for them, and are followed also where the kernel could not do it at
+/// once. Method: programs on both mounts make, move and remove names in the two directories between which others are
+/// moved to and fro, so that their locks are held nearly all the time; in the end the paths are checked.
 #[test]
 fn moves_beside_changes_on_both_mounts() {
     let pair = Pair::new(1, &[], &[]);

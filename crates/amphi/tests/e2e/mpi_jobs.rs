@@ -110,7 +110,7 @@ fn nodes_of_a_job_keep_their_locks() {
             nodes[run % 2].write_at(&[IoSlice::new(&memory[aligned..aligned + RUN])], (run * RUN) as u64).unwrap();
         }
         assert!(nodes.iter().all(|n| n.direct_requests() == 8), "blocks of a mount go direct");
-        // What is no whole block goes through the mount's cache, and there locks grow.
+        // A part that is no whole block goes through the mount's cache, and its locks grow.
         for run in 0..16 {
             nodes[run % 2].write_at(&[IoSlice::new(&memory[..1000])], (run * RUN) as u64).unwrap();
         }
@@ -121,13 +121,13 @@ fn nodes_of_a_job_keep_their_locks() {
         }
         after - before
     };
-    // Whoever made the file has a lock on all of it, which goes once.
+    // The mount that made the file has a lock on all of it, which is called back once.
     assert_eq!(callbacks("exact", true), 1);
     let grown = callbacks("grown", false);
     assert!(grown > 1, "nothing to tell the two apart: {grown}");
 }
 
-/// A node of a job with one rank, and its thread, which writes nothing before somebody asks.
+/// A node of a job with one rank, and its thread, which writes nothing before a request.
 fn member(path: &Path) -> (CachedFile, Looker) {
     const NEVER: Duration = Duration::from_secs(100_000);
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();

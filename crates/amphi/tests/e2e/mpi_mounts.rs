@@ -112,9 +112,9 @@ fn records(round: usize) -> Vec<u8> {
 }
 
 /// Goal: a job whose ranks reach the file over two mounts writes strided records of 47,008 bytes without an unaligned
-/// request but the last one, and no mount asks the other one's locks back, but for the one of whoever made the file;
-/// the bytes are right on both mounts.
-/// Method: the cache's statistics, the mounts' counters, a plain read on each mount.
+/// request but the last one, and no mount calls the other one's locks back, except for the lock of the mount that made
+/// the file; the bytes are right on both mounts. Method: the cache's statistics, the mounts' counters, a plain read on
+/// each mount.
 #[test]
 fn a_job_on_two_mounts_asks_no_locks_back() {
     let (tools, mounts) = (Tools::new(), Mounts::new());
@@ -134,9 +134,9 @@ fn a_job_on_two_mounts_asks_no_locks_back() {
     }
 }
 
-/// Goal: pages of which a job on two mounts has written thousands of small parts leave without a lock for each part,
-/// and as a few long ones if the job says that nobody else writes; the bytes are right on both mounts.
-/// Method: the cache's statistics, the mounts' counters of locks that they asked for; a plain read on each mount.
+/// Goal: pages of which a job on two mounts has written thousands of small parts are written back without a lock for
+/// each part, and as a few long runs if the job declares that no other program writes; the bytes are right on both
+/// mounts. Method: the cache's statistics, the mounts' counters of requested locks; a plain read on each mount.
 #[test]
 fn small_parts_of_pages_leave_under_one_lock() {
     const SPECKS: usize = 4096;
@@ -164,15 +164,15 @@ fn small_parts_of_pages_leave_under_one_lock() {
     }
 }
 
-/// Goal: pages move to the node that goes on to write or read them, with their dirty bytes, from one mount to the other
-/// and back; all leaves in whole pages, and the bytes are right on both mounts.
-/// Method: ranks of either node take turns with all pages. The program says how many pages have to move; the
-/// statistics have to say the same, and that whoever has a page asks nobody any more.
+/// Goal: pages move to the node that continues to write or read them, with their dirty bytes, from one mount to the
+/// other and back; all are written back as whole pages, and the bytes are right on both mounts. Method: ranks of either
+/// node take turns with all pages. The program computes how many pages have to move; the statistics have to agree, also
+/// that the owner of a page sends no more requests for it.
 #[test]
 fn pages_move_between_mounts() {
     const PAGES: u64 = 32;
     const PAGE: u64 = 64 << 10;
-    // What is written out because nobody writes it for a while would be counted as well.
+    // Pages written back because they were idle for a while would be counted as well.
     const HINTS: &str = "cache_page_size=64K;cache_flush_size=64K;cache_migration=enable;cache_idle_time=0";
     let (tools, mounts) = (Tools::new(), Mounts::new());
     let expected: Vec<u8> =
@@ -189,7 +189,7 @@ fn pages_move_between_mounts() {
             let [moved, runs] = numbers[..] else { panic!("{printed}") };
             assert_eq!(value(&stats, "migrations"), moved, "{mpi}: {stats}");
             // Until the second reference moves a page, each is a message; the rest is for four syncs by four ranks. A
-            // run that another node writes takes its lock along.
+            // run that another node writes carries its lock with it.
             assert_eq!(value(&stats, "asked"), 2 * moved + 4 * 4, "{mpi}: {stats}");
             assert!(asked_back <= 3 * runs, "{mpi}: {asked_back} locks were asked back");
             // Each turn writes all pages out once.
@@ -202,11 +202,10 @@ fn pages_move_between_mounts() {
     }
 }
 
-/// Goal: whoever reads the file plainly, over either mount, sees what the job has synced, and what it has written
-/// since: with a group lock all of it, at once; without one what has left the cache, which whole pages do when nobody
-/// writes them for a while.
-/// Method: ranks read with plain calls over the mount of the other node and check each byte; the members of the group
-/// leave it once for each reader that finds them in it.
+/// Goal: a plain reader of the file, over either mount, sees all synced bytes of the job, and later ones: with a group
+/// lock all of them, at once; without one those that have left the cache, as whole pages do when they are idle for a
+/// while. Method: ranks read with plain calls over the mount of the other node and check each byte; the members of the
+/// group leave it once for each reader that finds them in it.
 #[test]
 fn plain_readers_see_what_a_job_on_two_mounts_wrote() {
     let (tools, mounts) = (Tools::new(), Mounts::new());
@@ -225,10 +224,9 @@ fn plain_readers_see_what_a_job_on_two_mounts_wrote() {
     }
 }
 
-/// Goal: a rank that is killed in the middle of a call, a leader or not, ends the job; what was synced stays, on both
-/// mounts, which everybody can read and write as before.
-/// Method: all ranks write the same pages, which move; a thread kills one of them. Then the file is read, written over
-/// one mount and read over the other one.
+/// Goal: a rank that is killed in the middle of a call, a leader or not, ends the job; synced bytes stay, on both
+/// mounts, and every program can read and write them as before. Method: all ranks write the same pages, which move; a
+/// thread kills one of them. Then the file is read, written over one mount and read over the other one.
 #[test]
 fn a_killed_rank_leaves_both_mounts_in_order() {
     let (tools, mounts) = (Tools::new(), Mounts::new());

@@ -1,4 +1,4 @@
-//! Names that somebody replaces, moves or makes while others walk over them.
+//! Names that another mount replaces, moves or makes while programs use them in paths.
 
 use crate::harness::{Place, errno};
 use crate::two_mounts::Pair;
@@ -27,7 +27,7 @@ fn opened(path: &Path, flags: OFlags) -> Result<(), Errno> {
     open(path, flags, Mode::from_raw_mode(0o644)).map(drop)
 }
 
-/// What is done with a name that always is there: `n` is a program, `l` a symbolic link to it.
+/// Calls on a name that always is there: `n` is a program, `l` a symbolic link to it.
 const CALLS: &[(&str, Call)] = &[
     ("open", |d| opened(&d.join("n"), OFlags::RDONLY)),
     ("open to write", |d| opened(&d.join("n"), OFlags::RDWR)),
@@ -164,9 +164,9 @@ fn links_of_names_that_are_replaced() {
     pair.stop();
 }
 
-/// Goal: opening with O_CREAT follows a symbolic link and opens a pipe that another mount has just made of that name,
-/// as one that was there before. Method: one mount makes and removes a link and a pipe of the name,
-/// and leaves some of them there for a while; the other opens.
+/// Goal: opening with O_CREAT follows a symbolic link and opens a pipe that another mount has just made under that
+/// name, as one that was there before. Method: one mount makes and removes a link and a pipe of the name, and leaves
+/// some of them there for a while; the other opens.
 #[test]
 fn creating_beside_another_mount_s_links() {
     let pair = Pair::new(1, &[], &[]);
@@ -210,8 +210,8 @@ fn creating_beside_another_mount_s_links() {
 }
 
 /// Goal: a directory that another mount has moved over one that this kernel knows can be named in a rename here, and
-/// the answer is that of Linux. Method: the kernel is shown both, the other mount moves, this one renames onto it; also
-/// what would be a circle of old places.
+/// the result is that of Linux. Method: the kernel looks both up, the other mount moves, this one renames onto it; also
+/// a rename that would be a cycle of the old places.
 #[test]
 fn directories_moved_by_another_mount() {
     for servers in [1, 3] {
@@ -233,7 +233,7 @@ fn directories_moved_by_another_mount() {
             assert!(fs::metadata(m0.join("d/z")).expect("moved along").is_dir());
             rmdir(m1.join("d/z")).expect("rmdir");
             rename(m0.join("a/b"), m0.join("d")).expect("it is empty now");
-            // What was above is below: by a directory that is held open, so that nothing above it is looked at.
+            // The former parent is now below: by a directory that is held open, so that no parent of it is looked up.
             mkdir(m0.join("x"), Mode::from_raw_mode(0o755)).expect("mkdir");
             mkdir(m0.join("x/y"), Mode::from_raw_mode(0o755)).expect("mkdir");
             let y = open(m0.join("x/y"), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("open");
@@ -246,10 +246,10 @@ fn directories_moved_by_another_mount() {
     }
 }
 
-/// Goal: both names of a rename may be of directories that another mount has moved, again and again, and a name that
-/// such a directory has is not made: the answers are those of Linux, never ESTALE. Method: the kernel is shown two
-/// directories, the other mount moves both, this one exchanges them, moves one over the other, and makes what is there.
-/// (Promise S5)
+/// Goal: both names of a rename may be of directories that another mount has moved, repeatedly, and a name that such a
+/// directory has is not made: the results are those of Linux, never ESTALE. Method: the kernel looks up two
+/// directories, the other mount moves both, this one exchanges them, moves one over the other, and makes existing
+/// names. (Promise S5)
 #[test]
 fn both_names_moved_by_another_mount() {
     let pair = Pair::new(1, &[], &[]);
@@ -300,7 +300,7 @@ fn both_names_moved_by_another_mount() {
 /// A call on a tree of this mount, with its name.
 type FirstCall = (&'static str, fn(&Path, &Path) -> Result<(), Errno>);
 
-/// What is done first with directories below one that another mount has moved: `p` is that one, `q` what it lies in.
+/// The first call for directories below one that another mount has moved: `p` is that one, `q` its parent.
 const FIRST_CALLS: &[FirstCall] = &[
     ("out", |p, q| rename(p.join("in"), q.join("new"))),
     ("out of its child", |p, q| rename(p.join("in/deep"), q.join("y/deep"))),
@@ -337,8 +337,8 @@ const FIRST_CALLS: &[FirstCall] = &[
 ];
 
 /// Goal: the first call on this mount for directories below one that another mount has moved ends as on a local file
-/// system, whichever call that is; the trees look alike afterwards. Method: the kernel is shown a tree, the other mount
-/// moves its top or what that lies in; one call. (Promise S5)
+/// system, for each kind of call; the trees are equal afterwards. Method: the kernel looks up a tree, the other mount
+/// moves its top or the parent of that; one call. (Promise S5)
 #[test]
 fn directories_below_one_moved_by_another_mount() {
     let pair = Pair::new(1, &[], &[]);
@@ -374,8 +374,8 @@ fn directories_below_one_moved_by_another_mount() {
     pair.stop();
 }
 
-/// Goal: an open directory that another mount has removed is empty: names in it are not there, and its attributes can
-/// be asked for and set. Method: each call by the descriptor. (Promise S6)
+/// Goal: an open directory that another mount has removed is empty: names in it are absent, and its attributes can be
+/// read and set. Method: each call by the descriptor. (Promise S6)
 #[test]
 fn nothing_is_in_a_removed_directory() {
     let pair = Pair::new(1, &[], &[]);

@@ -3,7 +3,7 @@
 use crate::harness::{Daemon, Place, Starting, amphi, as_first_start, eventually, pattern};
 use rustix::fs::{Mode, OFlags, fsync, open};
 use std::fs;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ const SERVERS: usize = 3;
 const MOUNTS: usize = 2;
 
 /// A network name space, held by a process that does nothing.
-struct Machine {
+pub(crate) struct Machine {
     holder: Child,
 }
 
@@ -29,7 +29,7 @@ impl Machine {
         (line == "up\n").then_some(machine)
     }
 
-    /// A command that runs there, with the files of here.
+    /// A command that runs on that machine, with the files of this one.
     fn command(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.args([format!("--net=/proc/{}/ns/net", self.holder.id()), "--".into()]);
@@ -50,14 +50,14 @@ impl Drop for Machine {
 }
 
 /// Machines with a switch between them; machine `i` is 10.77.0.`i + 1`.
-struct Network {
+pub(crate) struct Network {
     switch: Machine,
     machines: Vec<Machine>,
 }
 
 impl Network {
     /// None where name spaces or pairs of interfaces may not be made.
-    fn new(machines: usize) -> Option<Network> {
+    pub(crate) fn new(machines: usize) -> Option<Network> {
         let switch = Machine::new()?;
         let mut network = Network { switch, machines: Vec::new() };
         let ready = network.switch.ip("link add switch type bridge") && network.switch.ip("link set switch up");
@@ -77,15 +77,30 @@ impl Network {
         ready.then_some(network)
     }
 
-    fn cut(&self, machine: usize) {
+    /// Runs `amphi` there to its end.
+    pub(crate) fn run(&self, machine: usize, args: &[&str]) -> Output {
+        let mut command = self.machines[machine].command();
+        command.arg(amphi().get_program()).args(args).output().expect("nsenter (util-linux) runs")
+    }
+
+    /// Moves the calling thread to a machine: sockets that it makes from now on are there.
+    pub(crate) fn enter(&self, machine: usize) {
+        use std::os::fd::AsFd;
+        let path = format!("/proc/{}/ns/net", self.machines[machine].holder.id());
+        let space = fs::File::open(path).expect("the name space of a machine");
+        let net = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(space.as_fd(), net).expect("root may enter it");
+    }
+
+    pub(crate) fn cut(&self, machine: usize) {
         assert!(self.switch.ip(&format!("link set port{machine} down")));
     }
 
-    fn heal(&self, machine: usize) {
+    pub(crate) fn heal(&self, machine: usize) {
         assert!(self.switch.ip(&format!("link set port{machine} up")));
     }
 
-    fn start(&self, machine: usize, args: &[&str]) -> Starting {
+    pub(crate) fn start(&self, machine: usize, args: &[&str]) -> Starting {
         let mut command = self.machines[machine].command();
         command.arg(amphi().get_program()).args(as_first_start(args));
         Starting::spawn(command)

@@ -16,10 +16,10 @@ fn opened(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     open(path, flags, Mode::empty())
 }
 
-/// Goal: a fifo on the mount is a pipe between whoever opens it: opens wait for the other side, or do not if asked not
-/// to (ENXIO for a writer without a reader), bytes arrive in order, the end is told, a write without a reader is EPIPE;
-/// its attributes are those of any file; a socket with a name there is one. Method: two threads, a table of flags, a
-/// name that is moved and removed while it is open.
+/// Goal: a fifo on the mount is a pipe between the programs that open it: opens wait for the other side, or do not with
+/// `O_NONBLOCK` (ENXIO for a writer without a reader), bytes arrive in order, the reader sees the end, a write without
+/// a reader is EPIPE; its attributes are those of any file; a socket with a name there works. Method: two threads, a
+/// table of flags, a name that is moved and removed while it is open.
 #[test]
 fn fifos_and_sockets() {
     let place = Place::new();
@@ -68,7 +68,7 @@ fn fifos_and_sockets() {
     place.fsck();
 }
 
-/// Makes a pipe at `path`, opens it, removes it by the name `by`, and looks what is told of it.
+/// Makes a pipe at `path`, opens it, removes it by the name `by`, and checks its attributes.
 fn removed_pipe(path: &Path, by: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o640), 0).expect("mknod");
     let end = opened(path, OFlags::RDWR | OFlags::NONBLOCK).expect("open");
@@ -81,8 +81,8 @@ fn removed_pipe(path: &Path, by: &Path) {
     assert_eq!((write(&end, b"still").expect("write"), read(&end, &mut [0; 10]).expect("read")), (5, 5));
 }
 
-/// Goal: a pipe that was removed while it is open goes on, and says what it was, without names (Promise S6). Method:
-/// `fstat` and `fchmod` of an open end, by a lone mount, and by one of two, of which either removes it.
+/// Goal: a pipe that was removed while it is open continues, with its attributes and without names (Promise S6).
+/// Method: `fstat` and `fchmod` of an open end, by a mount in sole mode, and by one of two, of which either removes it.
 #[test]
 fn removed_pipes_go_on() {
     let place = Place::new();
@@ -130,9 +130,9 @@ fn file(path: &Path, flags: OFlags) -> File {
     options.read(true).write(true).create(true).custom_flags(flags.bits() as i32).open(path).expect("open")
 }
 
-/// Goal: `sendfile` and `splice` take from a file on the mount, and put into one, what reads and writes would, at odd
-/// offsets, up to the end, by open files of either kind, also right after the bytes were changed by any way; an open
-/// file to append is EINVAL. Method: pipes, local files and files of the mount at both ends, compared.
+/// Goal: `sendfile` and `splice` have the same effect on a file of the mount as reads and writes, at odd offsets, up to
+/// the end, by open files of either kind, also right after the bytes were changed by any way; a file opened to append
+/// is EINVAL. Method: pipes, local files and files of the mount at both ends, compared.
 #[test]
 fn files_through_pipes() {
     let place = Place::new();

@@ -14,13 +14,13 @@ fn appender(path: &Path) -> OwnedFd {
     open(path, OFlags::RDWR | OFlags::APPEND, Mode::empty()).expect("open")
 }
 
-/// Where the descriptor says that the record begins which it has just appended.
+/// The start of the record just appended, computed from the position of the descriptor.
 fn append(file: &OwnedFd, record: &[u8]) -> Option<u64> {
     assert_eq!(write(file, record), Ok(record.len()));
     tell(file).expect("position").checked_sub(record.len() as u64)
 }
 
-/// Whether a record lies there.
+/// Whether a record lies at that offset.
 fn leads_to(file: &OwnedFd, at: Option<u64>, record: &[u8]) -> bool {
     let mut found = vec![0; record.len()];
     at.is_some_and(|at| pread(file, &mut found, at) == Ok(record.len()) && found == record)
@@ -41,9 +41,9 @@ fn misled(path: &Path, writer: usize, lock: fn(&OwnedFd, FlockOperation)) -> usi
     (0..RECORDS).filter(|i| !one(*i)).count()
 }
 
-/// Goal: who takes turns with writers on other mounts by locks of the file finds each record that he has appended by
-/// the position of his descriptor behind it: the kernel is told the end with the lock. Method: two writers on each of
-/// two mounts with `flock`, one on each with `fcntl`, on one server and on three.
+/// Goal: a program that alternates with writers on other mounts by locks of the file finds each record that it has
+/// appended by the position of its descriptor behind it: the kernel receives the end of the file with the lock. Method:
+/// two writers on each of two mounts with `flock`, one on each with `fcntl`, on one server and on three.
 #[test]
 fn positions_of_appends_under_locks() {
     for servers in [1, 3] {
@@ -67,8 +67,8 @@ fn positions_of_appends_under_locks() {
 }
 
 /// Goal: the position behind an append is right if no other mount has moved the end since the last one, whatever had
-/// happened before that; a read goes on behind it. Method: the other mount appends, writes behind the end and cuts; the
-/// append behind that tells the kernel.
+/// happened before that; a read continues behind it. Method: the other mount appends, writes behind the end and cuts;
+/// the append behind that tells the kernel.
 #[test]
 fn positions_behind_own_appends() {
     let pair = Pair::new(1, &[], &[]);
@@ -87,7 +87,7 @@ fn positions_behind_own_appends() {
         }
         append(&y, b"first of these");
         if cut {
-            // It is told behind the answer.
+            // The kernel is notified after the answer.
             eventually("the kernel goes by the end", || kept_size() == 514);
         }
         let record = format!("record {round}");

@@ -283,9 +283,9 @@ fn attributes() {
     place.fsck();
 }
 
-/// Goal: a time that is set while bytes are on their way stays when they arrive, also one to come, and moves no other
-/// time; the next write moves it again. Method: times in the future and the past behind a write, written back then;
-/// another write.
+/// Goal: a time that is set while bytes are being written back stays when they arrive, also a time in the future, and
+/// changes no other time; the next write changes it again. Method: times in the future and the past behind a write,
+/// written back then; another write.
 #[test]
 fn times_set_behind_a_write() {
     let place = Place::new();
@@ -315,9 +315,9 @@ fn times_set_behind_a_write() {
     up.stop();
 }
 
-/// Goal: reads renew access times by the rule of relatime and leave the other times alone; what utimensat sets stays;
-/// O_NOATIME and the tunable turn it off; it is there after a restart. Method: times set around each read, cached and
-/// direct.
+/// Goal: reads update access times by the rule of relatime and leave the other times unchanged; a time set by utimensat
+/// stays; O_NOATIME and the tunable disable updates; it is there after a restart. Method: times set around each read,
+/// cached and direct.
 #[test]
 fn access_times() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! `amphi run`: programs that read without calls see what they would see with calls, whatever they do with their
+//! `amphi run`: programs that read without calls see the same bytes as with calls, whatever they do with their
 //! descriptors, on one mount and beside another one.
 //!
 //! `preload/programs.c` holds the programs that need C. Each test also checks how many reads were served without a
@@ -74,7 +74,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// What programs.c expects in file `n`.
+/// The content that programs.c expects in file `n`.
 fn content(n: usize) -> Vec<u8> {
     (0..FILE_BYTES).map(|at| (n * 37 + at / RECORD * 11 + at % 251) as u8).collect()
 }
@@ -146,20 +146,21 @@ fn reads_of_pipes_are_cancelled() {
 #[test]
 fn sandboxed_programs_go_on() {
     let (place, up) = mounted();
-    // Its end is a system call, so it reports nothing.
+    // The program ends by a system call, so it reports nothing.
     let output = under(programs()).arg("sandbox").arg(place.mount()).output().expect("run");
     assert!(output.status.success(), "{} {}", output.status, text(&output));
     up.stop();
 }
 
-/// Goal: reads see what was stored through mappings, and mappings what was written. Method: one byte after the other.
+/// Goal: reads see bytes stored through mappings, and mappings see bytes written by calls. Method: one byte after the
+/// other.
 #[test]
 fn mappings_and_reads_agree() {
     passes("mapping", 1);
 }
 
-/// Goal: descriptors that come over a socket are read for what they are. Method: a number that is used again for the
-/// next file, and closed by a system call.
+/// Goal: descriptors that are passed over a socket are read as the file that they refer to. Method: a number that is
+/// used again for the next file, and closed by a system call.
 #[test]
 fn descriptors_that_are_passed() {
     passes("passed", 400);
@@ -230,8 +231,8 @@ impl Reader {
     }
 }
 
-/// Changes a file at random through `there`, and compares what a program reads of `here` after each change that has
-/// returned. Returns how many reads were served without a call.
+/// Changes a file at random through `there`, and compares the bytes that a program reads of `here` after each completed
+/// change. Returns the number of reads that were served without a call.
 fn changes_are_seen(here: &Path, there: &Path, rounds: usize) -> u64 {
     let mut random = crate::harness::Random::new(rounds as u64);
     let mut expected = pattern(7, 300_000);
@@ -413,8 +414,8 @@ except OSError as e: print(e)
     up.stop();
 }
 
-/// Goal: who may not open a file sees nothing of it, although others read it without calls; who has it open goes on
-/// after its permissions have changed. Method: a program of another user beside one of root.
+/// Goal: a user who may not open a file reads nothing of it, although others read it without calls; a program that has
+/// it open continues after its permissions have changed. Method: a program of another user beside one of root.
 #[test]
 fn rights_stay_those_of_the_open() {
     let (place, up) = mounted();
@@ -557,8 +558,8 @@ fn other_programs_make_no_further_calls() {
     assert!(loading.iter().all(|name| count(&own, name) <= count(&other, name) + 3));
 }
 
-/// Goal: other preloaded libraries stay, ours comes once, also if programs are nested or it is named by hand; without
-/// it the command is refused and says what to do. Method: the variable as a program sees it.
+/// Goal: other preloaded libraries stay, ours is loaded once, also if programs are nested or it is named by hand;
+/// without it the command is refused with advice. Method: the variable as a program sees it.
 #[test]
 fn the_library_is_preloaded_once() {
     let show = ["-c", "echo $LD_PRELOAD"];

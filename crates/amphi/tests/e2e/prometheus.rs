@@ -56,7 +56,7 @@ fn expressions(folder: &Path) -> Vec<(String, String)> {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("read");
     let mut all = Vec::new();
     for name in ["amphifs-recording.yml", "amphifs-alerts.yml"] {
-        // What people read may name whatever it likes.
+        // Text for people may name any metric.
         let text = read(name);
         let lines = text.lines().filter(|l| !["summary:", "action:", "record:", "#"].iter().any(|w| l.contains(w)));
         all.extend(lines.map(|line| (name.to_string(), line.to_string())));
@@ -94,7 +94,7 @@ fn rules_and_panels_name_what_there_is() {
             seen += 1;
             let Some(metric) = metrics.get(&name) else { panic!("{place}: there is no {name}") };
             for (label, operator, value) in labels(&selector) {
-                // What Prometheus adds, and what a reader of the dashboard chooses.
+                // Labels that Prometheus adds, and those that a reader of the dashboard chooses.
                 if ["cluster", "job", "instance"].contains(&label.as_str()) {
                     continue;
                 }

@@ -27,8 +27,8 @@ fn fill(tree: &Path, rank: usize, text: &str) {
     (0..FILES).for_each(|n| fs::write(dir.join(format!("f{n}")), text.repeat(1000)).expect("write"));
 }
 
-/// What all files of the tree that a name leads to say, of two ranks. Panics if they differ or some are missing. The
-/// folder is opened once: who looks for each file by its whole path may see both trees.
+/// The content of all files of the tree that a name leads to, of two ranks. Panics if they differ or some are missing.
+/// The folder is opened once: a reader that opens each file by its whole path may see both trees.
 fn content(dir: &Path) -> String {
     let open = fs::File::open(dir).expect("open");
     let dir = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
@@ -43,9 +43,9 @@ fn content(dir: &Path) -> String {
     all[0][..1].to_string()
 }
 
-/// Goal: ranks on two mounts publish together; the commit makes stable what the other mount has only in its cache; the
-/// name comes back by `rollback`. Method: two mounts of a server whose write-back waits,
-/// so that a commit that asked only its own mount would publish less than there is.
+/// Goal: ranks on two mounts publish together; the commit makes stable also the data that only the other mount has in
+/// its cache; `rollback` restores the name. Method: two mounts of a server whose write-back waits, so that a commit
+/// that involved only its own mount would publish an incomplete tree.
 #[test]
 fn ranks_on_two_mounts() {
     let place = Place::new();
@@ -75,7 +75,7 @@ fn ranks_on_two_mounts() {
     place.fsck();
 }
 
-/// Goal: a commit that is killed leaves the old tree or the new one, and goes on when it is said again. Method: kill -9
+/// Goal: a commit that is killed leaves the old tree or the new one, and continues when it is repeated. Method: kill -9
 /// after times that grow until the commit is done before it; another thread reads the name all the time.
 #[test]
 fn commits_that_are_killed() {

@@ -15,7 +15,7 @@ const MIB: usize = 1 << 20;
 const QUOTA: i32 = 122;
 const CROSS_DEVICE: i32 = 18;
 
-/// What a shell of a user says, and how it ends.
+/// The output of a shell of a user, and its exit.
 fn shell(dir: &Path, user: u32, script: &str) -> String {
     let user = user.to_string();
     let out = Command::new("setpriv")
@@ -45,9 +45,9 @@ fn open_to_all(dir: &Path) {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).expect("chmod");
 }
 
-/// Goal: Promise S25: a user is refused what is too much, by the call that brings it, in whichever way it writes; what
-/// went through is there; what it removes it may use again; others are not concerned. Method: the same with dd in small
-/// and large pieces, buffered and direct, with fallocate, and with names; at the end nothing is charged any more.
+/// Goal: Promise S25: a user's call that exceeds his limit is refused, in whichever way it writes; accepted data is
+/// there; space that he frees can be used again; other users are not affected. Method: the same with dd in small and
+/// large pieces, buffered and direct, with fallocate, and with names; at the end nothing is charged any more.
 #[test]
 fn a_user_is_refused_what_is_too_much() {
     let place = Place::new();
@@ -84,7 +84,7 @@ fn a_user_is_refused_what_is_too_much() {
     place.fsck();
 }
 
-/// Goal: whoever may not sees and sets nothing, and wrong limits are explained. Method: a table.
+/// Goal: a user without the right sees and sets nothing, and wrong limits are explained. Method: a table.
 #[test]
 fn limits_are_for_administrators() {
     let place = Place::new();
@@ -114,8 +114,8 @@ fn limits_are_for_administrators() {
     up.stop();
 }
 
-/// Goal: a tree is charged for all that lies in it, whoever made it, also for what was there before; nothing crosses
-/// its border but by a copy; df shows its limit; an owner may not leave it. Method: a story.
+/// Goal: a tree is charged for all files in it, whoever made them, also for existing ones; data crosses its border only
+/// by a copy; df shows its limit; a file's owner may not take it out of the tree. Method: a sequence of steps.
 #[test]
 fn a_tree_is_limited() {
     let place = Place::new();
@@ -184,7 +184,7 @@ fn limits_hold_over_servers_and_mounts() {
     let said = shell(&b, USER, "dd if=/dev/zero of=c bs=1M count=9 status=none; rm -f c");
     assert!(said.contains("Disk quota exceeded") && said.ends_with("[0]"), "{said}");
     let freed = fs::metadata(a.join("a")).expect("a").len();
-    // A restarted server keeps what it has answered, an open of `a` among it, until the mount has used the slot again.
+    // A restarted server keeps its last answers, an open of `a` among them, until the mount has used the slot again.
     for name in 0..100 {
         fs::write(a.join(format!("{name}")), b"x").expect("write");
         fs::remove_file(a.join(format!("{name}"))).expect("unlink");
@@ -197,8 +197,8 @@ fn limits_hold_over_servers_and_mounts() {
     pair.stop();
 }
 
-/// Goal: who has a file open while a limit is set is told as well, at the latest by fsync; and a soft limit counts when
-/// its grace is over. Method: a story.
+/// Goal: a program that has a file open while a limit is set is notified as well, at the latest by fsync; and a soft
+/// limit takes effect when its grace is over. Method: a sequence of steps.
 #[test]
 fn limits_count_for_open_files() {
     let place = Place::new();

@@ -153,8 +153,9 @@ fn direct_because_it_is_large() {
     one.end(&bytes);
 }
 
-/// Goal: `direct_contention`: two mounts that write one file in turn are sent direct, and come back when they are alone
-/// with it. Method: records of ior-hard, interleaved, until both have been; then one goes on by itself.
+/// Goal: `direct_contention`: requests of two mounts that write one file in turn go direct, and are buffered again when
+/// only one mount uses the file. Method: records of ior-hard, interleaved, until both mounts have gone direct; then one
+/// continues alone.
 #[test]
 fn direct_because_of_contention() {
     let place = Place::new();
@@ -354,9 +355,10 @@ fn direct_for_lack_of_locality() {
     one.end(&bytes);
 }
 
-/// Goal: `buffered_faster`: reads of a file without locality go direct until that way is measured, and are then tried
-/// through the cache, which keeps them as long as it carries more; without learning none is. Method: a file of 64 MiB
-/// read over and over in the window through a cache of 4 MiB, so that nothing of it is ever used again.
+/// Goal: `buffered_faster`: reads of a file without locality go direct until the throughput of that way is measured,
+/// and are then tried through the cache, where they stay as long as its throughput is higher; with learning off no read
+/// is. Method: a file of 64 MiB read over and over in the window through a cache of 4 MiB, so that nothing of it is
+/// ever used again.
 #[test]
 fn buffered_where_the_cache_carries_more() {
     const REQUEST: usize = 256 << 10;
@@ -498,8 +500,8 @@ fn programs_count_for_the_job_of_their_environment() {
     }
 }
 
-/// Goal: `amphi stats FILE` shows that file's counters and not the mount's. Method: a file that is closed and not
-/// cached, one that is cached, one that was never opened.
+/// Goal: `amphi stats FILE` shows that file's counters and not those of the mount. Method: a file that is closed and
+/// not cached, one that is cached, one that was never opened.
 #[test]
 fn a_file_shows_its_own_counters() {
     let one = One::new(&[]);
@@ -511,7 +513,7 @@ fn a_file_shows_its_own_counters() {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).expect("text")
     };
-    // Closed, and nothing of it is cached: what was counted is still there.
+    // Closed, and nothing of it is cached: its counters are still there.
     eventually("its counters", || shown(&[&file]).contains("write_direct_user 1 requests 100000 bytes\n"));
     let never = one.place.mount().join("never-opened");
     let (kind, mode) = (rustix::fs::FileType::RegularFile, rustix::fs::Mode::from_raw_mode(0o600));
@@ -531,8 +533,8 @@ fn a_file_shows_its_own_counters() {
     one.end(&bytes);
 }
 
-/// Goal: storage that is said to rotate raises the large threshold and is shown; storage that is said not to does not,
-/// whatever the device says. Method: the same write on two clusters.
+/// Goal: storage that is configured as rotating raises the large threshold and is shown as such; storage that is
+/// configured otherwise does not, whatever the device reports. Method: the same write on two clusters.
 #[test]
 fn rotating_storage_is_believed() {
     for (word, reason, shown) in [("true", "buffered_default", true), ("false", "direct_large", false)] {

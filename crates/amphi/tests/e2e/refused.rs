@@ -1,4 +1,4 @@
-//! What a server has accepted and cannot write: who is told.
+//! Accepted data that a server cannot write: which programs receive the error.
 
 use crate::harness::{Place, close_error, counter, errno, eventually, pattern};
 use std::fs::{File, OpenOptions};

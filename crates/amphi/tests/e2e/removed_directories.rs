@@ -31,8 +31,8 @@ const CALLS: &[Call] = &[
     ("rmdir", |d, _| unlinkat(d, "x", AtFlags::REMOVEDIR)),
 ];
 
-/// Goal: no name is in a directory that another mount has removed or replaced, and none can be made in it, also by the
-/// first call that comes to it: each says ENOENT. Method: each call on a directory of its own that is held open.
+/// Goal: a directory that another mount has removed or replaced contains no names, and none can be made in it, also by
+/// the first call that reaches it: each returns ENOENT. Method: each call on a directory of its own that is held open.
 /// (Promise S6)
 #[test]
 fn calls_in_a_removed_directory() {
@@ -60,9 +60,9 @@ fn calls_in_a_removed_directory() {
     pair.stop();
 }
 
-/// Goal: a directory that was removed, or replaced by a rename, is to whoever has it open what it was, without links,
-/// names or room for new ones; the new one of its name is another. Method: removed by the mount that has it open and by
-/// the other one; all calls by its descriptor. (Promise S6)
+/// Goal: a directory that was removed, or replaced by a rename, stays the same inode for programs that have it open,
+/// without links or names, and new names cannot be made in it; the new directory of its name is another one. Method:
+/// removed by the mount that has it open and by the other one; all calls by its descriptor. (Promise S6)
 #[test]
 fn removed_while_open() {
     let pair = Pair::new(1, &[], &[]);

@@ -1,4 +1,5 @@
-//! What a service manager sees of servers and mounts. `scripts/systemd` runs the units under a real systemd.
+//! The messages that a service manager receives from servers and mounts. `scripts/systemd` runs the units under a real
+//! systemd.
 
 use crate::harness::{Place, amphi, as_first_start, eventually};
 use std::os::unix::net::UnixDatagram;
@@ -16,7 +17,7 @@ impl Manager {
         Manager(socket)
     }
 
-    /// What it is told next.
+    /// Its next message.
     fn hears(&self) -> String {
         let mut text = [0; 1024];
         let len = self.0.recv(&mut text).expect("it is told something");
@@ -78,7 +79,7 @@ fn a_server_that_hangs_does_not_feed_its_watchdog() {
         assert_eq!(manager.hears(), "WATCHDOG=1");
     }
     let stopped = server.pause();
-    // What it said before is heard to its end.
+    // Earlier messages are read to their end.
     manager.0.set_nonblocking(true).expect("set");
     while manager.0.recv(&mut [0; 64]).is_ok() {}
     manager.0.set_nonblocking(false).expect("set");

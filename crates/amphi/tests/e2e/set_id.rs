@@ -1,4 +1,4 @@
-//! setuid and setgid: cleared when somebody without the privilege changes a file's bytes, kept for root, as Linux does.
+//! setuid and setgid: cleared when a user without the privilege changes a file's bytes, kept for root, as on Linux.
 
 use crate::harness::{Place, pattern, rerrno};
 use crate::two_mounts::Pair;
@@ -102,7 +102,7 @@ fn changes_by_others_clear_the_bits() {
     place.fsck();
 }
 
-/// Whether whoever runs the file is given capabilities.
+/// Whether a program that runs the file gets capabilities.
 fn gives_capabilities(path: &Path) -> bool {
     match rustix::fs::getxattr(path, CAPABILITY, &mut [0; 64][..]) {
         Ok(len) => len == CAP_SETUID.len(),
@@ -117,9 +117,9 @@ const CAPABILITY: &str = "security.capability";
 /// `cap_setuid=ep`, in the kernel's second form.
 const CAP_SETUID: [u8; 20] = [1, 0, 0, 2, 1 << 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Goal: Promise S8: capabilities of a file go with each change of its bytes, whoever makes it, root and the owner
-/// included, and its bytes are changed; who may not write it cannot take them away. Method: the changes, made by root
-/// and by another user.
+/// Goal: Promise S8: capabilities of a file are removed with each change of its bytes, by any user, root and the owner
+/// included, and its bytes are changed; a user who may not write it cannot remove them. Method: the changes, made by
+/// root and by another user.
 #[test]
 fn changes_take_capabilities_away() {
     let place = Place::new();
@@ -160,9 +160,9 @@ fn changes_take_capabilities_away() {
     place.fsck();
 }
 
-/// Goal: Promise S1, Promise S8: what a write by another user has taken away counts at once, also for who asks for the
-/// mode alone and for who runs the file: the kernel keeps no such mode. Method: a copy of `id` with setuid, each
-/// change, then the mode alone; and run after a write.
+/// Goal: Promise S1, Promise S8: bits that a write by another user has cleared are cleared at once, also for programs
+/// that only read the mode and for those that run the file: the kernel caches no such mode. Method: a copy of `id` with
+/// setuid, each change, then the mode alone; and run after a write.
 #[test]
 fn cleared_bits_count_at_once() {
     let place = Place::new();
@@ -197,9 +197,9 @@ fn cleared_bits_count_at_once() {
     place.fsck();
 }
 
-/// Goal: who becomes the owner or the group of a file gets no privilege with it, also from root, but directories keep
-/// their setgid; a user gets no setgid for a group that he is not in; others may not set the bits at all. Method:
-/// `chown` and `chmod` by root and by a thread that has given up root.
+/// Goal: a new owner or group of a file gets no privilege with it, also from root, but directories keep their setgid; a
+/// user gets no setgid for a group that he is not in; others may not set the bits at all. Method: `chown` and `chmod`
+/// by root and by a thread that has given up root.
 #[test]
 fn owners_and_modes() {
     let place = Place::new();
@@ -230,7 +230,7 @@ fn owners_and_modes() {
     assert_eq!(as_other(|| rerrno(own(&file, OTHER, HIS))), libc::EPERM);
     let there = stat(&file).expect("stat");
     assert_eq!((there.st_uid, there.st_gid, mode_of(&file)), (0, HIS, 0o755));
-    // What is made in the directory gets its group; a file in it setgid only from members.
+    // A file made in the directory gets its group, and setgid only from members.
     as_other(|| {
         drop(rustix::fs::openat(CWD, dir.join("in"), OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o2770)))
     });

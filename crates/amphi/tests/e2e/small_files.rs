@@ -159,9 +159,9 @@ fn files_read_in_order_travel_together() {
     assert!(per_file[0] > 4.0 * per_file[1], "messages per file without and with reading ahead: {per_file:?}");
 }
 
-/// Goal: who walks over a tree that another mount has just written, or wrote before it was read there, asks that mount
-/// for one message for many files, not for each. Method: a tree of 40 directories of 25 files is written on one mount
-/// and read by name order on the other one; callbacks, returns and revocations of the first are counted.
+/// Goal: a walk over a tree that another mount has just written, or wrote before it was read there, costs that mount
+/// one message for many files, not for each. Method: a tree of 40 directories of 25 files is written on one mount and
+/// read by name order on the other one; callbacks, returns and revocations of the first are counted.
 #[test]
 fn a_tree_of_another_mount_comes_back_in_batches() {
     const DIRS: u64 = 40;
@@ -192,9 +192,9 @@ fn a_tree_of_another_mount_comes_back_in_batches() {
     pair.stop();
 }
 
-/// Goal: a mount in a small memory group lives with as many small files as are written: what its cache takes counts,
-/// with all that is kept beside the bytes. Method: a group of 64 MiB around the mount alone; 6,000 files of 5,000
-/// bytes, of which 3,000 were too many for it.
+/// Goal: a mount in a small memory group accepts any number of small files: the memory of its cache counts, with all
+/// that is kept beside the bytes. Method: a group of 64 MiB around the mount alone; 6,000 files of 5,000 bytes, of
+/// which 3,000 were too many for it.
 #[test]
 fn a_small_memory_group_holds_many_small_files() {
     let Some(group) = crate::memory_group::MemoryGroup::make(64 << 20) else { return };

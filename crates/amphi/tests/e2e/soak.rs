@@ -19,7 +19,7 @@ const GONE: [i32; 4] = [107, 103, 5, 2];
 /// Content of a file: seed of its bytes, length.
 type Content = (u64, usize);
 
-/// What a worker knows to be on stable storage.
+/// The state that a worker knows to be on stable storage.
 #[derive(Default)]
 struct Known {
     files: BTreeMap<String, Content>,
@@ -31,11 +31,11 @@ struct Worker {
     who: u64,
     known: Mutex<Known>,
     done: AtomicU64,
-    /// Its mount is about to be killed in this round: from then on calls may fail.
+    /// Its mount is killed in this round: from then on calls may fail.
     may_fail: AtomicBool,
 }
 
-/// Tells the workers to stop, also when the story ends in between: the others would be waited for.
+/// Tells the workers to stop, also when the test fails in between: it would wait for them otherwise.
 struct Stops<'a>(&'a AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -77,7 +77,7 @@ impl Worker {
         }
     }
 
-    /// Compares everything that is known, by another mount, and learns what became of the unsure name.
+    /// Compares all known state through another mount, and determines the result of the unsure name.
     fn check(&self, mount: &Path) {
         let dir = mount.join(format!("w{}", self.who));
         let mut known = self.known.lock().expect("lock");
@@ -132,8 +132,8 @@ fn clean(mount: &Path, who: u64) {
     }
 }
 
-/// Goal: Promise S5, S9, S10, S12 for several mounts: whatever is killed, in whatever order, what was said to be stable
-/// is there and whole, seen by every mount, and nobody but the killed mount's own programs sees an error. Method: two
+/// Goal: Promise S5, S9, S10, S12 for several mounts: after kills of any process, in any order, acknowledged stable
+/// state is there and whole, seen by every mount, and only the killed mount's own programs see an error. Method: two
 /// mounts, a worker on each; every round kills a server or a mount (each once in random order, then random ones, at
 /// random moments), starts it again, and in between compares everything by the other mount; zones are checked at the
 /// end.

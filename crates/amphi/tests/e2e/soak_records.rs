@@ -18,16 +18,16 @@ const RECORDS: u64 = 96;
 const WRITERS: u64 = 4;
 /// Rounds unless told otherwise: each kind of kill once.
 const ROUNDS: u64 = KILLS.len() as u64;
-/// Who is killed in a round.
+/// The processes that are killed in a round.
 const KILLS: [(&str, &[usize]); 4] =
     [("the server", &[2]), ("the first mount", &[0]), ("the server and a mount", &[2, 1]), ("everything", &[2, 0, 1])];
 /// Errno values that a writer sees when its mount has been killed.
 const GONE: [i32; 4] = [107, 103, 5, 2];
 
-/// What a writer knows of its records.
+/// The records of a writer as it knows them.
 struct Writer {
     who: u64,
-    /// Of each record: how often it has been written, as far as that was answered.
+    /// For each record: the number of its answered writes.
     answered: Vec<AtomicU64>,
     /// The record that was being written when the mount went.
     unsure: AtomicU64,
@@ -67,8 +67,8 @@ impl Writer {
         pattern((times << 32) + (n << 8) + self.who, RECORD)
     }
 
-    /// Compares each record that was answered; one that was on its way is skipped, and written anew. The number of
-    /// those compared.
+    /// Compares each record that was answered; one that was under way is skipped, and written anew. Returns the number
+    /// of those compared.
     fn check(&self, file: &File, round: u64) -> usize {
         let unsure = self.unsure.load(SeqCst);
         let mut found = vec![0; RECORD];
@@ -87,7 +87,7 @@ impl Writer {
         compared
     }
 
-    /// What was on its way when its mount was killed is written to its end, so that the next round knows it.
+    /// A write that was under way when its mount was killed is repeated, so that the next round knows the record.
     fn settle(&self, file: &File) {
         let n = self.unsure.swap(u64::MAX, SeqCst);
         if n < RECORDS {
@@ -97,9 +97,9 @@ impl Writer {
     }
 }
 
-/// Goal: Promises S9 and S11: what was answered to writers that put records of 47,008 bytes in turn into one file, past
-/// their mounts' caches, is there after a kill of the server, of a mount, of both together, and of everything, however
-/// much of it lay in memory only. Method: four writers on two mounts overwrite the same records again and again with
+/// Goal: Promises S9 and S11: answered writes of writers that put records of 47,008 bytes in turn into one file, past
+/// their mounts' caches, are there after a kill of the server, of a mount, of both together, and of all processes, even
+/// if they were in memory only. Method: four writers on two mounts overwrite the same records again and again with
 /// other bytes; each round kills, starts again, and compares every record that was answered on both mounts; zones with
 /// their data are checked at the end.
 #[test]

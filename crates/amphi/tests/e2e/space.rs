@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 const ENOSPC: i32 = 28;
 
-/// Goal: Promise S15: a full target says ENOSPC, what was there before is intact, deletes work and the space can
-/// be used again. Method: fill small zones with O_DIRECT files and with buffered files, compare, delete, refill.
+/// Goal: Promise S15: a full target returns ENOSPC, existing data is intact, deletes work and the space can be used
+/// again. Method: fill small zones with O_DIRECT files and with buffered files, compare, delete, refill.
 #[test]
 fn a_full_file_system_loses_nothing() {
     let place = Place::new();
@@ -46,7 +46,7 @@ fn a_full_file_system_loses_nothing() {
         // The kernel closes files behind the program's back; then the space is free.
         eventually("space of deleted files is free again", || statvfs(&m).expect("statvfs").f_bfree >= free);
     }
-    // Buffered: what does not fit is told by the write.
+    // Buffered: the write returns the error if its data does not fit.
     let f = open(m.join("buffered"), OFlags::CREATE | OFlags::WRONLY, Mode::from_raw_mode(0o644)).expect("open");
     let piece = pattern(5, 16 << 10);
     let mut failed = None;
@@ -82,9 +82,9 @@ fn a_full_file_system_loses_nothing() {
     place.fsck();
 }
 
-/// Goal: Promise S15: a program that writes through the cache and never syncs is told by a write that nothing fits any
-/// more, long before the cache is full; what was written before is intact, and it goes on when there is room again.
-/// Method: fill small zones in pieces of 64 KiB, in one file and in the next; delete.
+/// Goal: Promise S15: a program that writes through the cache and never syncs gets the error of a full target from a
+/// write, long before the cache is full; earlier data is intact, and it continues when there is space again. Method:
+/// fill small zones in pieces of 64 KiB, in one file and in the next; delete.
 #[test]
 fn buffered_writes_notice_a_full_target() {
     const PIECE: usize = 64 << 10;
@@ -96,7 +96,7 @@ fn buffered_writes_notice_a_full_target() {
     fs::write(m.join("keep"), &keep).expect("write");
     fsync(open(m.join("keep"), OFlags::RDONLY, Mode::empty()).expect("open")).expect("fsync");
     let make = |name: &str| {
-        // What programs of other tests inherit would stay open.
+        // Otherwise programs of other tests would inherit it and keep it open.
         let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
         open(m.join(name), flags, Mode::from_raw_mode(0o644)).expect("open")
     };
@@ -148,9 +148,9 @@ fn overwritten_bytes_count_once() {
     place.fsck();
 }
 
-/// Goal: `stat` counts what a file keeps after a truncate, also of one over many stripes, at once and after a restart.
-/// Method: cuts to lengths within the first stripe, at the end of another, within a block, to nothing and longer again;
-/// looked at before and after the close.
+/// Goal: `stat` counts the blocks that a file keeps after a truncate, also of one over many stripes, at once and after
+/// a restart. Method: truncates to lengths within the first stripe, at the end of another, within a block, to nothing
+/// and longer again; checked before and after the close.
 #[test]
 fn truncated_files_count_what_they_keep() {
     let place = Place::new();
@@ -225,11 +225,11 @@ impl Filled {
     }
 }
 
-/// Goal: programs that stay within the space are never refused: two mounts fill a target to its last
-/// blocks through their caches and the server's memory, and no write, `fsync` or `close` says ENOSPC. The
-/// bytes that are acknowledged and not stable are shown meanwhile, and none are left when all is synced. Method:
-/// appended records, overwrites and cuts of a shared file and of one file of each mount, counted in blocks against what
-/// `statfs` said at the start; all bytes are compared, also after a kill of the server.
+/// Goal: programs that stay within the space are never refused: two mounts fill a target to its last blocks through
+/// their caches and the server's memory, and no write, `fsync` or `close` returns ENOSPC. The bytes that are
+/// acknowledged and not stable are shown meanwhile, and none are left when all is synced. Method: appended records,
+/// overwrites and truncates of a shared file and of one file of each mount, counted in blocks against the result of
+/// `statfs` at the start; all bytes are compared, also after a kill of the server.
 #[test]
 fn what_fits_is_never_refused() {
     let place = Place::new();
@@ -303,10 +303,10 @@ fn write_small(path: &std::path::Path, bytes: &[u8]) -> bool {
     }
 }
 
-/// Goal: Promise S15: a file whose `write` and `close` said yes is there with its bytes, also in a target
-/// that is full, whoever fills it; what does not fit is told by the call. Method: small files of one mount, then of two
-/// in turn, until most are refused, never synced; all that were accepted are compared through the other mount, and
-/// after all mounts have gone and the server was started again; some are removed, and there is room again.
+/// Goal: Promise S15: a file whose `write` and `close` succeeded is there with its bytes, also in a target that is
+/// full, whichever mount fills it; a call whose data does not fit returns the error. Method: small files of one mount,
+/// then of two in turn, until most are refused, never synced; all that were accepted are compared through the other
+/// mount, and after all mounts have gone and the server was started again; some are removed, and there is space again.
 #[test]
 fn accepted_files_have_room() {
     for names in [&["m0"][..], &["m0", "m1"]] {

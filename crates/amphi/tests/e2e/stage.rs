@@ -53,9 +53,9 @@ fn staged(source: &Path, target: &Path, more: &[&str]) -> Value {
     serde_json::from_str(&said).expect("one object")
 }
 
-/// Goal: a tree that is staged into a mount and out of it is the same in every respect, a second time only what changed
-/// is copied, and what is asked for wrongly is refused with code 2. Method: a tree with links, holes, lists of access
-/// and attributes; disk to mount, mount to disk, an update, refusals.
+/// Goal: a tree that is staged into a mount and out of it is the same in every respect, a second run copies only the
+/// changes, and wrong requests are refused with code 2. Method: a tree with links, holes, lists of access and
+/// attributes; disk to mount, mount to disk, an update, refusals.
 #[test]
 fn into_a_mount_and_out_again() {
     let place = Place::new();
@@ -101,8 +101,8 @@ fn into_a_mount_and_out_again() {
     place.fsck();
 }
 
-/// Goal: a stage into a mount that is killed goes on, and what the mount's targets have no room for is said. Method:
-/// kills at several points; a tree that is larger than the zones.
+/// Goal: a stage into a mount that is killed can be continued, and the lack of space on the mount's targets is
+/// reported. Method: kills at several points; a tree that is larger than the zones.
 #[test]
 fn killed_and_full_stages() {
     let place = Place::new();

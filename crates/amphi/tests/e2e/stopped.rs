@@ -16,10 +16,10 @@ const SLOTS: usize = 20;
 const MOUNTS: usize = 3;
 /// The one that is stopped.
 const STOPPED: usize = 0;
-/// What is written into its records while it is stopped.
+/// The value that is written into its records while it is stopped.
 const TAKEN: u64 = 1 << 40;
-/// Where the mount that is stopped has a record of its own in its cache, which nobody asks for before: requests that go
-/// direct leave nothing behind by which it could hold others up.
+/// The offset of a record that the stopped mount has in its cache, and that no mount requests before: direct requests
+/// leave nothing behind by which it could delay others.
 const CACHED_AT: u64 = ((SLOTS * MOUNTS * RECORD) as u64).next_multiple_of(1 << 20);
 
 fn offset(who: usize, slot: usize) -> u64 {
@@ -41,7 +41,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Writes the records of `who` in turn and reads them back until told to stop; returns what each holds, or nothing
+/// Writes the records of `who` in turn and reads them back until told to stop; returns the value of each, or nothing
 /// after an error.
 fn work(mount: &Path, who: usize, stop: &AtomicBool, done: &AtomicU64) -> Option<Vec<u64>> {
     let file = File::options().read(true).write(true).open(mount.join("f")).ok()?;
@@ -65,11 +65,10 @@ fn work(mount: &Path, who: usize, stop: &AtomicBool, done: &AtomicU64) -> Option
     Some(at)
 }
 
-/// Goal: a mount that is stopped in the middle of a contended file holds the others up no longer than its time to
-/// answer; when it goes on it writes nothing of before and shows nothing of before. Method: three mounts write records
-/// side by side until they go direct because of contention; one is stopped in the midst, another takes its records
-/// over, it goes on; its programs get errors or what is true, and every other mount reads what was written last, then
-/// and 3 s later.
+/// Goal: a mount that is stopped in the middle of a contended file delays the others no longer than its time to answer;
+/// when it continues it neither writes nor shows old data. Method: three mounts write records side by side until they
+/// go direct because of contention; one is stopped meanwhile, another overwrites its records, it continues; its
+/// programs get errors or current data, and every other mount reads the last written data, then and 3 s later.
 #[test]
 fn a_mount_stopped_in_a_contended_file() {
     let place = Place::new();
@@ -102,7 +101,7 @@ fn a_mount_stopped_in_a_contended_file() {
         for slot in 0..SLOTS {
             taken.write_all_at(&pattern(TAKEN + slot as u64, RECORD), offset(STOPPED, slot)).expect("write");
         }
-        // Its time to answer is 30 s; the rest is room for a busy machine.
+        // Its time to answer is 30 s; the rest is a margin for a busy machine.
         assert!(begin.elapsed() < Duration::from_secs(60), "held up for {:?}", begin.elapsed());
         others(50);
         drop(stopped);

@@ -1,5 +1,5 @@
-//! What a mount and the commands do when their surroundings change: nobody reads what they print, the terminal goes,
-//! the mount point is a link.
+//! Mounts and commands when their environment changes: nobody reads their output, the terminal closes, the mount point
+//! is a link.
 
 use crate::harness::{Daemon, Place, Starting, amphi, counter, errno, eventually, is_mounted, pattern, run};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -14,8 +14,8 @@ fn signal(daemon: &mut Daemon, signal: Signal) {
     kill_process(Pid::from_raw(daemon.pid() as i32).expect("a process"), signal).expect("signal");
 }
 
-/// Goal: a mount whose output nobody reads any more goes on, also while it has much to say, and stops in order. Method:
-/// both pipes are closed when it is ready; every log line is wanted; files come and go.
+/// Goal: a mount whose output is no longer read continues, also while it writes many log lines, and stops in order.
+/// Method: both pipes are closed when it is ready; every log line is enabled; files are made and removed.
 #[test]
 fn a_mount_goes_on_when_nobody_reads_its_log() {
     let place = Place::new();
@@ -25,7 +25,7 @@ fn a_mount_goes_on_when_nobody_reads_its_log() {
     let mut child = up.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
     let mut errors = child.stderr.take().expect("piped");
     let drain = std::thread::spawn(move || {
-        // Until it is mounted there is somebody who reads.
+        // Until it is mounted its output is read.
         let mut some = [0; 4096];
         while !is_mounted(std::path::Path::new(&mount)) {
             let _ = errors.read(&mut some);
@@ -44,9 +44,9 @@ fn a_mount_goes_on_when_nobody_reads_its_log() {
     place.fsck();
 }
 
-/// Goal: a terminal that goes ends a mount in order, with all data, also if it says so more than once, and not one that
-/// was told to ignore that. Method: SIGHUP behind a write, twice; the same data is there again; then with the signal
-/// ignored.
+/// Goal: a terminal that closes ends a mount in order, with all data, also if it sends the signal more than once, but
+/// not a mount that was started with the signal ignored. Method: SIGHUP behind a write, twice; the same data is there
+/// again; then with the signal ignored.
 #[test]
 fn a_hang_up_ends_in_order() {
     let place = Place::new();
@@ -90,8 +90,8 @@ fn a_signal_that_comes_twice_ends_in_order() {
     place.fsck();
 }
 
-/// Goal: commands end as others do when their reader has gone. Method: a pipe that is closed before anything is written
-/// into it.
+/// Goal: commands end as other programs do when the reader of their output has gone. Method: a pipe that is closed
+/// before anything is written into it.
 #[test]
 fn commands_end_with_their_reader() {
     let place = Place::new();
@@ -106,8 +106,8 @@ fn commands_end_with_their_reader() {
     up.stop();
 }
 
-/// Goal: the data folder may not lie under the mount point, nor the mount point in the data folder, also if neither is
-/// there yet under that name. Method: both, directly and by a link; nothing is made.
+/// Goal: the data folder may not lie under the mount point, nor the mount point in the data folder, even if neither
+/// exists yet under that name. Method: both, directly and by a link; nothing is made.
 #[test]
 fn data_and_mount_point_lie_apart() {
     let place = Place::new();
@@ -140,8 +140,8 @@ fn a_dead_mount_behind_a_link_is_cleared() {
     up.stop();
 }
 
-/// Goal: the command works again right behind a kill also while the kernel still answers for the mount point from what
-/// it keeps. Method: the mount point is looked at all the time before and after the kill.
+/// Goal: the command works again right after a kill, even while the kernel still answers for the mount point from its
+/// cache. Method: the mount point is looked up all the time before and after the kill.
 #[test]
 fn a_dead_mount_that_was_just_looked_at_is_cleared() {
     let place = Place::new();
@@ -164,8 +164,8 @@ fn a_dead_mount_that_was_just_looked_at_is_cleared() {
     up.stop();
 }
 
-/// A full file system with bytes in the cache that it has no room for, of a file that is closed. They come from stores
-/// through a mapping: what is written is refused at once.
+/// A full file system with bytes in the cache that do not fit, of a file that is closed. They come from stores through
+/// a mapping: a write is refused at once.
 fn with_bytes_to_lose(place: &Place) -> Daemon {
     let small = ["--targets", "1", "--zone-size", "48M", "--log-size", "2M", "--set", "writeback.age_ms=600000"];
     let up = place.up(&small);
@@ -184,8 +184,8 @@ fn with_bytes_to_lose(place: &Place) -> Daemon {
     up
 }
 
-/// Goal: `amphi sync` tells of bytes that were lost, once, though their file is closed; the end of a mount tells of
-/// those that are lost then. Method: a full file system, stores through a mapping that nobody syncs.
+/// Goal: `amphi sync` reports lost bytes, once, though their file is closed; the end of a mount reports those that are
+/// lost then. Method: a full file system, stores through a mapping that nobody syncs.
 #[test]
 fn sync_and_the_end_tell_of_what_was_lost() {
     let place = Place::new();
@@ -229,8 +229,8 @@ fn copies_come_in_pieces() {
     up.stop();
 }
 
-/// Goal: a byte at the far end of a sparse file costs no more than another one, also when its lock goes to somebody
-/// else. Method: two mounts read and write there in turn.
+/// Goal: a byte at the far end of a sparse file costs no more than another one, also when its lock is given to another
+/// mount. Method: two mounts read and write there in turn.
 #[test]
 fn the_far_end_of_a_sparse_file() {
     let place = Place::new();
@@ -257,7 +257,7 @@ fn the_far_end_of_a_sparse_file() {
     place.fsck();
 }
 
-/// Goal: what a layout command says of a path follows from what is wrong, not from the path's name. Method: a bad
+/// Goal: the message of a layout command about a path follows from the error, not from the path's name. Method: a bad
 /// layout for a file whose name has "busy" in it; a file with data; the second of two paths.
 #[test]
 fn layout_says_what_is_wrong() {
@@ -281,9 +281,9 @@ fn layout_says_what_is_wrong() {
     up.stop();
 }
 
-/// Goal: a loss of a closed file is told to whoever syncs the file next, once; if nobody does, the end of the mount
-/// says so (Promise S16). Method: a full file system, a file that is closed before its write-back fails, opened again
-/// and synced, or not.
+/// Goal: a loss of a closed file is reported to the program that syncs the file next, once; if none does, the end of
+/// the mount reports it (Promise S16). Method: a full file system, a file that is closed before its write-back fails,
+/// opened again and synced, or not.
 #[test]
 fn a_loss_of_a_closed_file_is_told() {
     for asked in [true, false] {

@@ -73,8 +73,8 @@ fn servers_come_and_go_together() {
 }
 
 /// Goal: a server whose folder lost its zones, for instance because its disk is not mounted, is missed: nothing is made
-/// in its place, and when they are back everything is there. A first start that did not get to its end goes on. Method:
-/// the folder of each server of a stopped cluster is put away, with and without an empty one in its place.
+/// in its place, and when they are back everything is there. A first start that did not get to its end continues.
+/// Method: the folder of each server of a stopped cluster is put away, with and without an empty one in its place.
 #[test]
 fn a_server_without_its_zones_is_missed() {
     let place = Place::new();
@@ -101,7 +101,7 @@ fn a_server_without_its_zones_is_missed() {
         }
         fs::rename(&away, &folder).expect("rename");
     }
-    // One more that was begun, but has made nothing.
+    // Another one that was started, but has made nothing.
     fs::create_dir(place.path("data/server-3")).expect("mkdir");
     let all = up(&place, &[]);
     assert_eq!(servers(&place), 4);
@@ -180,8 +180,8 @@ fn one_server_becomes_two() {
     place.fsck();
 }
 
-/// Goal: what is wrong with a further server is said in one line, and nothing is left. Method: a folder that cannot be
-/// made.
+/// Goal: an error of a further server is reported in one line, and no process or file is left. Method: a folder that
+/// cannot be made.
 #[test]
 fn a_member_that_cannot_start() {
     let place = Place::new();

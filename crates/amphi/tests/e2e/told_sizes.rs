@@ -1,5 +1,5 @@
-//! What `fstat` has said is there: mappings, `sendfile`, `splice` and `copy_file_range` go as far, also where several
-//! programs ask at the same time.
+//! Sizes that `fstat` has returned: mappings, `sendfile`, `splice` and `copy_file_range` reach as far, also where
+//! several programs call at the same time.
 
 use crate::harness::Place;
 use crate::two_mounts::Pair;
@@ -14,7 +14,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const PAGE: usize = 4096;
-/// What the programs set a file to.
+/// The size that the programs set.
 const SIZE: u64 = 1 << 20;
 /// Files that are set so.
 const FILES: usize = 100;
@@ -43,7 +43,7 @@ fn is_mapped(file: &OwnedFd, size: u64) -> bool {
     }
 }
 
-/// Programs on these mounts set the size of new files, ask for it, map them and touch the last byte, all at once.
+/// Programs on these mounts set the size of new files, request it, map them and touch the last byte, all at once.
 /// Returns how many could not.
 fn set_and_mapped(mounts: &[&Path]) -> usize {
     let (barrier, missed) = (Barrier::new(mounts.len()), AtomicUsize::new(0));
@@ -72,7 +72,7 @@ fn set_and_mapped(mounts: &[&Path]) -> usize {
     missed.into_inner()
 }
 
-/// By which way a follower takes what a file has.
+/// The way by which a follower reads the bytes of a file.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     SendFile,
@@ -96,7 +96,7 @@ fn take(way: Way, file: &OwnedFd, size: u64, into: &File) -> u64 {
     taken as u64
 }
 
-/// A program on `writer` makes files longer; followers on `reader` ask for the size and take as much. Returns how often
+/// A program on `writer` makes files longer; followers on `reader` request the size and take as much. Returns how often
 /// there was less.
 fn grown_and_followed(writer: &Path, reader: &Path) -> usize {
     let ways = [Way::SendFile, Way::SendFile, Way::Splice, Way::Copy, Way::Map];
@@ -133,9 +133,10 @@ fn grown_and_followed(writer: &Path, reader: &Path) -> usize {
     missed.into_inner()
 }
 
-/// Goal: Promise S1: what `fstat` has said is there, for mappings and whatever else goes by the kernel's size, also
-/// when several programs set and ask for the size at the same time. Method: threads of one mount, on many files, that
-/// touch the last byte through a mapping; one that appends records beside five that take as much as they are told.
+/// Goal: Promise S1: a size that `fstat` has returned holds for mappings and other calls that use the kernel's size,
+/// also when several programs set and read the size at the same time. Method: threads of one mount, on many files, that
+/// touch the last byte through a mapping; one that appends records beside five that read up to the size that they are
+/// given.
 #[test]
 fn a_size_that_was_said_is_there() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! Who is let in, and as whom: keys, sockets, users of this machine, what a mount takes for a program of root's.
+//! Admission of clients and their identity: keys, sockets, users of this machine, set-user-ID programs on a mount.
 
 use crate::harness::{Daemon, Place, amphi, as_first_start, run};
 use rustix::fs::{Mode, chmod};
@@ -11,7 +11,7 @@ fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// `amphi` with `args` as a user who is nobody here, with the binary where he can run it.
+/// `amphi` with `args` as a user without rights here, with the binary where he can run it.
 fn as_nobody(place: &Place, args: &[&str]) -> Output {
     let binary = place.path("amphi");
     if !binary.exists() {
@@ -29,7 +29,7 @@ fn options(place: &Place, name: &str) -> Vec<String> {
     line.split(' ').nth(3).unwrap_or_default().split(',').map(str::to_string).collect()
 }
 
-/// A server on a loopback address, and what it said on standard error before it was ready.
+/// A server on a loopback address, and its lines on standard error before it was ready.
 fn on_tcp(args: &[&str]) -> (Daemon, String, String) {
     let mut command = amphi();
     command.args(as_first_start(args)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -47,9 +47,9 @@ fn on_tcp(args: &[&str]) -> (Daemon, String, String) {
     (Daemon::of(child), addr, said)
 }
 
-/// Goal: nobody gets in over TCP without a key, on loopback neither, and nobody has to make one: the first server does,
-/// for its user alone, says where it is, and keeps it. Method: a server without `--key` on loopback; with and without
-/// its key; a restart; a second server.
+/// Goal: no client is admitted over TCP without a key, not even on loopback, and nobody has to make one: the first
+/// server does, for its user alone, prints its place, and keeps it. Method: a server without `--key` on loopback; with
+/// and without its key; a restart; a second server.
 #[test]
 fn a_server_on_tcp_makes_its_key() {
     let place = Place::new();
@@ -82,8 +82,8 @@ fn a_server_on_tcp_makes_its_key() {
     assert!(!out.status.success() && text(&out).contains("chmod 600"), "{}", text(&out));
 }
 
-/// Goal: a Unix socket is its user's alone unless told otherwise, and a user who may connect is no administrator.
-/// Method: `up` and a server with a mode; their sockets; `status` as nobody, as root without the key that TCP asks for.
+/// Goal: a Unix socket is accessible to its user alone by default, and a user who may connect is no administrator.
+/// Method: `up` and a server with a mode; their sockets; `status` as nobody, as root without the key that TCP requests.
 #[test]
 fn sockets_are_their_users() {
     let place = Place::new();
@@ -108,8 +108,8 @@ fn sockets_are_their_users() {
     up.stop();
 }
 
-/// Goal: a mount of a cluster that others can write to takes no program of theirs for one of root's, unless it is asked
-/// to; that of a cluster in the same process does. Method: the options that the kernel lists.
+/// Goal: a mount of a cluster that others can write to ignores set-user-ID bits, unless an option enables them; that of
+/// a cluster in the same process honours them. Method: the options that the kernel lists.
 #[test]
 fn network_mounts_trust_no_set_user_id() {
     let place = Place::new();

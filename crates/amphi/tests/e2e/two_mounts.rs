@@ -45,7 +45,7 @@ impl Pair {
         }
         assert!(!is_mounted(&self.a) && !is_mounted(&self.b));
         let servers = self.servers.len();
-        // The master last: it hears of the others' ends.
+        // The master ends last: the others report their ends to it.
         self.servers.drain(..).rev().for_each(Daemon::stop);
         self.place.fsck_members(servers);
     }
@@ -93,9 +93,9 @@ fn mode(bits: u32) -> Mode {
     Mode::from_raw_mode(bits)
 }
 
-/// Goal: Promise S1 across mounts, for names: made, removed, moved, replaced, linked; also a name that was looked up in
-/// vain. Method: each change on one mount, looked at on the other at once, both ways round; the other has looked
-/// before, so that it has something to cache.
+/// Goal: Promise S1 across mounts, for names: made, removed, moved, replaced, linked; also an absent name that was
+/// looked up. Method: each change on one mount, checked on the other at once, both ways round; the other has looked it
+/// up before, so that it has cached it.
 fn names_are_seen_at_once(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "4"], &[]);
     for (round, (x, y)) in pair.both().into_iter().cycle().take(8).enumerate() {
@@ -266,8 +266,8 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
     pair.stop();
 }
 
-/// Goal: Promise S1, S3 across mounts, whoever serves reads. Method: the random-operation tester on two mounts with
-/// each setting of `hybrid.kernel_cache`, through open files that read alone as well.
+/// Goal: Promise S1, S3 across mounts, whether the kernel or the mount serves reads. Method: the random-operation
+/// tester on two mounts with each setting of `hybrid.kernel_cache`, through open files that read alone as well.
 #[test]
 fn random_operations_whoever_serves_reads_of_two_mounts() {
     for setting in ["auto", "on", "off"] {
@@ -297,7 +297,7 @@ fn random_operations_without_a_cache() {
     }
     for mount in [&pair.a, &pair.b] {
         for way in ["read", "write"] {
-            // What fills a page of the kernel counts as `buffered_default`, though it is not kept here.
+            // A read that fills a page of the kernel counts as `buffered_default`, though it is not cached here.
             let of_pages = |reason: &str| way == "read" && reason == "buffered_default";
             let kept =
                 |reason: &str| !reason.starts_with("direct") && !of_pages(reason) && count(mount, way, reason) > 0;
@@ -308,7 +308,7 @@ fn random_operations_without_a_cache() {
     pair.stop();
 }
 
-/// Goal: size and blocks of a file that grew by switched writes are right for everybody at once, by name and by open
+/// Goal: size and blocks of a file that grew by switched writes are right on both mounts at once, by name and by open
 /// file, before and after it is closed, over truncates, and after a restart: no owner's copy of them lags behind
 /// (sanity 271ba, 806). Method: large writes, holes and truncates on one mount; the other looks each time.
 #[test]
@@ -421,8 +421,8 @@ fn writes_over_several_objects_are_one_event(servers: usize) {
     pair.stop();
 }
 
-/// Goal: exclusive creation is exclusive across mounts, and whoever lost sees the winner's file. Method: both mounts
-/// make the same names at the same time.
+/// Goal: exclusive creation is exclusive across mounts, and the loser sees the winner's file. Method: both mounts make
+/// the same names at the same time.
 fn one_of_two_exclusive_creates_wins(servers: usize) {
     const NAMES: usize = 150;
     let pair = Pair::new(servers, &["--targets", "2"], &[]);
@@ -457,7 +457,7 @@ fn one_of_two_exclusive_creates_wins(servers: usize) {
 }
 
 /// Goal: Promise S6 across mounts: a file that is open on one mount and unlinked or replaced on the other stays
-/// readable and writable there until it is closed; its space comes back. Method: large file, free space before and
+/// readable and writable there until it is closed; its space is freed then. Method: large file, free space before and
 /// after.
 fn files_unlinked_elsewhere_live_until_closed(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "2"], &[]);
@@ -508,9 +508,9 @@ fn strided_records_of_two_mounts_all_arrive(servers: usize) {
     pair.stop();
 }
 
-/// Goal: a mount that is killed holds nobody up: what another one waits for comes at once, not after the deadline of
-/// callbacks, and everything the dead one had on the server is there (Promise S9). Method: dirty data and cached names
-/// on one mount, kill -9, the other one writes and renames the same.
+/// Goal: a mount that is killed blocks no other mount: locks and tokens of it are released at once, not after the
+/// deadline of callbacks, and all its data on the server is there (Promise S9). Method: dirty data and cached names on
+/// one mount, kill -9, the other one writes and renames the same.
 fn a_killed_mount_holds_nobody_up(servers: usize) {
     let mut pair = Pair::new(servers, &["--targets", "2"], &[]);
     fs::create_dir(pair.a.join("d")).expect("mkdir");
@@ -534,9 +534,9 @@ fn a_killed_mount_holds_nobody_up(servers: usize) {
     pair.stop();
 }
 
-/// Goal: a mount that hangs is evicted within its deadline, the others go on; when it goes on it shows nothing old: its
-/// calls on what it had cached fail with EIO. Method: SIGSTOP with dirty data for the whole deadline of
-/// 30 s, which is longer than what a mount has cached may be used without a word of the server, SIGCONT.
+/// Goal: a mount that hangs is evicted within its deadline, the others continue; when it continues it shows no old
+/// data: its calls on cached objects fail with EIO. Method: SIGSTOP with dirty data for the whole deadline of 30 s,
+/// which is longer than the lease of a mount's cached data, SIGCONT.
 fn a_stopped_mount_is_evicted(servers: usize) {
     let mut pair = Pair::new(servers, &["--targets", "2"], &[]);
     let f =

@@ -76,7 +76,7 @@ fn work(path: &Path, thread: usize, steps: usize) -> Vec<u8> {
                 continue;
             }
             _ => {
-                // Lent by the cache while others write.
+                // The cache returns its memory without a copy while others write.
                 let mut back = vec![0; 2 * UNIT];
                 file.read_exact_at(&mut back, start + unit as u64).expect("read");
                 assert!(back == model[unit..unit + 2 * UNIT], "thread {thread}, step {step}, at {unit}");
@@ -90,7 +90,7 @@ fn work(path: &Path, thread: usize, steps: usize) -> Vec<u8> {
     model
 }
 
-/// Goal: units whose memory was kept hold what was written, are lent, written back and evicted as others are; the
+/// Goal: units that adopted a write's memory hold its bytes, are read, written back and evicted as others are; the
 /// switch works. Method: threads that mix them with other writes, against vectors, in a cache that holds a fraction;
 /// compared through the cache and past it.
 #[test]

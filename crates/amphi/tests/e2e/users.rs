@@ -18,7 +18,7 @@ fn as_other(script: &str, env: &[(&str, &str)]) -> Output {
         .expect("setpriv (util-linux) runs")
 }
 
-/// Whether this process can become somebody else; without that there is nothing to test here.
+/// Whether this process can become another user; without that there is nothing to test here.
 fn can_change_user() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -52,9 +52,9 @@ fails ./neither; fails cat neither
     up.stop();
 }
 
-/// Goal: writes of somebody who is not root, which the kernel marks each, cost no more than root's: large ones return
-/// while they are on their way, small ones ask nothing of the server. Method: `dd` as the other user; what the mount
-/// counted meanwhile.
+/// Goal: writes of an unprivileged user, which the kernel marks each, cost no more than root's: large ones return while
+/// they are on their way, small ones send no request to the server. Method: `dd` as the other user; the mount's
+/// counters meanwhile.
 #[test]
 fn marked_writes_are_pipelined_and_ask_nothing() {
     if !can_change_user() {
@@ -83,9 +83,9 @@ fn marked_writes_are_pipelined_and_ask_nothing() {
     up.stop();
 }
 
-/// Goal: an open directory is listed with the rights of whoever opened it, also by a program that has given them up.
-/// Method: root opens a directory of mode 0700; a thread that has become the other user cannot open it, and lists it,
-/// from the start and again.
+/// Goal: an open directory is listed with the rights of its opener, also by a program that has given them up. Method:
+/// root opens a directory of mode 0700; a thread that has become the other user cannot open it, and lists it, from the
+/// start and again.
 #[test]
 fn open_directories_are_listed() {
     if !can_change_user() {
@@ -143,8 +143,8 @@ rm whiteout; test -z "$(ls)"
     up.stop();
 }
 
-/// Goal: somebody who may not use the control attributes of a mount is told so, and not that this is no mount. Method:
-/// commands of the other user at root's mount.
+/// Goal: a user who may not use the control attributes of a mount gets that error, and not that this is no mount.
+/// Method: commands of the other user at root's mount.
 #[test]
 fn commands_of_other_users_are_refused_as_such() {
     if !can_change_user() {
@@ -204,9 +204,9 @@ setpriv --reuid 1000 --regid 1000 --clear-groups bash -euc "$USER_SCRIPT"
     succeeded(&out);
 }
 
-/// Goal: who mounts the cluster of somebody else and may write in a part of it uses the commands there, and is told so
-/// where he may not; mount points that he cannot use are refused before anything is made. Method: root's server with a
-/// directory of the other user, who mounts it.
+/// Goal: a user who mounts another user's cluster and may write in a part of it uses the commands there, and gets an
+/// error where he may not; mount points that he cannot use are refused before anything is made. Method: root's server
+/// with a directory of the other user, who mounts it.
 #[test]
 fn a_mount_of_root_s_cluster() {
     if !can_change_user() {
@@ -247,9 +247,9 @@ kill $pid; wait $pid
     assert!(!is_mounted(&place.path("home/mount")));
 }
 
-/// Goal: somebody who is not root mounts his own cluster, works on it, tunes it, and ends it; nothing stays mounted.
-/// Method: a script as the other user with `fusermount3`; in a mount name space of its own, so that `/dev/fuse` can be
-/// opened to him as it is on most machines.
+/// Goal: a user who is not root mounts his own cluster, works on it, tunes it, and ends it; no mount remains. Method: a
+/// script as the other user with `fusermount3`; in a mount name space of its own, so that `/dev/fuse` can be opened to
+/// him as it is on most machines.
 #[test]
 fn a_mount_without_root() {
     if !can_change_user() {

@@ -1,4 +1,4 @@
-//! `amphi top` and `amphi metrics`: what they show of a mount that works, and of what goes wrong with those who watch.
+//! `amphi top` and `amphi metrics`: their output for a mount under load, and faulty readers of that output.
 
 use crate::bad_input::refused;
 use crate::harness::{Place, amphi, pattern, run};
@@ -18,8 +18,8 @@ fn text(args: &[&str]) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// Goal: a look shows what is being done, by way and reason, as text and as JSON; other screens are not needed for it.
-/// Method: a program writes while it is looked at; a pipe whose reader goes.
+/// Goal: a sample shows the current operations, by way and reason, as text and as JSON; other screens are not needed
+/// for it. Method: a program writes while samples are taken; a pipe whose reader goes.
 #[test]
 fn top_shows_what_is_done() {
     let place = Place::new();
@@ -49,7 +49,7 @@ fn top_shows_what_is_done() {
         }
         stop.store(true, Relaxed);
     });
-    // Whoever reads has seen enough: it ends as any program in a pipe does.
+    // The reader stops: the command ends as any program in a pipe does.
     let mut top = amphi().args(["top", "--interval", "0.1", &dir]).stdout(Stdio::piped()).spawn().expect("top");
     let mut first = [0; 10];
     top.stdout.take().expect("a pipe").read_exact(&mut first).expect("the first look");
@@ -76,8 +76,8 @@ fn listening(args: &[&str]) -> (std::process::Child, SocketAddr) {
     (child, addr.unwrap_or_else(|| panic!("{said}")).parse().expect("an address"))
 }
 
-/// Goal: the numbers are printed or served in the format of Prometheus, to whom they are for; those who hang or send
-/// nonsense harm nobody. Method: the page by hand; connections that say nothing; wrong paths, methods, tokens.
+/// Goal: the numbers are printed or served in the format of Prometheus, to permitted readers only; clients that hang or
+/// send nonsense do no harm. Method: the page by hand; connections that send nothing; wrong paths, methods, tokens.
 #[test]
 fn metrics_are_served() {
     let place = Place::new();

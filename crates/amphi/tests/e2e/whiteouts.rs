@@ -17,9 +17,9 @@ fn is_whiteout(path: &Path) -> bool {
     meta.file_type().is_char_device() && meta.rdev() == 0
 }
 
-/// Goal: a rename that leaves a whiteout moves the source, replaces what there is if it may, and leaves a device 0:0
-/// under the old name, on all mounts and after the server was killed; what Linux refuses is refused. Method: files and
-/// directories within a directory and across targets, by two mounts in turn.
+/// Goal: a rename that leaves a whiteout moves the source, replaces the target if that is permitted, and leaves a
+/// device 0:0 under the old name, on all mounts and after the server was killed; requests that Linux refuses are
+/// refused. Method: files and directories within a directory and across targets, by two mounts in turn.
 #[test]
 fn renames_leave_whiteouts() {
     let place = Place::new();
@@ -38,7 +38,7 @@ fn renames_leave_whiteouts() {
             assert!(is_whiteout(&mount.join(&from)), "{from}");
             assert_eq!(fs::symlink_metadata(mount.join(&from)).expect("stat").nlink(), 1);
         }
-        // Onto what there is now, a whiteout among it.
+        // Onto the entry that is there now, which may be a whiteout.
         fs::create_dir(own.join(format!("d{n}/sub"))).expect("mkdir");
         let sub = other.join(format!("d{n}/sub"));
         assert_eq!(rerrno(leave(&sub, &other.join(&from), RenameFlags::NOREPLACE)), libc::EEXIST);
@@ -74,10 +74,10 @@ impl Drop for Overlay {
     }
 }
 
-/// Goal: a directory of the mount may be the upper layer of an overlay, as containers keep their changes: what is
-/// removed there stays removed, directories made again are empty, what is changed is copied up with bytes, owner and
-/// mode, and all of it is there when the overlay is mounted again. Method: a lower layer on the local disk, and the
-/// kernel's overlay, twice.
+/// Goal: a directory of the mount may be the upper layer of an overlay, as containers keep their changes: removed names
+/// stay removed, directories made again are empty, changed files are copied up with bytes, owner and mode, and all of
+/// it is there when the overlay is mounted again. Method: a lower layer on the local disk, and the kernel's overlay,
+/// twice.
 #[test]
 fn a_mount_is_the_upper_layer_of_an_overlay() {
     let knows = fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains("\toverlay\n"));

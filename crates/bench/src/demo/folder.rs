@@ -1,9 +1,8 @@
 //! The folder of a demo.
 //!
-//! Owns: what may be in it, and that it is a demo's own: a file of its own marks it from the first moment on, and is
-//! locked for as long as the demo runs. So whatever ends a demo, the next one knows what that has left, ends what it
-//! has left running, and takes it away; anything else in the folder is somebody's. Does not own: what the steps put
-//! there.
+//! Owns: its permitted contents, and that it belongs to a demo: a file of its own marks it from the first moment on,
+//! and is locked for as long as the demo runs. So whatever ends a demo, the next one recognizes its remains, ends its
+//! processes, and removes them; other files in the folder belong to a user. Does not own: the files of the steps.
 //!
 //! Invariant: nothing is removed below a mount point that is still mounted.
 
@@ -16,9 +15,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What says that a folder is a demo's.
+/// The mark of a folder that belongs to a demo.
 const MARK: &str = ".amphi-demo";
-/// What a demo makes and takes away again.
+/// The folders that a demo makes and removes.
 const OWN: [&str; 3] = ["data", "mount", "raw"];
 
 /// The folder of the demo that runs.
@@ -31,7 +30,7 @@ pub struct Folder {
 impl Folder {
     /// Makes the folder or takes that of a demo before; both are empty then.
     ///
-    /// Errors: somebody else's files are in it, or a demo runs there.
+    /// Errors: a user's files are in it, or a demo runs there.
     pub fn take(dir: &Path) -> Outcome<Folder> {
         let shown = dir.display();
         let names = match std::fs::read_dir(dir) {
@@ -71,7 +70,7 @@ impl Folder {
         Ok(dir)
     }
 
-    /// The demo is over: what it made goes, but for its results, and the folder with it if nothing else is there.
+    /// The demo is over: its files are removed, except its results, and the folder with it if nothing else is there.
     /// `keep`: all of it stays, and is the user's from now on.
     pub fn end(self, keep: bool) -> Outcome {
         let outcome = if keep { Ok(()) } else { self.remove_own() };
@@ -122,7 +121,7 @@ fn unmount(mount: &Path) -> Outcome {
 mod tests {
     use super::*;
 
-    /// Goal: what a demo has left is taken over, whatever ended it; somebody else's files and a demo that runs are not.
+    /// Goal: the remains of a demo are taken over, whatever ended it; a user's files and a demo that runs are not.
     /// Method: folders as they may be found.
     #[test]
     fn folders_that_are_taken() {

@@ -1,8 +1,8 @@
 //! The demo's picture: throughput over transfer size, one panel per direction and alignment, and below them how near
 //! `auto` came to the better fixed mode.
 //!
-//! Lines are medians, bars the range over all rounds. Both axes go in powers of two: a step is a doubling. Legends have
-//! strips of their own, so that they hide no curve.
+//! Lines are medians, bars the range over all rounds. Both axes are in powers of two: a step is a doubling. Legends
+//! have strips of their own, so that they hide no curve.
 
 use super::table::{Row, Sample};
 use amphi_host::failure::{Failure, Outcome};
@@ -21,7 +21,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Trouble = Box<dyn std::error::Error>;
 type Value = fn(&Row) -> Option<&Sample>;
 
-/// What is drawn of each row: name, colour, width of the line.
+/// The curve of each value: name, colour, width of the line.
 const SERIES: [(&str, RGBColor, u32, Value); 5] = [
     ("raw folder, buffered", RGBColor(190, 190, 190), 1, |r| Some(&r.raw.0)),
     ("raw folder, O_DIRECT", RGBColor(110, 110, 110), 1, |r| r.raw.1.as_ref()),
@@ -82,7 +82,7 @@ fn transfer(row: &Row) -> f64 {
     (row.transfer as f64).log2()
 }
 
-/// From the smallest transfer to the largest, in powers of two, with room for what ends there.
+/// From the smallest transfer to the largest, in powers of two, with space for labels at the ends.
 fn transfers(rows: &[&Row]) -> std::ops::Range<f64> {
     let all = || rows.iter().map(|r| transfer(r));
     all().fold(f64::MAX, f64::min) - 0.3..all().fold(0.0, f64::max) + 0.3

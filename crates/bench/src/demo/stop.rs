@@ -1,18 +1,18 @@
 //! The wish to end a demo before its time.
 //!
-//! Owns: the signals that say so. Does not own: what is cleaned up then: every step ends with an error, and what was
-//! started and made goes as it does after any other one.
+//! Owns: the signals for it. Does not own: the cleanup then: every step ends with an error, and processes and files are
+//! removed as after any other one.
 
 use amphi_host::failure::{During, Failure, Outcome};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Whether somebody wants the demo to end.
+/// Whether the demo has been requested to end.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on signals that end a program are noted alone. One more of them changes nothing.
+    /// From now on signals that would end a program are only recorded. One more of them changes nothing.
     pub fn on_signals() -> Outcome<Stop> {
         let stop = Stop::default();
         for signal in amphi_host::signals::ending_signals() {

@@ -39,7 +39,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// What the next cell may take: up to eight times its share of what is left.
+    /// The time limit of the next cell: up to eight times its share of the remaining time.
     fn next(&mut self) -> Duration {
         let left = BUDGET.saturating_sub(self.start.elapsed());
         let most = left * 8 / self.cells.max(8);
@@ -113,7 +113,7 @@ pub struct Row {
     pub unaligned: bool,
     /// Write, otherwise read.
     pub write: bool,
-    /// What `auto` chose and why, from the file's counters.
+    /// The choice of `auto` and its reason, from the file's counters.
     pub chosen: String,
     /// Buffered, direct, auto.
     pub modes: [Sample; 3],

@@ -134,7 +134,7 @@ fn measure(run: &Run, place: &Place, tasks: usize, transfer: u64, variants: &[Va
         add(&mut both, more);
         Ok(Sample { values: vec![write.mib_s(), read.mib_s()], counted: both })
     });
-    // A process that was killed looks like one that has died by itself.
+    // A process that was killed looks like one that has ended by itself.
     place.group.check()?;
     let found = found?;
     processes.phase(Phase::Remove)?;

@@ -15,7 +15,7 @@ use amphi_host::failure::Outcome;
 pub struct Parts<'a> {
     /// Of the command line.
     pub bench: &'static str,
-    /// What was measured, in titles and in names of results.
+    /// The measured quantity, in titles and in names of results.
     pub what: &'a str,
     /// Of the series, e.g. MiB/s, and the end of the names of results.
     pub unit: (&'a str, &'a str),

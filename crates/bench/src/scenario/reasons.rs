@@ -1,8 +1,8 @@
 //! The tables of reasons, laid out as Tables 2 to 4 of the paper: a row for each kind of request, a column for each
 //! reason, numbers of requests in the cells.
 //!
-//! Owns: the order and the names of the columns. Invariant: no reason that was counted is left out; those that the
-//! paper has stand there also when nothing went that way.
+//! Owns: the order and the names of the columns. Invariant: no reason with a count is omitted; those of the paper are
+//! shown even without requests.
 
 use crate::report::Table;
 use crate::workload::place::Counted;

@@ -48,7 +48,7 @@ pub fn run(run: &mut Run) -> Outcome {
                 groups.push((format!("{mounts} x {bytes} B"), medians(&found, way)));
             }
         }
-        // Of the size that IO500 has: both go the same ways.
+        // Of the size in IO500: both use the same ways.
         without.push((mounts, measure(run, &cluster, SIZES[1], &PARTS)?));
         cluster.stop()?;
     }

@@ -21,9 +21,9 @@ use crate::workload::tasks::Tasks;
 use crate::workload::transfers::Calls;
 use amphi_host::failure::Outcome;
 
-/// What can matter to one stream of large transfers.
+/// The parts that can affect one stream of large transfers.
 const LARGE_PARTS: [Variant; 3] = [AUTO, NO_PIPELINE, NO_READS_AHEAD];
-/// What can matter to many streams in the window.
+/// The parts that can affect many streams in the window.
 const WINDOW_PARTS: [Variant; 8] =
     [AUTO, NO_MEMORY, NO_OVERCACHE, NO_LOCALITY, NO_LEARNING, NO_PIPELINE, NO_READS_AHEAD, SIZE_ALONE];
 /// Bytes of a sample, unless that were more calls than `CALLS_MAX`.

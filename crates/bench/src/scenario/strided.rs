@@ -1,8 +1,8 @@
 //! `amphi bench strided`: processes on several mounts write records of 47,008 bytes in turn into one file (IO500's
 //! ior-hard, Figure 11 of the paper), and files of their own in large transfers (ior-easy, Figure 10).
 //!
-//! Both with all mounts on one machine and with each behind a link of its own. Each process reads what the process on
-//! the next mount wrote. Writes are timed to the end of fsync.
+//! Both with all mounts on one machine and with each behind a link of its own. Each process reads the data that the
+//! process on the next mount wrote. Writes are timed to the end of fsync.
 
 use super::parts::Parts;
 use super::reasons::{TABLES_3_AND_4, reasons};
@@ -27,10 +27,10 @@ const TASKS: usize = 4;
 const HARD_BYTES: u64 = 47_008;
 /// Bytes of a transfer of ior-easy in the paper.
 const EASY_BYTES: u64 = 16 << 20;
-/// What can matter to records that several mounts write in turn.
+/// The parts that can affect records that several mounts write in turn.
 const HARD_PARTS: [Variant; 9] =
     [AUTO, NO_CONTENTION, NO_LOCKS_AHEAD, PAGE_LOCKS, NO_MEMORY, NO_OVERCACHE, NO_LOCALITY, NO_LEARNING, SIZE_ALONE];
-/// What can matter to large transfers.
+/// The parts that can affect large transfers.
 const EASY_PARTS: [Variant; 3] = [AUTO, NO_PIPELINE, NO_READS_AHEAD];
 /// Numbers of a sample.
 const WAYS: [&str; 2] = ["write", "read"];

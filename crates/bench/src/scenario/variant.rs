@@ -11,7 +11,7 @@ use amphi_host::failure::Outcome;
 pub struct Variant {
     /// In tables.
     pub name: &'static str,
-    /// What differs from the defaults.
+    /// The differences from the defaults.
     pub set: &'static [&'static str],
 }
 
@@ -52,7 +52,7 @@ pub const FIXED_512K: Variant = Variant::new(
         "hybrid.large_read_bytes_rotating=512K",
     ],
 );
-/// What every scenario compares, in the order of the columns of its first table.
+/// The variants that every scenario compares, in the order of the columns of its first table.
 pub const BASELINES: [Variant; 4] = [VANILLA, DIRECT, AUTO, FIXED_512K];
 /// Places in `BASELINES`.
 pub const VANILLA_AT: usize = 0;
@@ -65,13 +65,13 @@ pub const AUTO_AT: usize = 2;
 pub const NO_CONTENTION: Variant = Variant::new("auto, no contention", &["hybrid.contention=off"]);
 /// Auto that waits for the answer to each direct write.
 pub const NO_PIPELINE: Variant = Variant::new("auto, no pipeline", &["writeback.pipeline_bytes=0"]);
-/// Auto that asks for the lock of a record when it writes the record.
+/// Auto that requests the lock of a record when it writes the record.
 pub const NO_LOCKS_AHEAD: Variant = Variant::new("auto, no locks ahead", &["locks.ahead=0"]);
 /// Auto with locks on whole pages.
 pub const PAGE_LOCKS: Variant = Variant::new("auto, page locks", &["server.lock_granularity_bytes=4K"]);
 /// Auto without asking whether memory is short.
 pub const NO_MEMORY: Variant = Variant::new("auto, no memory", &["hybrid.memory=off"]);
-/// Auto that asks for the mount's own memory only.
+/// Auto that requests the mount's own memory only.
 pub const NO_CALLER_MEMORY: Variant = Variant::new("auto, no caller memory", &["hybrid.caller_memory=off"]);
 /// Auto without asking how much of the file is in the cache.
 pub const NO_OVERCACHE: Variant = Variant::new("auto, no overcache", &["hybrid.overcache=off"]);
@@ -79,7 +79,7 @@ pub const NO_OVERCACHE: Variant = Variant::new("auto, no overcache", &["hybrid.o
 pub const NO_LOCALITY: Variant = Variant::new("auto, no locality", &["hybrid.locality=off"]);
 /// Auto that does not measure which way carries more.
 pub const NO_LEARNING: Variant = Variant::new("auto, no learning", &["hybrid.learn=off"]);
-/// Auto that asks for each direct read when it is made.
+/// Auto that requests each direct read when it is made.
 pub const NO_READS_AHEAD: Variant = Variant::new("auto, no direct reads ahead", &["readahead.direct_bytes=0"]);
 /// Auto by size alone: none of the questions that need to know more than the request.
 pub const SIZE_ALONE: Variant = Variant::new(

@@ -1,10 +1,10 @@
-//! `amphi bench writeback`: what write-back on the server does for records that mounts write in turn into one file
-//! (ior-hard), for small synchronous writes, for random overwrites, and what it costs large ones; on beside off. And
-//! what the servers' read cache does for who reads such a file behind the others.
+//! `amphi bench writeback`: the effect of write-back on the server for records that mounts write in turn into one file
+//! (ior-hard), for small synchronous writes, for random overwrites, and its cost for large ones; on beside off. And the
+//! effect of the servers' read cache on readers of such a file behind the others.
 //!
-//! Owns: the workloads, those that tell what checksums of data cost among them, and what is counted of the server
-//! meanwhile (disk writes, bytes, syncs, processor time, extents). Invariant: each workload ends with an `fsync` within
-//! the measured time, so no side leaves work for later.
+//! Owns: the workloads, among them those for the cost of checksums of data, and the counters of the server meanwhile
+//! (disk writes, bytes, syncs, processor time, extents). Invariant: each workload ends with an `fsync` within the
+//! measured time, so no side leaves work for later.
 
 use super::variant::Variant;
 use super::{Found, Sample, cells, clear, in_turn};
@@ -44,7 +44,7 @@ const CHECKSUMS: [Variant; 2] = [
 ];
 /// What checksums may cost.
 const CHECKSUM_GOALS: &[(usize, bool, Goal)] = &[(0, true, Goal::AtLeast(0.97)), (1, true, Goal::AtLeast(0.97))];
-/// What is told of each side, in the order of a sample's values.
+/// The values of each side, in the order of a sample's values.
 const HEADS: [&str; 8] = [
     "write MiB/s",
     "read MiB/s",
@@ -208,7 +208,7 @@ fn measure(run: &mut Run, cluster: &Mounts, workload: &Workload) -> Outcome {
     Ok(())
 }
 
-/// What the server did until now.
+/// The work of the server so far.
 #[derive(Clone, Copy, Default)]
 struct Work {
     writes: u64,

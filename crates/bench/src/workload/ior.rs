@@ -33,14 +33,14 @@ pub struct Shape {
     pub reorder: Reorder,
 }
 
-/// Whose bytes a process reads.
+/// The bytes that a process reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reorder {
     /// Its own.
     None,
-    /// Those of the next process.
+    /// The bytes of the next process.
     Next,
-    /// Those of another one, by a random order of all; the seed.
+    /// The bytes of another one, by a random order of all; the seed.
     Random(u64),
 }
 

@@ -2,7 +2,7 @@
 
 use hdrhistogram::Histogram;
 
-/// Longest call that is told apart from longer ones, nanoseconds.
+/// Longest call that is distinguished from longer ones, nanoseconds.
 const LONGEST_NS: u64 = 1000 * 1_000_000_000;
 
 /// Counts of lengths.

@@ -1,5 +1,5 @@
-//! Where a workload runs: folders that are named, or a cluster of its own with several mounts; and what the mounts
-//! counted meanwhile.
+//! Where a workload runs: named folders, or a cluster of its own with several mounts; and the counters of the mounts
+//! meanwhile.
 
 use super::tasks::Tasks;
 use super::{Phase, Together};
@@ -68,7 +68,7 @@ impl Drop for Folder {
     }
 }
 
-/// What mounts counted since their start.
+/// The counters of mounts since their start.
 pub fn counters(mounts: &[PathBuf]) -> Outcome<Counted> {
     let mut all = Counted::new();
     for mount in mounts {
@@ -84,7 +84,7 @@ pub fn counters(mounts: &[PathBuf]) -> Outcome<Counted> {
     Ok(all)
 }
 
-/// What was counted from `before` to `after`, without what did not change.
+/// The differences of counters from `before` to `after`, without unchanged ones.
 pub fn since(before: &Counted, after: &Counted) -> Counted {
     let less = |name: &String, (n, sum): &(u64, u64)| {
         let (n0, sum0) = before.get(name).copied().unwrap_or_default();
@@ -158,7 +158,7 @@ impl Place {
         &self.mounts
     }
 
-    /// One phase, with what was counted meanwhile.
+    /// One phase, with the counters meanwhile.
     pub fn phase(&mut self, tasks: &mut Tasks, phase: Phase, iteration: u16) -> Outcome<Together> {
         if self.stopped.load(std::sync::atomic::Ordering::Relaxed) {
             return Err(Failure::broken("stopped by a signal"));
@@ -208,7 +208,7 @@ impl Place {
     }
 }
 
-/// Removes a folder, if it is there; what was unmounted just now may still be busy for a moment.
+/// Removes a folder, if it exists; one that was unmounted just now may still be busy for a moment.
 fn remove(dir: &Path) -> Outcome {
     if !dir.exists() {
         return Ok(());

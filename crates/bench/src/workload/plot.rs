@@ -81,7 +81,7 @@ fn try_latencies(title: &str, curves: &[Curve], path: &Path) -> Result<(), Box<d
 pub struct Bars<'a> {
     /// Above the picture.
     pub title: &'a str,
-    /// What the values are, e.g. MiB/s.
+    /// The unit of the values, e.g. MiB/s.
     pub unit: &'a str,
     /// Names of the bars of a group, in the legend.
     pub names: &'a [String],
@@ -105,7 +105,7 @@ const HEIGHTS: [i32; 2] = [440, 280];
 const TITLE_HEIGHT: i32 = 34;
 const LEGEND_HEIGHT: i32 = 20;
 
-/// Where the entries of a legend stand: x and row; as many rows as are needed.
+/// The places of the entries of a legend: x and row; as many rows as are needed.
 fn legend(names: &[String]) -> Vec<(i32, i32)> {
     let (mut x, mut row) = (12, 0);
     let place = |name: &String| {

@@ -1,4 +1,4 @@
-//! The processes of a workload: this program again, told what to do over its standard input, a line for each step.
+//! The processes of a workload: this program again, with its commands on standard input, a line for each step.
 //!
 //! Invariants: all processes of a phase start at one moment of the machine's clock; a process ends when its input ends,
 //! so none outlives the parent.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Most buffers of a call, as with the kernel (`IOV_MAX`).
 const PIECES_MAX: c_int = 1024;
 
-/// What a call found while it held on to the file itself.
+/// The result of a call while it held on to the file itself.
 enum Quick {
     Done(usize),
     Slow(File),

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Entries that are asked for at a time.
+/// Entries that are requested at a time.
 const ENTRIES: u32 = 1024;
 
 /// An open directory of a cluster.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 enum Step {
     Insert(u64, Vec<u8>, u64),
     Remove(u64, Vec<u8>),
-    /// Removes the entry at this place of the order, if there are so many.
+    /// Removes the entry at this place of the order, if there are this many.
     RemoveAt(usize),
     Get(u64, Vec<u8>),
 }

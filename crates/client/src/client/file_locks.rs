@@ -3,19 +3,32 @@
 use super::Client;
 use crate::coherence::file_locks::{self, TakenLock};
 use crate::conn::pending::{Interrupt, Pending};
+use crate::mount::Mount;
+use crate::ops::write_behind;
 use amphi_types::{ByteRange, Ino};
 use amphi_wire::{FileLockOwner, FileLockSpec};
 use std::sync::Arc;
 
+/// Waits for the writes to a file of commit consistency that have returned: whoever gets its lock next finds them.
+async fn land(mount: &Mount, ino: Ino) {
+    if let Some(file) = mount.files.get(ino).filter(|file| file.size.unfinished_end() > 0) {
+        write_behind::drained(&file).await;
+    }
+}
+
 /// Locks of applications: `flock`, `fcntl`. Owners are numbered by the front end.
 impl Client {
-    /// Takes a lock, or changes what the owner holds of the range, in one step. The caller is told, then the lock is
-    /// [kept](TakenLock::keep).
+    /// Takes a lock, or changes what the owner holds of the range, in one step. The caller gets the answer, then the
+    /// lock is [kept](TakenLock::keep).
     ///
     /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if
     /// locks of the owner on the file were lost.
     pub fn try_lock(&self, lock: FileLockSpec) -> Pending<TakenLock> {
-        Pending::start(&self.mount, file_locks::take(self.mount.clone(), lock, false, None))
+        let mount = self.mount.clone();
+        Pending::start(&self.mount, async move {
+            land(&mount, lock.ino).await;
+            file_locks::take(mount, lock, false, None).await
+        })
     }
 
     /// As `try_lock`, but waits. `interrupt` ends the wait with `Intr`, unless the lock was granted before: then it is
@@ -23,26 +36,37 @@ impl Client {
     ///
     /// Errors: `Deadlk` if POSIX owners would wait for each other, otherwise as for `try_lock`.
     pub fn wait_lock(&self, lock: FileLockSpec, interrupt: Arc<Interrupt>) -> Pending<TakenLock> {
-        Pending::start(&self.mount, file_locks::take_interruptible(self.mount.clone(), lock, interrupt))
+        let mount = self.mount.clone();
+        Pending::start(&self.mount, async move {
+            land(&mount, lock.ino).await;
+            file_locks::take_interruptible(mount, lock, interrupt).await
+        })
     }
 
-    /// Gives up what the owner holds of the range.
+    /// Gives up what the owner holds of the range, once what this mount has written to the file can be seen by others.
     ///
     /// Errors: `NoLck` if that would cut a lock in two and the server has no room for one more.
     pub fn unlock(&self, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Pending<()> {
-        Pending::start(&self.mount, file_locks::unlock(self.mount.clone(), ino, owner, range))
+        let mount = self.mount.clone();
+        Pending::start(&self.mount, async move {
+            land(&mount, ino).await;
+            file_locks::unlock(mount, ino, owner, range).await
+        })
     }
 
-    /// Gives up everything the owner holds on the file, at a close. Nothing is sent if that is nothing.
+    /// Releases everything that the owner holds on the file, at a close. If it holds nothing, no message is sent.
     pub fn release_locks(&self, ino: Ino, owner: FileLockOwner) -> Pending<()> {
         if !self.mount.coherence.file_locks.is_known(&(ino, owner)) {
             return Pending::ready(Ok(()));
         }
-        Pending::start(&self.mount, file_locks::release(self.mount.clone(), ino, owner))
+        let mount = self.mount.clone();
+        Pending::start(&self.mount, async move {
+            land(&mount, ino).await;
+            file_locks::release(mount, ino, owner).await
+        })
     }
 
-    /// The lock with the lowest offset that stands in the way of `lock`. Its process is 0 if it belongs to another
-    /// mount.
+    /// The lock with the lowest offset that conflicts with `lock`. Its process is 0 if it belongs to another mount.
     pub fn test_lock(&self, lock: FileLockSpec) -> Pending<Option<FileLockSpec>> {
         Pending::start(&self.mount, file_locks::test(self.mount.clone(), lock))
     }

@@ -52,28 +52,28 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
         }
         let rule = told.asked_at.rule();
         if mount.coherence.sharing.rule() != rule {
-            // The caching mode has changed meanwhile, and with it whether the server can learn this mount's bytes from
-            // locks.
+            // The caching mode has changed meanwhile. It determines whether the server can learn this mount's bytes
+            // from locks.
             continue;
         }
         let alone = rule & 1 == 1;
         // In sole mode there are no locks for which the server could send a glimpse, and no other mount changes the
-        // file.
-        let own = mount.files.get(ino).filter(|_| alone).map_or(0, |file| file.size.own_end());
-        attr.size = view.attr.size.max(own);
+        // file. In shared mode there are none of writes that are unfinished.
+        let own = |file: Arc<Inode>| if alone { file.size.own_end() } else { file.size.unfinished_end() };
+        attr.size = view.attr.size.max(mount.files.get(ino).map_or(0, own));
         return Ok((view, attr));
     }
 }
 
-/// The attributes in the answer to another request than one for attributes. If a change of this mount came in between,
-/// so that the size is not used, they are requested anew.
+/// Returns the attributes in the answer to another request than one for attributes. If a change of this mount came in
+/// between, so that the size is not used, they are requested anew.
 pub(crate) async fn shown(mount: &Arc<Mount>, cred: &Cred, told: Told, view: InodeView) -> Attr {
     let (attr, taken) = told.keep_size(view);
     drop(told);
     if taken || view.attr.kind != Kind::File {
         return attr;
     }
-    // The operation itself was done, whether this request succeeds or not.
+    // The operation itself has succeeded, whether this request for attributes succeeds or not.
     ask(mount, cred, view.attr.ino).await.map_or(attr, |(_, fresh)| fresh)
 }
 

@@ -17,12 +17,12 @@ pub(crate) struct Asked {
     events: u64,
 }
 
-/// To be called before such a request is sent.
+/// To be called before a request is sent whose answer may show inodes.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     Asked { rule: mount.coherence.sharing.rule(), events: mount.coherence.bare.events.load(SeqCst) }
 }
 
-/// Notes what the answer to such a request shows of an inode.
+/// Notes what the answer to a request shows of an inode.
 pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
     if view.xattrs || asked.rule & 1 == 0 || mount.coherence.sharing.rule() != asked.rule {
         return;
@@ -34,7 +34,7 @@ pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
     }
 }
 
-/// Whether an inode is known to have no extended attributes. Only in sole mode.
+/// Whether an inode is known to have no extended attributes. This is known only in sole mode.
 pub(crate) fn is_bare(mount: &Mount, ino: Ino) -> bool {
     let rule = mount.coherence.sharing.rule();
     rule & 1 == 1 && mount.coherence.bare.state.lock().rule_of(ino) == Some(rule)

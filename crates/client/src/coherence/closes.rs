@@ -3,15 +3,15 @@
 //! Owns: when a close is due, and sending it, many of one target in one message. Does not own: what else ends with the
 //! last reference to an open file (`writeback::release`).
 //!
-//! No program waits for a close. The first one is sent at once. Those that become due until it is answered are sent
+//! No program waits for a close. The first close is sent at once. Those that become due until it is answered are sent
 //! together, and so are those that become due together. Closes of files that were opened ahead of a program
 //! (`small_files`) are delayed to be sent together: until the next tick [1 s], a change of names, or a revocation by
 //! the target.
 //!
-//! Invariant: a close is in `Known::closing` from before it comes here until it is answered. So a restarted server is
-//! told of the open before it gets the close. A close whose server cannot be reached is sent when it can.
+//! Invariant: a close is in `Known::closing` from before it comes here until it is answered. So a restarted server gets
+//! the open of a file before it gets the close. A close whose server cannot be reached is sent when it can.
 //!
-//! Bound: the opens of the files.
+//! Bound: the number of opens of the files.
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -22,7 +22,7 @@ use amphi_wire::{BATCH_PARTS_MAX, Lane, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// So many delayed closes of one target are sent at once.
+/// If this many closes of one target are delayed, they are sent at once.
 const LINGER_MAX: usize = 256;
 
 /// Sends the closes that nothing delays any more, without waiting for the answers.
@@ -40,7 +40,8 @@ pub(crate) fn due_closes(file: &Arc<Inode>) -> Vec<Due> {
     known.closes.retain(|&access| {
         let held_up = access.write && dirty;
         if !held_up {
-            // The time stays known, because the answer to an open that overtakes this close shows the older time.
+            // The access time stays known, because the answer to an open that overtakes this close shows the older
+            // time.
             let atime = if std::mem::take(&mut known.accessed_due) { known.accessed } else { None };
             due.push(Due { file: file.clone(), access, atime });
         }

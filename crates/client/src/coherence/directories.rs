@@ -19,13 +19,13 @@ pub(crate) fn events(mount: &Mount) -> u64 {
 
 enum Reach {
     One(Ino),
-    /// Removal of a directory from this one. Only the answer names the removed directory.
+    /// Removal of a directory from this one. Only the answer to the request names the removed directory.
     Removal(Ino),
     /// A change of inodes that the request does not name.
     Wide,
 }
 
-/// A change under way. If it is dropped without an answer, the server may still carry it out.
+/// A change under way. If this value is dropped without an answer, the server may still carry the change out.
 pub(crate) struct Change {
     mount: Arc<Mount>,
     rule: u64,
@@ -94,7 +94,7 @@ pub(crate) struct Asked {
     events: u64,
 }
 
-/// To be called before such a request is sent.
+/// To be called before a request is sent whose answer may show directories.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     let rule = mount.coherence.sharing.rule();
     Asked { rule, events: mount.coherence.directories.state.lock().events }

@@ -7,17 +7,18 @@
 //! Invariants:
 //!
 //! * One request at a time is under way for an owner and a file (`Turn`), so the table changes in the order of the
-//!   server. A waiting request is not under way: it was answered "not yet", and is sent again after the server has
-//!   pushed news of it.
-//! * The table never contains more than the server's. A lock leaves the table before its release is sent, and enters it
-//!   with the answer. So a lock that the server may have granted to somebody else is not presented after a restart. One
-//!   exception: a waiting request may convert a part of what is held to shared. Until the client learns of the grant,
-//!   that part counts as exclusive. What a request without an answer may have converted is presented as shared, and as
-//!   converted: it is exclusive again if nobody presents what conflicts, since the request may still be refused.
+//!   server. A waiting request is not under way: the server has answered that it has to wait, and the client sends it
+//!   again after the server has pushed news of it.
+//! * The client's table of locks never contains a lock that the server's table does not. A lock leaves the table before
+//!   its release is sent, and enters it with the answer. So a lock that the server may have granted to another owner is
+//!   not presented after a restart. There is one exception: a waiting request may convert a part of a held lock to
+//!   shared. Until the client learns of the grant, that part counts as exclusive. If a request without an answer may
+//!   have converted a lock, the lock is presented as shared, and as converted: the server makes it exclusive again if
+//!   no other mount presents a conflicting lock, since the request may have been refused.
 //! * A lock whose caller has gone without keeping it is released ([`TakenLock`]) before anything else is requested for
-//!   its owner, because a later request may be for the same bytes. So a taken lock keeps its turn until it is kept or
-//!   released. A caller that is interrupted while there is no connection leaves a turn behind, or a place in the queue
-//!   for one.
+//!   its owner, because a later request may concern the same bytes. So a taken lock keeps its turn until it is kept or
+//!   released. A caller that is interrupted while there is no connection leaves behind its turn, or its place in the
+//!   queue for a turn.
 //!
 //! The number that drove the design: 65,536 requests may wait, each for hours, and a session has a few dozen slots.
 
@@ -37,12 +38,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::Poll;
 
-/// Locks in one message to a restarted server, of at most 50 bytes each and as many that were converted, so that it
-/// stays below the bound of a body.
+/// Most locks in one message to a restarted server, of at most 50 bytes each and as many converted ones, so that the
+/// message stays below the bound of a body.
 const REPRESENTED_AT_ONCE: usize = 4096;
-/// How long a server's question waits for a close under way.
+/// How long the answer to `FileLockClosing` is delayed for a close under way.
 const CLOSE_WAIT_NS: u64 = 50_000_000;
-/// Most questions of servers that wait at a time; further questions are answered at once.
+/// Most `FileLockClosing` messages whose answers are delayed at a time; further ones are answered at once.
 const QUESTIONS_MAX: usize = 1024;
 
 async fn call(mount: &Arc<Mount>, turn: &Turn, op: Request) -> Result<Reply> {
@@ -62,7 +63,7 @@ async fn set(mount: &Arc<Mount>, turn: &Turn, lock: FileLockSpec, number: u64, w
     turn.with(|owner| owner.converted = Pieces::default());
     turn.with(|owner| match &answer {
         Ok(Reply::FileLock(true)) => owner.held.set(lock.range, Some((lock.mode, lock.pid))),
-        // A `flock` lock that is to be converted is lost if it cannot be converted at once.
+        // A `flock` lock that cannot be converted at once is lost.
         Ok(Reply::FileLock(false)) | Err(Errno::Again) if flock => {}
         Ok(_) | Err(Errno::Again | Errno::Deadlk | Errno::NoLck | Errno::Inval) => owner.held = before,
         Err(_) => owner.unsure = true,
@@ -79,7 +80,7 @@ async fn unlock_at(mount: &Arc<Mount>, turn: &Turn, range: ByteRange) -> Result<
     let (before, unsure) = turn.with(|owner| {
         let before = owner.held.clone();
         owner.held.set(range, None);
-        // An owner that releases everything begins anew.
+        // When an owner has released everything, its state begins anew.
         (before, if all { std::mem::take(&mut owner.unsure) } else { owner.unsure })
     });
     if !unsure && !before.overlap(range) {
@@ -107,7 +108,7 @@ pub struct TakenLock {
 }
 
 impl TakenLock {
-    /// The caller has been answered that it holds the lock.
+    /// The caller has received the answer that it holds the lock.
     pub fn keep(mut self) {
         self.turn = None;
     }
@@ -129,7 +130,7 @@ impl Drop for TakenLock {
     }
 }
 
-/// Releases what was not held before, and makes shared again what was shared.
+/// Releases what was not held before the request, and makes shared again what was shared before.
 async fn undo(mount: &Arc<Mount>, turn: Turn, lock: FileLockSpec, before: &Pieces) {
     for range in before.gaps(lock.range) {
         let _ = unlock_at(mount, &turn, range).await;
@@ -176,7 +177,7 @@ pub(crate) async fn take(
                 return Err(e);
             }
         }
-        // `news` looks at the interrupt first. The withdrawal below finds out whether the grant came before the
+        // `news` checks the interrupt first. The withdrawal below finds out whether the grant came before the
         // interrupt.
         number.asking.news(interrupt.as_deref()).await;
     }
@@ -206,14 +207,14 @@ async fn reached(mount: &Mount, ino: Ino) -> bool {
     heard.is_ok_and(|(answer, _)| answer.result.is_ok())
 }
 
-/// Withdraws a waiting request that was not answered. It may be in the server's queue, where it would be granted to
-/// nobody.
+/// Withdraws a waiting request that was not answered. It may be in the server's queue, where it would be granted to no
+/// caller.
 async fn withdraw_later(mount: Arc<Mount>, lock: FileLockSpec, number: Number) {
     while reached(&mount, lock.ino).await {
         let Ok(turn) = Turn::new(&mount.coherence.file_locks, (lock.ino, lock.owner)).await else { return };
         match withdraw(&mount, turn, lock, number.number).await {
             Err(Errno::Io) => {}
-            // A lock that was granted is released.
+            // If the lock was granted before, it is released.
             withdrawn => return drop(withdrawn),
         }
     }
@@ -231,7 +232,8 @@ async fn release_later(mount: Arc<Mount>, key: Key) {
     }
 }
 
-/// As `take`, but an interrupt ends it at once if there is no connection. The rest is done in the background.
+/// As `take`, but an interrupt ends it at once if there is no connection. The release or withdrawal of the lock is done
+/// in the background.
 pub(crate) async fn take_interruptible(
     mount: Arc<Mount>,
     lock: FileLockSpec,
@@ -251,7 +253,7 @@ pub(crate) async fn take_interruptible(
             return Poll::Pending;
         }
         // Now `taking` has seen the interrupt, and has a turn or waits for one. So the caller's next request comes
-        // after it.
+        // after this one.
         Poll::Ready(match taking.as_mut().poll(cx) {
             Poll::Ready(taken) => Some(taken),
             Poll::Pending => None,
@@ -260,7 +262,7 @@ pub(crate) async fn take_interruptible(
     .await;
     drop(went_down);
     taken.unwrap_or_else(|| {
-        // The lock is released when it is granted, because nobody keeps it.
+        // The lock is released when it is granted, because no caller keeps it.
         mount.spawn(async move { drop(taking.await) });
         Err(Errno::Intr)
     })
@@ -344,7 +346,7 @@ pub(crate) async fn represent<E: Env>(mount: &Mount, recovery: &Recovery<E>, tar
     }
     let mut converted = converted.chunks(REPRESENTED_AT_ONCE);
     for locks in held.chunks(REPRESENTED_AT_ONCE) {
-        // It stands among the locks too, so there is a message for each part of it.
+        // A converted lock is among the locks too, so there is a message for each part of it.
         let converted = converted.next().unwrap_or_default().to_vec();
         let op = Request::RepresentFileLocks { locks: locks.to_vec(), converted };
         let answer = recovery.call(Call { target, cred: Cred::root(), op }).await.map_err(|e| e.errno())?;

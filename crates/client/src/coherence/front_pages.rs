@@ -39,7 +39,7 @@ const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
 const TURN_NS: u64 = 5_000_000;
 
 /// Drops all pages of a file before `locks` are returned to `target`. Returns when that is done. If the target takes a
-/// note of what others change, returns then, and dropping goes on.
+/// note of what others change, returns then, and dropping continues.
 pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId, locks: &[u64]) {
     let mut turn_ns = begin(mount, file);
     loop {
@@ -52,7 +52,7 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
             tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
             file.signal.until(|| !file.pages.is_taking()).await;
         }
-        // What relied on the lock has ended. A request that comes later does not rely on it.
+        // Every request that relied on the lock has ended. A request that comes later does not rely on it.
         file.signal.until(|| !is_left() || !file.pages.taking.lock().protected.contains_key(&target)).await;
         let mut taking = file.pages.taking.lock();
         let is_protected = taking.protected.contains_key(&target);
@@ -65,7 +65,8 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
     }
 }
 
-/// Begins to drop pages unless that is under way. Returns how many nanoseconds of a turn are left before.
+/// Begins to drop pages unless that is under way. Returns how many nanoseconds of a turn are left before pages are
+/// dropped.
 fn begin(mount: &Arc<Mount>, file: &Arc<Inode>) -> u64 {
     let pages = &file.pages;
     let turn_ns = (pages.read_ns.load(SeqCst) + TURN_NS).saturating_sub(mount.clock.now_ns()).min(TURN_NS);
@@ -132,8 +133,8 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
     }
 }
 
-/// Drops pages, except those of reads that wait for locks of other mounts: the kernel has no bytes of these. It may be
-/// held up at such a page, so the ranges around it are dropped separately.
+/// Drops pages, except those of reads that wait for locks of other mounts: the kernel has no bytes of these pages. The
+/// kernel may wait at such a page, so the ranges around it are dropped separately.
 async fn drop_around(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     let waiting = |part: ByteRange| {
         let taking = file.pages.taking.lock();
@@ -215,8 +216,8 @@ pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
     let _ = done.await;
 }
 
-/// As `drop_pages`, for bytes that a write replaces, that prove to be absent, or that were lost. It runs beside drops
-/// that a lock waits for, because dirty pages among these may wait for a lock.
+/// As `drop_pages`, for bytes that a write replaces, that prove to be absent, or that were lost. It runs concurrently
+/// with drops for which a lock waits, because dirty pages among these bytes may wait for a lock.
 pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();
@@ -230,8 +231,8 @@ pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) 
     let _ = done.await;
 }
 
-/// Makes the front end drop the listings of open directories, and write back and drop the pages of open files. A mapped
-/// file is open.
+/// Makes the front end drop the listings of open directories, and write back and drop the pages of open files. Mapped
+/// files are open files.
 pub(crate) async fn drop_open_pages(mount: &Mount) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     pages.drop_listings();

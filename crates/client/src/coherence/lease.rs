@@ -1,6 +1,6 @@
 //! The lease: a server that was silent for too long is asked before anything that it granted is used.
 //!
-//! Owns: that question. Does not own: when each server was last heard (`tables::coherence::leases`).
+//! Owns: the request to a silent server. Does not own: when each server was last heard (`tables::coherence::leases`).
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -32,7 +32,7 @@ pub(crate) async fn touch_target(mount: &Arc<Mount>, target: TargetId) -> Result
         return Ok(());
     }
     let Some(lease) = leases.of(target).filter(|lease| !lease.in_touch(now)) else { return Ok(()) };
-    // This request changes nothing, and a server answers it only to sessions that it knows.
+    // The request `Revoked` changes nothing here, and a server answers it only to sessions that it knows.
     mount.call(target, &Cred::root(), Request::Revoked { ids: Vec::new() }).await?;
     // Everything that the server pushed before this answer has arrived by now.
     leases.surely_heard(&lease, now);

@@ -78,7 +78,7 @@ pub(crate) fn absent(mount: &Mount, dir: Ino, name: &Name) -> Option<u64> {
     mount.coherence.tokens.names.absent(mount.clock.boot_ns(), key, name.as_bytes())
 }
 
-/// The front end has shown that nothing of this loan is cached any more.
+/// The front end has shown that its kernel no longer caches a name under this timeout.
 pub(crate) fn is_over(mount: &Mount, dir: Ino, name: &Name, loan: u64) {
     mount.coherence.tokens.names.is_over(key_of(mount, dir, name), loan);
 }
@@ -96,13 +96,13 @@ pub(crate) fn known(mount: &Mount, dir: Ino, name: &Name) -> Option<Result<Attr>
     }
 }
 
-/// The timeout with which a front end may cache a name: what is left of the life of the name's token. It is recorded,
-/// and the front end is told to invalidate the name when the token goes.
+/// The timeout with which a front end may cache a name: what is left of the life of the name's token. The timeout is
+/// recorded, and the front end is told to invalidate the name when the token is revoked or lost.
 pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
     let Ok(name) = Name::new(lent.name.to_vec()) else { return Duration::ZERO };
     let (key, names) = (key_of(mount, lent.dir, &name), &mount.coherence.tokens.names);
     let life = usable_now(mount, key.target()).ok_or(NotLent::NoToken).and_then(|now| {
-        // The lock is held until the name is recorded, so whoever revokes the token finds the record.
+        // The lock is held until the name is recorded, so a revocation of the token finds the record.
         let cache = mount.coherence.tokens.cache.read();
         match (cache.lend(now, key), lent.shows) {
             (Some((Value::Present(cached, held), left_ns)), NameShows::Directory(ino) | NameShows::Other(ino, _))

@@ -18,7 +18,8 @@ pub(crate) struct Making {
     made: Option<Ino>,
 }
 
-/// To be called before a request is sent. `alone`: in sole mode, which lasts until the answer was used.
+/// To be called before a request is sent that may make names or directories. `alone`: in sole mode, which lasts until
+/// the answer was used.
 pub(crate) fn sending(mount: &Arc<Mount>, op: &Request, alone: bool) -> Option<Making> {
     let new = &mount.coherence.new_directories;
     let making = match op {
@@ -55,14 +56,14 @@ impl Drop for Making {
     }
 }
 
-/// Notes what the answer says to a request that may have removed a directory.
+/// Notes the answer to a request that may have removed a directory.
 pub(crate) fn answered(mount: &Mount, result: &Result<Reply>) {
     if let Ok(Reply::Removed { last_name_of: Some(ino) }) = result {
         mount.coherence.new_directories.removed(*ino);
     }
 }
 
-/// Whether `dir`, which the caller may search, certainly has no entry `name`. Only in sole mode.
+/// Whether `dir`, which the caller may search, certainly has no entry `name`. This is known only in sole mode.
 pub(crate) fn lacks(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &Name) -> bool {
     let Some(_begun) = sharing::begin(mount) else { return false };
     let rule = mount.coherence.sharing.rule();
@@ -78,7 +79,7 @@ fn may_search(mount: &Mount, cred: &Cred, dir: Ino) -> bool {
     if cred.may(Caps::DAC_OVERRIDE) || cred.may(Caps::DAC_READ_SEARCH) {
         return true;
     }
-    // Without extended attributes it has no access control list.
+    // An inode without extended attributes has no access control list.
     bare::is_bare(mount, dir)
         && directories::attr(mount, dir)
             .is_some_and(|attr| cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 1))

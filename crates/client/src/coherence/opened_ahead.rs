@@ -15,7 +15,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// out.
 const OPEN_END_NS: u64 = 180_000_000_000;
 
-/// A change by this mount. What was fetched, or is being fetched, of what it concerns is not used any more.
+/// A change by this mount. What was prefetched, or is being prefetched, of the inodes and names that it concerns is not
+/// used any more.
 pub(crate) struct Changing {
     mount: Arc<Mount>,
     keys: Vec<Key>,
@@ -44,7 +45,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
         for key in &keys {
             spoilt.push(state.spoil(key));
             if let Key::Inode(ino) = key {
-                // A program that may not search a directory any more must not find its names here.
+                // A program that may no longer search a directory must not get names in it from here.
                 gone.extend(state.take_all(|_, r| r.dir == *ino));
             }
         }
@@ -53,7 +54,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
     }
     drop((gone, spoilt));
     for key in &keys {
-        // A file that loses its last name should go at once, so its close is not delayed.
+        // A file that loses its last name should be removed at once, so its close is not delayed.
         if let Key::Name(dir, _) = key {
             closes::hurry(mount, dir.target());
         }

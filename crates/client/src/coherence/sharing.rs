@@ -5,7 +5,7 @@
 //!
 //! In sole mode a mount caches without tokens and locks, and its front end may cache names and attributes for a fixed
 //! time. In shared mode it caches only under tokens and locks (docs/locking/sharing.md). The master alone decides which
-//! mode is in force and whether the session goes on.
+//! mode is in force and whether the session continues.
 //!
 //! Invariants: the server is answered that the switch to shared mode is complete only after every operation that began
 //! in sole mode has ended and every timeout that was given in sole mode is over. An answer that was requested in one
@@ -34,7 +34,7 @@ const KEPT: Duration = Duration::from_secs(1);
 /// How often the switch checks whether what was begun in sole mode has ended.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// An operation that was begun, or a loan that was given, in sole mode.
+/// An operation that was begun, or a timeout that was given, in sole mode.
 pub(crate) struct Begun(Arc<Mount>);
 
 impl Drop for Begun {
@@ -43,7 +43,7 @@ impl Drop for Begun {
     }
 }
 
-/// The timeout that an answer to a front end carries. To be dropped once the answer was given.
+/// The timeout that an answer to a front end carries. To be dropped when the front end has written the answer.
 pub struct Lending {
     begun: Begun,
     life: Duration,
@@ -121,7 +121,7 @@ pub(crate) fn be_cautious(mount: &Mount) {
 pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     let sharing = &mount.coherence.sharing;
     if sharing.cautious.swap(false, SeqCst) && welcome.alone {
-        // Whatever was cached before is requested anew.
+        // Whatever was cached before this welcome is requested anew.
         sharing.set(true);
         mount.files.all().iter().for_each(|file| file.size.turn());
         unlock_pages(mount);
@@ -140,7 +140,7 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     }
 }
 
-/// Whether a session that the server has ended may go on as if it had not: the mount was in sole mode, and no other
+/// Whether a session that the server has ended may continue as if it had not: the mount was in sole mode, and no other
 /// mount has come since.
 pub(crate) fn may_go_on(mount: &Mount) -> bool {
     mount.coherence.sharing.undisturbed.load(SeqCst)
@@ -172,7 +172,7 @@ pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
     true
 }
 
-/// In sole mode the return of a lock drops no pages of files, so files need not be remembered for that.
+/// In sole mode the return of a lock drops no pages of files, so files need not stay in the table for that.
 fn unlock_pages(mount: &Mount) {
     for file in mount.files.all() {
         file.pages.unlock();
@@ -180,8 +180,8 @@ fn unlock_pages(mount: &Mount) {
     }
 }
 
-/// Waits until nothing is used any more that was cached in the old mode, and answers the push then. Meanwhile it
-/// reports that it is at work.
+/// Waits until nothing is used any more that was cached in the old mode, and answers the push then. Meanwhile it sends
+/// `CompanyKept` to report that it is at work.
 pub(crate) async fn settle<E: Env>(mount: Arc<Mount>, change: u64, env: E) {
     let settled = {
         let still = async {
@@ -215,12 +215,13 @@ async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool
         if sharing.change.load(SeqCst) != change || sharing.is_lost() {
             return false;
         }
-        // Names that were cached in an earlier time of shared mode may still be being invalidated.
+        // The invalidation of names that were cached in an earlier time of shared mode may still be under way.
         if sharing.under_way.load(SeqCst) > 0 || mount.coherence.tokens.names.is_any_going() {
             env.sleep(LOOK).await;
             continue;
         }
-        // Read after the count: a loan notes its end before it leaves the count.
+        // This is read after the count of operations under way: an operation that gives a timeout records its end
+        // before it leaves the count.
         let lent_until = sharing.lent_until_ns.load(SeqCst);
         let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
         let now = mount.clock.now_ns();

@@ -41,15 +41,15 @@ pub(crate) async fn call(
     op: Request,
     keys: &[TokenKey],
 ) -> Result<Told> {
-    // Without this question none of the tokens in the answer could be used, nor those in later answers: a mount that
-    // was in sole mode for a while, or was stopped, has not heard its servers.
+    // Without this check none of the tokens in the answer could be used, nor those in later answers: a mount that was
+    // in sole mode for a while, or was stopped, has received nothing from its servers.
     if let Err(e) = lease::touch_target(mount, target).await {
         tracing::debug!(%target, "the server does not say that it is there: {e}");
     }
     call_on(Lane::Normal, mount, target, cred, op, keys).await
 }
 
-/// Reports that a file is about to have data on further targets. Uses the lane of write-back.
+/// Reports that a file is about to have data on further targets. The request uses the lane of write-back.
 pub(crate) async fn spread(mount: &Arc<Mount>, ino: Ino) -> Result<Reply> {
     let keys = [TokenKey::Attributes(ino)];
     call_on(Lane::Urgent, mount, ino.target(), &Cred::root(), Request::Spread { ino }, &keys).await?.take()
@@ -243,13 +243,13 @@ fn wire_grant(grant: TokenGrant) -> Grant {
     Grant { number: TokenNumber(grant.number), life_ns: u64::from(grant.life_ms) * 1_000_000 }
 }
 
-/// A message under way that requests tokens or changes keys. If it is dropped without an answer, its change counts as
-/// unfinished for a while.
+/// A message under way that requests tokens or changes keys. If this value is dropped without an answer, its change
+/// counts as unfinished for a while.
 struct Question {
     mount: Arc<Mount>,
     ask: Option<Ask>,
     change: Option<OwnChange>,
-    /// Names that it changes and that a front end still caches.
+    /// Names that the request changes and that a front end still caches.
     names: Takes,
 }
 
@@ -506,7 +506,7 @@ pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
 /// exactly these. It is recorded, and the front end is told to invalidate them when the token goes.
 pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     let Some(now) = usable_now(mount, attr.ino.target()) else { return Duration::ZERO };
-    // The lock is held until that is recorded, so whoever revokes the token finds the record.
+    // The lock is held until that is recorded, so a revocation of the token finds the record.
     let cache = mount.coherence.tokens.cache.read();
     match cache.lend(now, TokenKey::Attributes(attr.ino)) {
         Some((Value::View(view), left_ns)) if shown(mount, view) == Some(*attr) => {

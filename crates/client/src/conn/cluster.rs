@@ -1,7 +1,8 @@
-//! `Cluster`: what servers have said of the cluster that a mount belongs to.
+//! `Cluster`: what servers have reported about the cluster to which a mount belongs.
 //!
 //! Owns: number of targets, identity, map of servers, how long tokens hold. Does not own: connections (`links`).
 
+use amphi_types::Ino;
 use amphi_wire::{ClusterMap, Welcome};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -15,6 +16,8 @@ pub(crate) struct Cluster {
     /// How long a front end may keep names and attributes while the mount is alone, ms.
     token_ms: AtomicU32,
     pub(crate) id: AtomicU64,
+    /// The root of the mount; 0 before the first connection. It stays, whatever a server says later.
+    root: AtomicU64,
     /// Which server has which targets; no servers before the first connection.
     pub(crate) map: Mutex<ClusterMap>,
 }
@@ -30,10 +33,19 @@ impl Cluster {
         Duration::from_millis(u64::from(self.token_ms.load(Relaxed)))
     }
 
+    /// The root of the mount; that of the file system before the first connection.
+    pub(crate) fn root(&self) -> Ino {
+        match self.root.load(Relaxed) {
+            0 => Ino::ROOT,
+            root => Ino(root),
+        }
+    }
+
     /// Takes what the server says of itself.
     pub(crate) fn learn(&self, welcome: &Welcome) {
         self.pool.store(welcome.pool, Relaxed);
         self.id.store(welcome.cluster, Relaxed);
         self.token_ms.store(welcome.token_ms, Relaxed);
+        let _ = self.root.compare_exchange(0, welcome.root.0, Relaxed, Relaxed);
     }
 }

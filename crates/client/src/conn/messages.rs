@@ -34,8 +34,8 @@ pub(crate) fn note(files: &InodeTable, op: &Request) {
     }
 }
 
-/// The inode that a message is about alone. Questions where it lies, and what of it is not stable, are asked for people
-/// who look at these counters, and are left out.
+/// The inode that a message concerns, if it is only one. Requests about where its bytes are, and which are not stable,
+/// are made for users who read these counters, and are left out.
 fn ino_of(op: &Request) -> Option<Ino> {
     match op {
         Request::Read { object, .. }

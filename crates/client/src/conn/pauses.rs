@@ -1,9 +1,9 @@
 //! `Pauses`: waiting for some milliseconds, for operations that have no environment of their own.
 //!
-//! Owns: who waits until when; the I/O half lets the time pass. Invariant: a pause is never shorter than asked for, and
-//! ends at most `STEP` later while the I/O half runs; one that is dropped is forgotten as soon. Bound: one entry for
-//! each lock that is given back with pages under it, each read of such pages, and each call that waits for names.
-//! Without pauses nothing wakes.
+//! Owns: which tasks wait until when; the I/O half lets the time pass. Invariant: a pause is never shorter than
+//! requested, and ends at most `STEP` later while the I/O half runs; a pause that is dropped is removed within the same
+//! time. Bound: one entry for each lock that is being returned with pages under it, each read of such pages, and each
+//! call that waits for names. Without pauses no timer runs.
 
 use crate::api::Clock;
 use crate::inode::Signal;
@@ -22,7 +22,7 @@ pub(crate) struct Pauses {
     clock: Arc<dyn Clock>,
     waiting: Mutex<Vec<(u64, oneshot::Sender<()>)>>,
     begun: Signal,
-    /// Nobody lets time pass any more.
+    /// The I/O half has ended, so time does not pass any more.
     ended: AtomicBool,
 }
 
@@ -38,7 +38,7 @@ impl Pauses {
         self.waiting.lock().is_empty()
     }
 
-    /// Waits for so many nanoseconds, or until the client has stopped.
+    /// Waits for this many nanoseconds, or until the client has stopped.
     pub(crate) async fn pause(&self, ns: u64) {
         if ns == 0 {
             return;
@@ -58,7 +58,7 @@ impl Pauses {
             self.begun.until(|| ended() || !self.waiting.lock().is_empty()).await;
             env.sleep(STEP).await;
             let now_ns = self.clock.now_ns();
-            // Nobody waits any more for one that was dropped.
+            // No task waits any more for a pause that was dropped.
             let is_over = |(due_ns, sender): &mut (u64, oneshot::Sender<()>)| *due_ns <= now_ns || sender.is_canceled();
             let over: Vec<_> = self.waiting.lock().extract_if(.., is_over).collect();
             for (_, sender) in over {

@@ -7,6 +7,7 @@
 //! The number that drove the design: waking a parked thread costs 30-60 us, one that still polls 0.4 us.
 
 use crate::api::Clock;
+use crate::telemetry::calls::{self, Noted};
 use amphi_env::real::Spin;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
@@ -19,7 +20,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// What an operation under way needs of the mount.
+/// The parts of the mount that an operation under way needs.
 pub(crate) trait Keeper: Send + Sync {
     /// The clock.
     fn clock(&self) -> Arc<dyn Clock>;
@@ -57,7 +58,10 @@ impl<T: Send + 'static> Pending<T> {
         keeper: &Arc<K>,
         run: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Pending<T> {
-        let mut run: Running<T> = Box::pin(run);
+        let mut run: Running<T> = match calls::current() {
+            None => Box::pin(run),
+            Some(_) => Box::pin(Noted::here(Box::pin(run))),
+        };
         match run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Pending::ready(result),
             Poll::Pending => Pending { state: State::Running(run, keeper.clone()), lingered: false },
@@ -75,8 +79,8 @@ impl<T: Send + 'static> Pending<T> {
         }
     }
 
-    /// Polls for `client.spin_us`, if nobody else needs the core, and gives the result if it comes in this time. Never
-    /// sleeps; no signal ends it. A `wait` that follows does not poll again.
+    /// Polls for `client.spin_us`, if no other thread needs the core, and returns the result if it comes in this time.
+    /// It never sleeps, and no signal ends it. A `wait` that follows does not poll again.
     pub fn linger(&mut self) -> Option<Result<T>> {
         let State::Running(_, keeper) = &self.state else { return self.try_take() };
         WAITED.set(true);
@@ -107,7 +111,7 @@ impl<T: Send + 'static> Pending<T> {
         self.wait_for(interrupt, None).unwrap_or(Err(Errno::Canceled))
     }
 
-    /// As `wait`, but not for longer than `most`: then the operation comes back, under way.
+    /// As `wait`, but not for longer than `most`: then the operation is returned, still under way.
     pub fn wait_for(
         mut self,
         interrupt: Option<&Interrupt>,
@@ -150,7 +154,7 @@ impl<T: Send + 'static> Pending<T> {
                 std::thread::park_timeout(Duration::from_nanos(left_ns));
             }
             if interrupt.is_some_and(Interrupt::has_fired) {
-                // It may have finished just now: then the result counts.
+                // The operation may have finished just now; then its result is returned.
                 if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut Context::from_waker(&waker)) {
                     return Ok(result);
                 }
@@ -222,7 +226,7 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// One that has not fired.
+    /// An interrupt that has not fired.
     pub fn new() -> Interrupt {
         Interrupt::default()
     }

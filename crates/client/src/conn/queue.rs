@@ -1,11 +1,12 @@
 //! The queue from callers to the I/O half.
 //!
-//! Bound: at most `QUEUE_MAX` calls; beyond, calls fail with `Again`. Threads that wait for their call are the natural
-//! limit, so only a runaway caller of the asynchronous interface reaches it. Background tasks are bounded by what
-//! starts them (bytes of write-back under way, read-ahead windows) and always get in: they finish what has begun.
+//! Bound: at most `QUEUE_MAX` calls; further calls fail with `Again`. The number of threads that wait for their calls
+//! is the natural limit, so only a faulty caller of the asynchronous interface reaches it. Background tasks are bounded
+//! by what starts them (bytes of write-back under way, read-ahead windows) and are always accepted, because they finish
+//! what has begun.
 //!
-//! A call made on the I/O half's own thread, by one of its tasks, does not pass the queue when that is empty: it goes
-//! to the connection at once (`Shortcut`), which saves a turn of a task, 0.3 us. What is in the queue keeps its order.
+//! A call made on the I/O half's own thread, by one of its tasks, bypasses the queue when that is empty: it goes to the
+//! connection at once (`Shortcut`), which saves one turn of a task, 0.3 us. Calls in the queue keep their order.
 
 use amphi_env::Buf;
 use amphi_types::{Errno, Result};
@@ -29,12 +30,12 @@ pub(crate) struct Outgoing {
     pub(crate) lane: Lane,
     pub(crate) call: Call,
     pub(crate) payload: Option<Buf>,
-    /// Where the payload of the reply shall lie, bytes after an aligned address.
+    /// Where the payload of the reply should be placed, bytes after an aligned address.
     pub(crate) pad: usize,
     pub(crate) answer: oneshot::Sender<Result<(Answer, Option<Buf>)>>,
     /// Fail with `TimedOut` after this long.
     pub(crate) deadline: Option<Duration>,
-    /// It is not given up where the server cannot be reached for long.
+    /// The call is not given up if the server cannot be reached for long.
     pub(crate) insist: bool,
 }
 
@@ -118,7 +119,7 @@ impl Queue {
         self.items.lock().is_empty()
     }
 
-    /// Refuses what comes from now on and drops what waits: its callers get `NotConnected`.
+    /// Refuses calls from now on and drops waiting ones: their callers get `NotConnected`.
     pub(crate) fn close(&self) {
         let waiting = {
             let mut items = self.items.lock();

@@ -1,4 +1,4 @@
-//! What a reply brings, or that it does not fit its request.
+//! The result in a reply, or an error if the reply does not fit its request.
 
 use amphi_types::{Errno, Result};
 use amphi_wire::{InodeView, Reply};

@@ -1,11 +1,12 @@
-//! `ClusterLocks`: what a file knows of its locks in the cluster, for requests that look at no table.
+//! `ClusterLocks`: a summary of a file's extent locks, for requests that do not look into the table of locks.
 //!
-//! Owns: which stripes lie under a write lock on all of their object (a write in the cache that checks their bits pins
-//! no lock), whether others have wanted the file. Does not own: the locks, and when a bit comes and goes (`locks`).
+//! Owns: for which stripes the mount holds a write lock on the whole object (a write into the cache that checks their
+//! bits pins no lock), and whether other mounts have requested the file. Does not own: the locks, and when a bit is set
+//! and cleared (`locks`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// The bit of a stripe; 0 for those beyond.
+/// The bit of a stripe; 0 for stripes that have no bit.
 pub(crate) fn stripe_bit(stripe: u32) -> u64 {
     if stripe < 64 { 1 << stripe } else { 0 }
 }
@@ -13,18 +14,19 @@ pub(crate) fn stripe_bit(stripe: u32) -> u64 {
 /// Locks of a file.
 #[derive(Default)]
 pub(crate) struct ClusterLocks {
-    /// Bit s: a write lock on all of stripe s is held and not on its way back.
+    /// Bit s: the mount holds a write lock on all of stripe s, and is not returning it.
     pub(crate) whole: AtomicU64,
-    /// The size was asked for under write locks on all of every object; goes before one of them is given to this mount
-    /// anew.
+    /// The size was requested under write locks on all of every object; the mark is cleared before one of these locks
+    /// is granted to this mount anew.
     pub(crate) end_kept: AtomicBool,
-    /// When it was last asked for ahead of writes (`ops::attr::learn_end`); 0: never.
+    /// When the size was last requested ahead of writes (`ops::attr::learn_end`); 0: never.
     pub(crate) end_asked_ns: AtomicU64,
-    /// A lock was called back: others use the file. Nanoseconds.
+    /// When a lock of the file was last called back, because another mount uses the file. Nanoseconds.
     pub(crate) called_back_ns: AtomicU64,
     /// Until when the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
-    /// The last use of cached bytes, as `Mount::coarse_ns` told it: hits pin no lock, and count for its age by this.
+    /// The last use of cached bytes, by `Mount::coarse_ns`: hits pin no lock, but count as uses of their lock by this
+    /// time.
     pub(crate) used_ns: AtomicU64,
 }
 
@@ -37,7 +39,7 @@ impl ClusterLocks {
         }
     }
 
-    /// Whether write locks on whole objects cover these stripes: then writes need no pin, as long as this holds.
+    /// Whether write locks on whole objects cover these stripes: as long as this is so, writes need no pin.
     pub(crate) fn cover_stripes(&self, stripes: u64) -> bool {
         stripes != 0 && self.whole.load(SeqCst) & stripes == stripes
     }

@@ -1,6 +1,7 @@
-//! `DirectStream`: the direct reads of one open file, and what was asked for ahead of them.
+//! `DirectStream`: the direct reads of one open file, and the reads that were requested ahead of them.
 //!
-//! Owns: the state. Does not own: when something is asked for, and what becomes of it (`prefetch::large_reads`).
+//! Owns: the state. Does not own: when something is requested ahead, and what is done with its bytes
+//! (`prefetch::large_reads`).
 
 use super::Inode;
 use amphi_pagecache::Segments;
@@ -9,41 +10,41 @@ use futures_channel::oneshot;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// Who counts what was asked for ahead.
+/// Counts the bytes that were requested ahead.
 pub(crate) trait AheadOwner: Send + Sync {
-    /// So many bytes of the file are no longer asked for or kept ahead.
+    /// This many bytes of the file are no longer requested or kept ahead.
     fn ended(&self, file: &Arc<Inode>, bytes: u64);
 }
 
 /// The direct reads of one open file.
 #[derive(Default)]
 pub(crate) struct DirectStream {
-    /// Where the last one ended.
+    /// Where the last read ended.
     pub(crate) last_end: u64,
     /// Bytes of one request: the longest of the last reads.
     pub(crate) step: u64,
-    /// Reads in a row that were shorter.
+    /// Number of consecutive reads that were shorter than `step`.
     pub(crate) shorter: u32,
-    /// Reads that followed each other.
+    /// Number of consecutive reads that followed each other.
     pub(crate) matches: u32,
-    /// So many more must have before the next one is asked for.
+    /// This many more reads must follow each other before the next one is requested ahead.
     pub(crate) caution: u32,
-    /// Reads that were asked for, one behind the other.
+    /// Reads that were requested ahead, in order of their offsets.
     pub(crate) ahead: VecDeque<Ahead>,
     /// It is among `DirectStreams`.
     pub(crate) listed: bool,
 }
 
-/// A read that was asked for ahead.
+/// A read that was requested ahead.
 pub(crate) struct Ahead {
     owner: Weak<dyn AheadOwner>,
     /// Of this file.
     pub(crate) file: Arc<Inode>,
     /// What was asked for.
     pub(crate) range: ByteRange,
-    /// Its fill: held until somebody comes for the bytes.
+    /// The id of its fill, whose bytes are held until a reader takes them.
     pub(crate) id: u64,
-    /// The rule of caching under which it was asked for.
+    /// The number of the caching mode in which it was requested.
     pub(crate) rule: u64,
     /// When, nanoseconds.
     pub(crate) since_ns: u64,
@@ -51,16 +52,16 @@ pub(crate) struct Ahead {
     pub(crate) data: Data,
 }
 
-/// The bytes of a read that was asked for ahead.
+/// The bytes of a read that was requested ahead.
 pub(crate) enum Data {
     /// They come.
     Coming(oneshot::Receiver<Result<Segments>>),
-    /// What the reader before has left.
+    /// The bytes that the previous reader has left.
     Here(Segments),
 }
 
 impl Ahead {
-    /// A read of `range` of `file` that has been asked for.
+    /// A read of `range` of `file` that has been requested.
     pub(crate) fn new(
         owner: Weak<dyn AheadOwner>,
         file: Arc<Inode>,

@@ -1,18 +1,19 @@
-//! `Exported`: memory in which programs of this machine read the file without a call.
+//! `Exported`: shared memory from which programs on this machine read the file without a system call.
 //!
-//! Owns: which export there is, and telling it of what changes. Does not own: the memory (`amphi_shm`), what is put
-//! into it (`ops::read::exports`), who gets it (the front end).
+//! Owns: which export the file has, and reporting changes of the file to it. Does not own: the memory (`amphi_shm`),
+//! what is copied into it (`ops::read::exports`), which programs get it (the front end).
 //!
-//! Invariant: whatever would make a cache hit fail (`ops::read::Hit`) is told here before anybody can see what changed,
-//! and, where the change is not made under the lock of a unit, once more when it is done. So a fill that began in
-//! between and looked at the old state publishes nothing that counts. A file without an export pays one load.
+//! Invariant: every event that would make a cache hit fail (`ops::read::Hit`) is reported here before any program can
+//! see the change, and, if the change is not made under the lock of a unit, once more when it is done. So a fill that
+//! began in between and saw the old state publishes nothing that is valid. For a file without an export, an event costs
+//! one load.
 
 use amphi_shm::export::Export;
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// The export of a file, if it has one. Clones are the same.
+/// The export of a file, if it has one. Clones refer to the same export.
 #[derive(Clone, Default)]
 pub(crate) struct Exported(Arc<Link>);
 
@@ -27,7 +28,7 @@ impl Exported {
         if self.0.any.load(SeqCst) { self.0.export.read().clone() } else { None }
     }
 
-    /// Puts an export in the place of what was there, which shows nothing from now on.
+    /// Replaces the export; the previous one shows nothing from now on.
     pub(super) fn set(&self, export: Option<Arc<Export>>) {
         let mut place = self.0.export.write();
         self.0.any.store(export.is_some(), SeqCst);
@@ -45,13 +46,13 @@ impl Exported {
         }
     }
 
-    /// Bytes change, under the lock of their unit.
+    /// Bytes are about to change, under the lock of their unit.
     #[inline]
     pub(crate) fn bytes_change(&self, start: u64, end: u64) {
         self.tell(|export| export.bytes_change(start, end));
     }
 
-    /// `change` may change the size, or whether it is certain.
+    /// `change` may change the size of the file, or whether the size is certain.
     #[inline]
     pub(crate) fn while_size_changes<T>(&self, change: impl FnOnce() -> T) -> T {
         self.tell(Export::size_changes);
@@ -69,7 +70,7 @@ impl Exported {
         changed
     }
 
-    /// Nothing that is shown counts any more.
+    /// Nothing that the export shows is valid any more.
     pub(crate) fn all_change(&self) {
         self.tell(Export::all_change);
     }
@@ -80,7 +81,7 @@ impl Exported {
         self.tell(|export| export.set_due(true));
     }
 
-    /// A call takes bytes of the file against readers.
+    /// A call locks bytes of the file exclusively.
     pub(super) fn block(&self) {
         self.tell(Export::block);
     }

@@ -1,11 +1,12 @@
-//! Failures of write-back of one file, and who was told of them.
+//! Failures of write-back of one file, and to which callers they were reported.
 //!
-//! Owns: how many there were, the latest, up to which somebody was told, and the ranges that writers watch. Does not
-//! own: the lost bytes, which the cache has forgotten before the failure is noted here; what is left to tell of files
-//! that are not known any more (`untold`).
+//! Owns: how many failures there were, the latest one, up to which one they were reported, and the ranges that writers
+//! watch. Does not own: the lost bytes, which the cache has dropped before the failure is noted here; failures of files
+//! that are no longer in the table (`untold`).
 //!
-//! The rule is that of Linux (`errseq`): each open file is told once of what failed while it was open, and of what
-//! failed before it was opened if nobody has been told of that. Invariant: told never exceeds the count.
+//! The rule is that of Linux (`errseq`): a failure is reported once to each open file that was open at that time, and
+//! once to the next open file if it was reported to none before. Invariant: the number of reported failures never
+//! exceeds the number of failures.
 //!
 //! Bound: a watch for each write under way.
 
@@ -15,11 +16,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// A range whose write-back somebody watches.
+/// A range whose write-back a writer watches.
 struct Watched {
     id: u64,
     range: ByteRange,
-    /// It is told of what failed, whatever else it does.
+    /// The writer waits, so it will get the failure, whatever it does next.
     waits: bool,
     failed: Option<Errno>,
     /// The first byte of the range that was lost.
@@ -29,11 +30,11 @@ struct Watched {
 struct State {
     /// The latest failure.
     last: Errno,
-    /// The count at the latest failure that open files are to be told of.
+    /// The count at the latest failure that has to be reported to open files.
     owed: u64,
-    /// The count at the latest of these that lost bytes; 0 without one.
+    /// The count at the latest of these failures that lost bytes; 0 without one.
     lost: u64,
-    /// The count when who syncs all files was told last.
+    /// The count when failures were last reported to a caller that syncs all files.
     told_to_all: u64,
     next_watch: u64,
     watched: SmallVec<[Watched; 4]>,
@@ -44,7 +45,7 @@ pub(crate) struct Failures {
     state: Mutex<State>,
     count: AtomicU64,
     told: AtomicU64,
-    /// What follows from lost bytes.
+    /// The consequences of lost bytes.
     pub(crate) settling: Settling,
 }
 
@@ -62,8 +63,8 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Notes a failure and the bytes that it lost, if any. Bytes of a write that waits, and for which there was no
-    /// room, are its own affair: as if they had never been written.
+    /// Notes a failure and the lost bytes, if any. If a waiting write lost bytes for want of space, only this write
+    /// gets the failure, as if the bytes had never been written.
     pub(crate) fn note(&self, errno: Errno, lost: ByteRange) {
         let mut state = self.state.lock();
         let count = self.count.load(SeqCst) + 1;
@@ -87,14 +88,14 @@ impl Failures {
         self.count.load(SeqCst)
     }
 
-    /// How many of them somebody was told of: an open file that begins now is told of the others.
+    /// How many failures have been reported: an open file that begins now gets only the others.
     pub(crate) fn told(&self) -> u64 {
         self.told.load(SeqCst)
     }
 
-    /// Tells an open file, which `reported` so many, of those that came since.
+    /// Reports to an open file, to which `reported` failures were reported before, those that came since.
     ///
-    /// Errors: the latest of them.
+    /// Errors: the latest of these failures.
     pub(crate) fn tell(&self, reported: &AtomicU64) -> Result<()> {
         let state = self.state.lock();
         let count = self.count.load(SeqCst);
@@ -105,19 +106,20 @@ impl Failures {
         Err(state.last)
     }
 
-    /// The latest failure, if bytes were lost and nobody was told of it.
+    /// The latest failure, if bytes were lost and it was reported to no open file.
     pub(crate) fn untold(&self) -> Option<Errno> {
         let state = self.state.lock();
         (state.lost > self.told.load(SeqCst)).then_some(state.last)
     }
 
-    /// Who syncs all files is told of what there is so far. That is no word to those who have the file open.
+    /// All failures so far are being reported to a caller that syncs all files. This does not count as a report to
+    /// those that have the file open.
     pub(crate) fn told_to_all(&self) {
         let mut state = self.state.lock();
         state.told_to_all = self.count.load(SeqCst);
     }
 
-    /// Whether bytes were lost of which neither who has the file open nor who syncs all files was told.
+    /// Whether bytes were lost of which neither an open file nor a caller that syncs all files has got a report.
     pub(crate) fn is_secret(&self) -> bool {
         let state = self.state.lock();
         state.lost > self.told.load(SeqCst).max(state.told_to_all)
@@ -137,14 +139,14 @@ impl Failures {
 pub(crate) struct Watch<'a>(&'a Failures, u64);
 
 impl Watch<'_> {
-    /// From now on who watches waits for `result`, and is the one who is told of a failure for want of room.
+    /// From now on the watching writer waits for `result`, and alone gets a failure for want of space.
     pub(crate) fn wait(&self) {
         let mut state = self.0.state.lock();
         state.watched.iter_mut().filter(|w| w.id == self.1).for_each(|w| w.waits = true);
     }
 
-    /// Errors: the first failure that lost bytes of the range since it is watched. Others are told of it as well,
-    /// unless it was for want of room and who watches waited.
+    /// Errors: the first failure that lost bytes of the range since it is watched. Open files get this failure as well,
+    /// unless it was for want of space and the watching writer waited.
     pub(crate) fn result(&self) -> Result<()> {
         let state = self.0.state.lock();
         let failed = state.watched.iter().find(|w| w.id == self.1).and_then(|w| w.failed);
@@ -153,7 +155,7 @@ impl Watch<'_> {
 }
 
 impl Watch<'_> {
-    /// The first byte of the range that was lost since it is watched.
+    /// The first byte of the range that was lost since the watch began.
     pub(crate) fn lost_from(&self) -> Option<u64> {
         let state = self.0.state.lock();
         let watched = state.watched.iter().find(|w| w.id == self.1)?;
@@ -171,8 +173,8 @@ impl Drop for Watch<'_> {
 mod tests {
     use super::*;
 
-    /// Goal: the rule of errseq: each open file is told once, a later one only of what nobody was told of. Method:
-    /// failures by hand, open files that begin before, between and after.
+    /// Goal: the rule of errseq: a failure is reported once to each open file, and to a later one only if it was
+    /// reported to none. Method: failures by hand, open files that begin before, between and after.
     #[test]
     fn each_is_told_once() {
         let failures = Failures::default();
@@ -194,8 +196,8 @@ mod tests {
         assert_eq!((failures.untold(), failures.tell(&after)), (None, Err(Errno::Io)), "nothing was lost by this one");
     }
 
-    /// Goal: whoever watches a range hears of what was lost there since, and of nothing else. Method: failures inside,
-    /// outside, before.
+    /// Goal: a writer that watches a range gets the failures of that range since the watch began, and no others.
+    /// Method: failures inside the range, outside it, and before the watch.
     #[test]
     fn watched_ranges() {
         let failures = Failures::default();
@@ -210,8 +212,9 @@ mod tests {
         assert!(failures.state.lock().watched.is_empty());
     }
 
-    /// Goal: bytes for which there was no room, and whose write waits to be told, are told to nobody else; all others
-    /// are. Method: failures inside and across the range of a write, before and after it waits.
+    /// Goal: if a write that waits lost bytes for want of space, the failure is reported to that write only; all other
+    /// failures are reported to open files. Method: failures inside and across the range of a write, before and after
+    /// it waits.
     #[test]
     fn what_a_write_was_told_is_its_own_affair() {
         let failures = Failures::default();

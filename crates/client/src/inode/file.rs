@@ -1,12 +1,14 @@
-//! `Inode`: a file that the client knows something about.
+//! `Inode`: a file that is in the client's table.
 //!
-//! Owns: what becomes of views that answers show, and who needs the file. Does not own: its parts, each of which has a
-//! file of its own (`known`, `size`, `fills`, ...), open files (`open_file`), the table of all files (`table`).
+//! Owns: how the attributes in an answer (its view of the inode) are applied, and which uses keep the inode in the
+//! table. Does not own: its parts, each of which has a file of its own (`known`, `size`, `fills`, ...), open files
+//! (`open_file`), the table of all files (`table`).
 //!
-//! An `Inode` lives while it is open, has cached bytes or a close still to be sent. Who is right about the size: the
-//! client while it is alone and has changes that the server has not confirmed, otherwise the latest answer that no
-//! change overlapped. In company others change it too: then it is the server's with the end of this mount's own bytes,
-//! as of the answer; whether that still holds is `tokens::is_sure`.
+//! An `Inode` stays in the table while it is open, has cached bytes or a close that was not sent yet. Who determines
+//! the size: in sole mode the client, while it has changes that the server has not confirmed; otherwise the latest
+//! answer that no change of this mount overlapped. In shared mode other mounts change the size too: then it is the
+//! server's size joined with the end of this mount's own bytes, as of the answer; `tokens::is_sure` says whether that
+//! still holds.
 
 use super::cluster_locks::{ClusterLocks, stripe_bit};
 use super::exported::Exported;
@@ -22,35 +24,36 @@ use crate::telemetry::stats::FileStats;
 use amphi_pagecache::CachedBytes;
 use amphi_pagecache::Locality;
 use amphi_shm::export::Export;
-use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout};
+use amphi_types::{Attr, ByteRange, Consistency, Errno, Ino, IoMode, Layout};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 
-/// What became of a view.
+/// The result of applying a view.
 pub(crate) struct Adopted {
-    /// Attributes with what only this client knows.
+    /// The attributes joined with what only this client knows.
     pub(crate) attr: Attr,
-    /// `Inode::size` is what the answer says with this mount's own changes: nothing here has come between.
+    /// `Inode::size` is the size in the answer joined with this mount's own changes: no change of this mount came in
+    /// between.
     pub(crate) taken: bool,
-    /// Nothing of this mount's own has reached the server since: with what it only knows itself, the view is the whole
-    /// truth.
+    /// Nothing of this mount has reached the server since the request: joined with what only this mount knows, the view
+    /// is complete.
     pub(crate) current: bool,
 }
 
-/// Who needs a file beside its opens.
+/// Uses that keep a file in the table beside its opens.
 #[derive(Default)]
 pub(crate) struct Life {
-    /// Uses that are no opens: the file is not forgotten.
+    /// Number of uses that are not opens; while there are any, the file stays in the table.
     pub(crate) uses: AtomicU32,
-    /// Its last name has gone, as far as is known here.
+    /// The last name of the file is gone, as far as this client knows.
     pub(crate) nameless: AtomicBool,
-    /// Opens that nobody uses: made ahead of a program, or kept for the next one.
+    /// Opens that no program uses: made ahead of a program, or kept for the next one.
     pub(crate) idle_opens: AtomicU32,
 }
 
-/// A file in use without being open; `InodeTable::reap` afterwards.
+/// A use of a file that is not an open; after it is dropped, `InodeTable::reap` may be called.
 pub(crate) struct Use(pub(crate) Arc<Inode>);
 
 impl Drop for Use {
@@ -66,14 +69,14 @@ pub(crate) struct Inode {
     pub(crate) hints: Hints,
     pub(crate) size: FileSize,
     pub(crate) life: Life,
-    /// What a front end caches of it.
+    /// The pages of the file that a front end caches.
     pub(crate) pages: FilePages,
     pub(crate) range: RangeLock,
     pub(crate) cached: CachedBytes,
     pub(crate) flights: Mutex<Flights>,
     pub(crate) fills: Fills,
     pub(crate) signal: Signal,
-    /// The group of clients that has the file.
+    /// The group lock of the file.
     pub(crate) group: FileGroup,
     pub(crate) locks: ClusterLocks,
     /// Failures of write-back.
@@ -107,36 +110,36 @@ impl Inode {
         self.known.lock().view
     }
 
-    /// It is open once more.
+    /// The file is open once more.
     pub(super) fn opens_as(&self, known: &mut Known, access: Access) {
         known.opens.push(access);
         if access.write {
-            // Stores to pages that the kernel has already are possible from now on.
+            // From now on programs can store into pages that the kernel already has.
             self.exported().all_change();
         }
     }
 
-    /// Whether this mount has it open for writing.
+    /// Whether this mount has the file open for writing.
     pub(crate) fn has_writers(&self) -> bool {
         self.known.lock().opens.iter().any(|a| a.write)
     }
 
-    /// Whether whoever runs the file is given capabilities.
+    /// Whether executing the file gives capabilities.
     #[inline]
     pub(crate) fn gives_capabilities(&self) -> bool {
         self.hints.capability.load(Relaxed)
     }
 
-    /// Whether it has setuid or setgid, as far as is known here.
+    /// Whether the file has setuid or setgid bits, as far as this client knows.
     #[inline]
     pub(crate) fn has_set_id(&self) -> bool {
         self.hints.set_id.load(Relaxed)
     }
 
-    /// An extended attribute is set, of capabilities or another one.
+    /// An extended attribute was set; `capability`: it is `security.capability`.
     pub(crate) fn has_xattrs(&self, capability: bool) {
         let mut known = self.known.lock();
-        // Answers to questions from before this may be from before it.
+        // Answers to requests that were sent before this moment may not show the attribute.
         known.xattrs_at = tick();
         known.at = known.xattrs_at;
         known.view.xattrs = true;
@@ -144,8 +147,8 @@ impl Inode {
         self.hints.capability.store(known.view.capability, Relaxed);
     }
 
-    /// Its capabilities were taken away by a request of `asked`. Some that were given since then may be there: the next
-    /// write looks again.
+    /// The capabilities of the file were removed by a request that was sent at `asked`. If capabilities were set again
+    /// since then, they may exist: the next write checks again.
     pub(crate) fn lose_capability(&self, asked: AskedAt) {
         let mut known = self.known.lock();
         if known.xattrs_at < asked.at {
@@ -154,23 +157,23 @@ impl Inode {
         }
     }
 
-    /// Whether bytes of `range` are on their way to the server.
+    /// Whether bytes of `range` are under way to the server.
     pub(crate) fn in_flight(&self, range: ByteRange) -> bool {
         self.flights.lock().overlap(range)
     }
 
-    /// Whether such are that set out up to number `upto` (`Flights::last`).
+    /// As `in_flight`, for requests with numbers up to `upto` (`Flights::last`).
     pub(crate) fn in_flight_upto(&self, range: ByteRange, upto: u64) -> bool {
         self.flights.lock().overlap_upto(range, upto)
     }
 
-    /// The attributes with what only this client knows laid over them. Alone, its time of the last write is the truth,
-    /// even if it was set back; in company another mount may have written later.
+    /// The attributes joined with what only this client knows. In sole mode the client's own modification time is
+    /// right, even if it was set back; in shared mode another mount may have written later.
     pub(crate) fn overlay(&self, mut attr: Attr, alone: bool) -> Attr {
         let known = self.known.lock();
         attr.size = self.size();
-        // Dirty bytes will take storage; a file without any would pass for sparse. Those that are written over others
-        // take none.
+        // Dirty bytes will take storage; without this estimate a program would take the file for sparse. Dirty bytes
+        // that overwrite stored bytes take no additional storage.
         let dirty = self.cached.dirty_bytes.load(SeqCst).div_ceil(512);
         let whole = attr.size.div_ceil(4096) * 8;
         attr.blocks = attr.blocks.max(whole.min(attr.blocks + dirty));
@@ -182,15 +185,15 @@ impl Inode {
         attr
     }
 
-    /// Takes a view that was asked for at `asked_at`.
+    /// Applies a view whose request was sent at `asked_at`.
     pub(crate) fn adopt(&self, view: InodeView, asked_at: AskedAt) -> Adopted {
         self.take_view(view, asked_at, None)
     }
 
-    /// Takes the view that the answer to a change of this mount's own shows: the change was asked for at `asked`, the
-    /// size counts as of `asked_at`. Questions that were asked later may have been answered before the change, so it
-    /// counts from now on. If something else came since it was asked for, the time of the last change says which of
-    /// both is of the later state.
+    /// Applies the view in the answer to a change by this mount itself: the request was sent at `asked`, and the size
+    /// counts as of `asked_at`. Requests that were sent after the change may have been answered before it, so the view
+    /// counts as of now. If another answer came since the change was sent, the time of the last change says which of
+    /// the two shows the later state.
     pub(crate) fn adopt_change(&self, view: InodeView, asked: AskedAt, asked_at: AskedAt) -> Adopted {
         self.take_view(view, asked_at, Some(asked))
     }
@@ -215,7 +218,8 @@ impl Inode {
             self.hints.take(&view);
         }
         self.access_may_be_due(&known);
-        let own_before = self.size.own_end();
+        let own_end = || self.size.own_end().max(self.size.unfinished_end());
+        let own_before = own_end();
         let current = latest && self.size.epoch.load(SeqCst) <= asked_at.at;
         let quiet = current && self.cached.dirty_bytes.load(SeqCst) == 0;
         if quiet {
@@ -224,16 +228,17 @@ impl Inode {
             known.mtime_local = false;
         }
         let alone = asked_at.rule & 1 == 1;
-        // Alone, what this client has in its cache counts for more than the answer, which may show a write by half.
+        // In sole mode, what this client has in its cache takes precedence over the answer, which may show only a part
+        // of a write.
         let knows = alone && self.size.sure_rule.load(SeqCst) == asked_at.rule;
         let whole = self.size.direct_writes.load(SeqCst) == 0;
         let news = if knows { quiet && whole } else { latest && self.size.turned.load(SeqCst) <= asked_at.at };
         if news {
             self.size.set(shown.size.max(if quiet { 0 } else { own_before }));
-            let own = self.size.own_end();
+            let own = own_end();
             let disturbed = self.cached.dirty_bytes.load(SeqCst) > 0 || self.size.epoch.load(SeqCst) > asked_at.at;
             if own > own_before || (quiet && disturbed) {
-                // A write that came in between.
+                // A write came in between.
                 self.size.grow(own);
             }
             if alone {
@@ -243,20 +248,20 @@ impl Inode {
         drop(known);
         let mut attr = self.overlay(shown, alone);
         if !current {
-            // What has landed since is not in the answer, nor dirty any more: rather too much than a file that passes
-            // for sparse.
+            // Bytes that have reached the server since are neither in the answer nor dirty any more; too high an
+            // estimate is better than a file that looks sparse.
             attr.blocks = attr.blocks.max(attr.size.div_ceil(4096) * 8);
         }
         Adopted { attr, taken: knows || news, current }
     }
 
-    /// The error of lost bytes that nobody was told of and somebody may miss.
+    /// The failure of lost bytes that was reported to no open file and that some program may miss.
     pub(crate) fn untold_loss(&self) -> Option<Errno> {
         let is_gone = self.life.nameless.load(SeqCst) && self.open_count() == 0;
         if is_gone { None } else { self.failures.untold() }
     }
 
-    /// Opens of this mount that have not been released.
+    /// Number of opens of this mount that have not been released.
     pub(crate) fn open_count(&self) -> u32 {
         let known = self.known.lock();
         known.opens.len() as u32
@@ -267,7 +272,7 @@ impl Inode {
         self.open_count().saturating_sub(self.life.idle_opens.load(SeqCst))
     }
 
-    /// Every open the server knows of.
+    /// Every open of the file that the server counts.
     pub(crate) fn opens(&self) -> Vec<Access> {
         let known = self.known.lock();
         known.opens.iter().chain(&known.closes).chain(&known.closing).copied().collect()
@@ -286,23 +291,24 @@ impl Inode {
         (known.opens.len() + known.closes.len() + known.closing.len()) as u32
     }
 
-    /// What shows it to programs of this machine.
+    /// The shared memory that shows the file to programs on this machine.
     #[inline]
     pub(crate) fn exported(&self) -> &Exported {
         self.range.exported()
     }
 
-    /// Gives it another export, or none.
+    /// Gives the file another export, or none.
     pub(crate) fn export(&self, export: Option<Arc<Export>>) {
         self.range.export(export);
     }
 
-    /// Its length as this mount knows it.
+    /// The length of the file as this mount knows it.
     pub(crate) fn size(&self) -> u64 {
         self.size.bytes.load(SeqCst)
     }
 
-    /// A write past the cache now ends at `end`. Answers from before are taken before this, or not at all.
+    /// A direct write extends the file to `end`. Answers from before this write must be applied before this call, or
+    /// not at all.
     pub(crate) fn extend(&self, end: u64) {
         let _known = self.known.lock();
         self.size.turn();
@@ -314,12 +320,17 @@ impl Inode {
         self.hints.layout()
     }
 
+    /// Whether writes may land after they have returned, without a lock.
+    pub(crate) fn is_commit(&self) -> bool {
+        self.hints.advice().consistency() == Consistency::Commit
+    }
+
     /// What the owner of the file asked of the decision.
     pub(crate) fn io_mode(&self) -> IoMode {
         self.hints.advice().mode()
     }
 
-    /// The bits of the stripes that hold `range`; 0 if there are stripes without a bit.
+    /// The bits of the stripes that contain `range`; 0 if some of these stripes have no bit.
     pub(crate) fn stripe_bits(&self, range: ByteRange) -> u64 {
         let layout = self.layout();
         let (first, end) = layout.stripe_at(range.start);
@@ -336,7 +347,7 @@ impl Inode {
         bits
     }
 
-    /// The bits of all stripes that the file can have; 0 if there are some without a bit.
+    /// The bits of all stripes that the file can have; 0 if some have no bit.
     pub(crate) fn all_stripe_bits(&self) -> u64 {
         match self.layout().stripes() {
             64 => u64::MAX,
@@ -351,7 +362,7 @@ impl Inode {
         self.signal.notify();
     }
 
-    /// Waits until the file shows what the servers have.
+    /// Waits until the file shows what the servers have, after a failure of write-back.
     pub(crate) async fn settled(&self) {
         self.signal.until(|| !self.failures.settling.is_running()).await;
     }

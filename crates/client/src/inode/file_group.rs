@@ -1,6 +1,7 @@
-//! `FileGroup`: the group of open files that a file belongs to, as its inode knows it.
+//! `FileGroup`: the group lock of a file, as its inode knows it.
 //!
-//! Owns: the state, and who waits for its end. Does not own: how it comes and goes (`coherence::group_lock`).
+//! Owns: the state of the group, and the requests that wait for its end. Does not own: how the group lock is acquired
+//! and returned (`coherence::group_lock`).
 
 use super::{Signal, Use};
 use amphi_dlm::LockId;
@@ -8,13 +9,13 @@ use amphi_types::TargetId;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// How far this mount is with a group.
+/// The stage of a group on this mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// There is none.
     #[default]
     None,
-    /// The servers are being asked.
+    /// The servers are being asked for the group locks.
     Taking,
     /// It has the file.
     Held,
@@ -22,47 +23,47 @@ pub(crate) enum Stage {
     Leaving,
 }
 
-/// The group, its members here and its locks.
+/// The group, its members on this mount and its locks.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) stage: Stage,
     pub(crate) members: u32,
     pub(crate) locks: Vec<(TargetId, LockId)>,
-    /// Nobody forgets the file meanwhile.
+    /// Keeps the file in the table meanwhile.
     pub(crate) _in_use: Option<Use>,
 }
 
 /// The group that has a file.
 #[derive(Default)]
 pub(crate) struct FileGroup {
-    /// Its number, from the moment on from which others have to wait; 0: none.
+    /// The number of the group, from the moment when other requests have to wait for it; 0: no group.
     pub(crate) id: AtomicU64,
     pub(crate) state: Mutex<State>,
     /// Requests of this mount that wait for the end of the group.
     pub(crate) strangers: AtomicU64,
-    /// News for strangers that wait for locks: a group has asked for the file.
+    /// Notifies strangers that wait for locks that a group has requested the file.
     pub(crate) asked: Signal,
 }
 
 impl FileGroup {
-    /// Whether requests of a member of this group, or of no group (0), may go on.
+    /// Whether requests of a member of this group, or of a file in no group (0), may continue.
     #[inline]
     pub(crate) fn admits(&self, member: u64) -> bool {
         self.id.load(SeqCst) == member
     }
 
-    /// The group that has the file; 0: none.
+    /// The number of the group that has the file; 0: no group.
     pub(crate) fn id(&self) -> u64 {
         self.id.load(SeqCst)
     }
 
-    /// Whether the lock is one of the group's.
+    /// Whether the lock is one of the group's locks.
     pub(crate) fn holds(&self, target: TargetId, id: LockId) -> bool {
         self.id() != 0 && self.state.lock().locks.contains(&(target, id))
     }
 }
 
-/// One that waits for the end of the group, counted as long as it does.
+/// A request that waits for the end of the group, counted as long as it waits.
 pub(crate) struct Stranger<'a>(&'a FileGroup);
 
 impl<'a> Stranger<'a> {

@@ -1,7 +1,7 @@
-//! `Fills`: requests under way that bring bytes of a file into the cache, or for one reader.
+//! `Fills`: requests under way that read bytes of a file from the targets, into the cache or for one reader.
 //!
-//! Owns: which bytes they bring, and what has changed since they were asked for, so that nothing old comes in. Does not
-//! own: the requests (`ops::read`, `prefetch`), the bytes (`cache`).
+//! Owns: which bytes they read, and which of these have changed since the request was sent, so that no outdated bytes
+//! enter the cache. Does not own: the requests (`ops::read`, `prefetch`), the bytes (`cache`).
 
 use amphi_types::{ByteRange, RangeSet};
 use parking_lot::Mutex;
@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 struct Fill {
     id: u64,
     range: ByteRange,
-    /// Its bytes are kept for one reader and do not go into the cache, so nobody waits for it.
+    /// The bytes are kept for one reader and do not enter the cache, so no other read waits for them.
     held: bool,
-    /// What changed since it was asked for: the answer may be older than that.
+    /// The ranges changed since the request was sent; the answer may be older than these changes.
     spoiled: RangeSet,
 }
 
@@ -24,7 +24,7 @@ struct List {
 }
 
 impl List {
-    /// Those that go into the cache.
+    /// The fills whose bytes enter the cache.
     fn cached(&self) -> impl Iterator<Item = &Fill> {
         self.list.iter().filter(|f| !f.held)
     }
@@ -34,19 +34,19 @@ impl List {
 #[derive(Default)]
 pub(crate) struct Fills {
     list: Mutex<List>,
-    /// Those that go into the cache.
+    /// Number of fills whose bytes enter the cache.
     pub(crate) under_way: AtomicU32,
     /// All of them.
     pub(super) entered: AtomicU32,
 }
 
 impl Fills {
-    /// Enters a fill. From now on changes of its bytes spoil it.
+    /// Adds a fill. From now on changes of its bytes spoil it.
     pub(crate) fn begin(&self, range: ByteRange) -> u64 {
         self.enter(range, false)
     }
 
-    /// As `begin`, of bytes that are kept for one reader until `end` instead of going into the cache.
+    /// As `begin`, for bytes that are kept for one reader until `end` instead of entering the cache.
     pub(crate) fn begin_held(&self, range: ByteRange) -> u64 {
         self.enter(range, true)
     }
@@ -65,7 +65,8 @@ impl Fills {
         self.under_way.store(fills.cached().count() as u32, SeqCst);
     }
 
-    /// Whether what fill `id` brings for `range` is still true. To be asked under the lock of the cache's shard.
+    /// Whether the bytes that fill `id` brings for `range` are still right. To be called under the lock of the cache's
+    /// shard.
     pub(crate) fn is_true(&self, id: u64, range: ByteRange) -> bool {
         self.list.lock().list.iter().any(|f| f.id == id && !f.spoiled.overlaps(range))
     }
@@ -77,8 +78,8 @@ impl Fills {
         self.count(&fills);
     }
 
-    /// What the server has of `range`, or the right to cache it, changed now: fills that were asked for before do not
-    /// count there.
+    /// The server's bytes in `range`, or the right to cache them, have changed now: bytes of earlier fills are not used
+    /// there.
     pub(crate) fn spoil(&self, range: ByteRange) {
         if self.entered.load(SeqCst) > 0 {
             for fill in self.list.lock().list.iter_mut().filter(|f| f.range.overlaps(&range)) {
@@ -87,14 +88,14 @@ impl Fills {
         }
     }
 
-    /// The parts of `range` that no fill under way brings.
+    /// The parts of `range` that no fill under way reads.
     pub(crate) fn gaps(&self, range: ByteRange) -> Vec<ByteRange> {
         let mut covered = RangeSet::new();
         self.list.lock().cached().for_each(|f| covered.insert(f.range));
         covered.gaps(range).into_vec()
     }
 
-    /// Whether a fill under way brings bytes of `range`.
+    /// Whether a fill under way reads bytes of `range`.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.under_way.load(SeqCst) > 0 && self.list.lock().cached().any(|f| f.range.overlaps(&range))
     }

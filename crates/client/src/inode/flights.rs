@@ -1,16 +1,17 @@
-//! Bytes of a file that are on their way to the server.
+//! Bytes of a file that are under way to the server.
 //!
-//! Owns: which these are. Does not own: when they set out or land (`writeback`, `pipeline`).
+//! Owns: which bytes these are. Does not own: when they are sent and when their request has ended (`writeback`,
+//! `pipeline`).
 //!
-//! Invariants: a look at a range costs the logarithm of their number, as scattered writes make thousands of small ones:
-//! they are ordered by where they begin, and none is longer than `longest`, so those that begin farther away need not
-//! be looked at. They may overlap, if only while it is being found out how much of one is dirty.
+//! Invariants: looking up a range costs the logarithm of the number of flights, because scattered writes make thousands
+//! of small ones. They are ordered by their start, and none is longer than `longest`, so flights that begin farther
+//! away need not be checked. Flights may overlap, but only while it is being determined how much of one is dirty.
 
 use amphi_types::ByteRange;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One of a file, as it was entered.
+/// Identifies a flight of a file, by the range with which it was entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlightId {
     start: u64,
@@ -20,22 +21,22 @@ pub(crate) struct FlightId {
 /// Those of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
-    /// By where they begin, and their number: where they end.
+    /// The ends of the flights, by start and number.
     ends: BTreeMap<(u64, u64), u64>,
     /// None is longer, bytes.
     longest: u64,
     last_number: u64,
-    /// Numbers of those that were never in the cache (`pipeline`).
+    /// Numbers of flights whose bytes were never in the cache (`pipeline`).
     piped: BTreeSet<u64>,
-    /// How many ended with their bytes dirty again.
+    /// How many flights ended with their bytes dirty again.
     came_back: u64,
-    /// From the least of these offsets on nothing may set out: truncates are under way, or the file has lost its last
+    /// Nothing may be sent from the lowest of these offsets on: truncates are under way, or the file has lost its last
     /// name.
     frozen: SmallVec<[u64; 2]>,
 }
 
 impl Flights {
-    /// From `from` on nothing may set out until as many `thaw` it.
+    /// Nothing may be sent from `from` on until `thaw` was called as often as this.
     pub(crate) fn freeze(&mut self, from: u64) {
         self.frozen.push(from);
     }
@@ -47,34 +48,34 @@ impl Flights {
         }
     }
 
-    /// From where on nothing may set out.
+    /// The offset from which on nothing may be sent.
     pub(crate) fn frozen_from(&self) -> Option<u64> {
         self.frozen.iter().min().copied()
     }
 
-    /// The number of the latest: all that are under way have this one or a lower one.
+    /// The number of the latest flight; all that are under way have this number or a lower one.
     pub(crate) fn last(&self) -> u64 {
         self.last_number
     }
 
-    /// How many ended with their bytes dirty again.
+    /// How many flights ended with their bytes dirty again.
     pub(crate) fn came_back(&self) -> u64 {
         self.came_back
     }
 
-    /// The bytes of one that is about to end are dirty again.
+    /// The bytes of a flight that is about to end are dirty again.
     pub(crate) fn comes_back(&mut self) {
         self.came_back += 1;
     }
 
-    /// As `begin`, of bytes that were never in the cache.
+    /// As `begin`, for bytes that were never in the cache.
     pub(crate) fn begin_piped(&mut self, range: ByteRange) -> FlightId {
         let id = self.begin(range);
         self.piped.insert(id.number);
         id
     }
 
-    /// Whether any of those with numbers up to `upto` is under way.
+    /// Whether any pipelined write with a number up to `upto` is under way.
     pub(crate) fn piped_upto(&self, upto: u64) -> bool {
         self.piped.first().is_some_and(|number| *number <= upto)
     }
@@ -86,7 +87,7 @@ impl Flights {
         self.put(id, range)
     }
 
-    /// It is of these bytes; returns what it is called now.
+    /// The flight now has only these bytes; returns its new id.
     pub(crate) fn narrow(&mut self, id: FlightId, range: ByteRange) -> FlightId {
         match self.ends.remove(&(id.start, id.number)) {
             Some(_) => self.put(id, range),
@@ -101,7 +102,7 @@ impl Flights {
         id
     }
 
-    /// It has ended, however it did.
+    /// The flight has ended, with or without success.
     pub(crate) fn end(&mut self, id: FlightId) {
         self.ends.remove(&(id.start, id.number));
         self.piped.remove(&id.number);
@@ -110,12 +111,12 @@ impl Flights {
         }
     }
 
-    /// Whether any has bytes of `range`.
+    /// Whether any flight has bytes of `range`.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.overlap_upto(range, u64::MAX)
     }
 
-    /// Whether any with a number up to `upto` has.
+    /// Whether any flight with a number up to `upto` has bytes of `range`.
     pub(crate) fn overlap_upto(&self, range: ByteRange, upto: u64) -> bool {
         !range.is_empty()
             && self
@@ -126,7 +127,7 @@ impl Flights {
                 .any(|((_, number), end)| *end > range.start && *number <= upto)
     }
 
-    /// Where the last byte ends; 0 without any.
+    /// The end of the last flight; 0 without any.
     pub(crate) fn last_end(&self) -> u64 {
         self.ends.values().copied().max().unwrap_or(0)
     }
@@ -141,7 +142,8 @@ impl Flights {
 mod tests {
     use super::*;
 
-    /// Goal: what two have frozen stays frozen until both have let go, from the lesser offset on. Method: by hand.
+    /// Goal: if two calls have frozen a file, it stays frozen until both have thawed it, from the lower offset on.
+    /// Method: by hand.
     #[test]
     fn each_thaws_its_own() {
         let mut flights = Flights::default();
@@ -155,8 +157,8 @@ mod tests {
         assert_eq!(flights.frozen_from(), None);
     }
 
-    /// Goal: what overlaps and where the last one ends is right whatever begins, is narrowed and ends. Method: random
-    /// steps against a list, short and long ones, many at the same place.
+    /// Goal: `overlap` and `last_end` are right whatever flights begin, are narrowed and end. Method: random steps
+    /// compared with a list, with short and long flights, many at the same offset.
     #[test]
     fn as_a_list() {
         let mut x = 7u64;
@@ -194,8 +196,8 @@ mod tests {
         }
     }
 
-    /// Goal: who waits for what was in the pipeline does not wait for what came later, nor for write-back. Method: by
-    /// hand.
+    /// Goal: a caller that waits for earlier pipelined writes waits neither for later ones nor for write-back. Method:
+    /// by hand.
     #[test]
     fn what_came_later_is_told_apart() {
         let mut flights = Flights::default();

@@ -1,8 +1,9 @@
 //! `FilePages`: what a front end caches of a file, as its inode knows it.
 //!
-//! Owns: whether there are such pages and under which rule they were read, which bytes were read into them and replaced
-//! since (`overwrites`), who goes without a lock while they are taken back (`taking`). Does not own: these requests
-//! (`overwrite`, `without_lock`), how pages get locks (`ops::pages`), taking them back (`coherence::front_pages`).
+//! Owns: whether there are such pages and in which caching mode they were read, which bytes were read into them and
+//! replaced since (`overwrites`), which requests run without a lock while pages are dropped (`taking`). Does not own:
+//! these requests (`overwrite`, `without_lock`), how pages get locks (`ops::pages`), dropping pages
+//! (`coherence::front_pages`).
 
 mod overwrites;
 mod taking;
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Pages of one file in front.
+/// The pages of one file that a front end caches.
 #[derive(Default)]
 pub(crate) struct FilePages {
     /// There may be some.
@@ -27,39 +28,40 @@ pub(crate) struct FilePages {
     overwrites: Mutex<Overwrites>,
     pub(crate) taking: Mutex<Taking>,
     pub(crate) is_taking: AtomicBool,
-    /// When a page of a mapping was read under a lock last, monotonic ns.
+    /// When a page of a mapping was last read under a lock, monotonic ns.
     pub(crate) read_ns: AtomicU64,
-    /// There may be some that lie under locks of the cluster: whoever returns these has to find the file.
+    /// There may be pages that are covered by extent locks: the return of these locks has to find the file.
     locked: AtomicBool,
-    /// The rule of caching under which all pages that are there were read; 0: older ones may be there.
+    /// The number of the caching mode in which all existing pages were read; 0: older pages may exist.
     pub(crate) covered_rule: AtomicU64,
-    /// Nothing is shown to programs while there are pages: they may have been stored to.
+    /// While pages exist, nothing of the file is shared with programs, because a program may have stored into the
+    /// pages.
     exported: Exported,
 }
 
 impl FilePages {
-    /// No pages, of a file that programs read in `exported`.
+    /// No pages, for a file that programs read in `exported`.
     pub(super) fn new(exported: Exported) -> FilePages {
         FilePages { exported, ..FilePages::default() }
     }
 
-    /// There are pages, or may be again.
+    /// Pages exist, or may exist again.
     pub(crate) fn keep(&self) {
         if !self.any.swap(true, SeqCst) {
             self.exported.all_change();
         }
     }
 
-    /// All are being taken back; writes meanwhile take it that there are some (`Overwrite::begin`).
+    /// All pages are being dropped; writes that begin meanwhile assume that some exist (`Overwrite::begin`).
     pub(crate) fn forget(&self) {
         self.any.store(false, SeqCst);
         self.locked.store(false, SeqCst);
         self.overwrites.lock().forget();
     }
 
-    /// Bytes are about to be read into pages through an open file. Where the front end has dropped what it had when
-    /// that was opened, under `emptied_rule`, all pages that are there now were read since: nobody reads through a file
-    /// that is still being opened.
+    /// Bytes are about to be read into pages through an open file. If the front end dropped its pages when that file
+    /// was opened, under `emptied_rule`, all existing pages were read since then: no program reads through a file that
+    /// is still being opened.
     pub(crate) fn note_of(&self, emptied_rule: u64, range: ByteRange, rule: u64) {
         if emptied_rule == rule && self.covered_rule.load(SeqCst) != rule {
             self.covered_rule.store(rule, SeqCst);
@@ -70,12 +72,12 @@ impl FilePages {
         }
     }
 
-    /// Whether the file has to be known for its pages: they lie under locks, or are being taken back.
+    /// Whether the file has to stay in the table for its pages: they are covered by locks, or are being dropped.
     pub(crate) fn keep_known(&self) -> bool {
         self.locked.load(SeqCst) || self.is_taking()
     }
 
-    /// This mount is alone: its locks stand for nothing.
+    /// The mount is in sole mode, so its locks have no effect.
     pub(crate) fn unlock(&self) {
         self.locked.store(false, SeqCst);
     }
@@ -84,7 +86,7 @@ impl FilePages {
         self.any.load(SeqCst)
     }
 
-    /// Whether pages are being taken back: there may be some that no lock covers.
+    /// Whether pages are being dropped; then pages may exist that no lock covers.
     pub(crate) fn is_taking(&self) -> bool {
         self.is_taking.load(SeqCst)
     }
@@ -94,29 +96,29 @@ impl FilePages {
         self.is_taking() && self.taking.lock().is_dropping
     }
 
-    /// Bytes of `range` go into pages. To be called before they are read.
+    /// Bytes of `range` are about to be read into pages. To be called before they are read.
     pub(crate) fn note(&self, range: ByteRange) {
         self.overwrites.lock().note(range.align_out(PAGE));
         self.keep();
     }
 
-    /// Whether a write of `range` may meet pages.
+    /// Whether a write of `range` may concern bytes in pages.
     pub(crate) fn touches(&self, range: ByteRange) -> bool {
         self.any() && self.overwrites.lock().touches(range)
     }
 
-    /// Whether a write to some of `range` is under way that met pages.
+    /// Whether a write to bytes of `range` that were in pages is under way.
     pub(crate) fn is_overwritten(&self, range: ByteRange) -> bool {
         self.any() && self.overwrites.lock().is_overwritten(range)
     }
 
-    /// The parts of written-back pages of `range` that shall be written: no write has replaced them since they were
-    /// read.
+    /// The parts of written-back pages in `range` that have to be written, because no write has replaced them since
+    /// they were read.
     pub(crate) fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
         self.overwrites.lock().left(range)
     }
 
-    /// Begins a write of `range`. Its pages do not count as read any more.
+    /// Begins a write of `range`, whose pages do not count as read any more.
     pub(super) fn begin_overwrite(&self, range: ByteRange) -> u64 {
         self.overwrites.lock().begin(range)
     }

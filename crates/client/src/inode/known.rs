@@ -1,6 +1,7 @@
-//! `Known`: what is known of an inode beside its size, and the same again for hits that take no lock.
+//! `Known`: attributes of an inode except its size, and a copy of some of them for cache hits that take no lock.
 //!
-//! Owns: the view, times of this mount's own, opens and closes. Does not own: when a view counts (`file`).
+//! Owns: the view, times that this mount itself has set, opens and closes. Does not own: whether a view is applied
+//! (`file`).
 
 use amphi_types::{Advice, Layout, Pattern, Timespec};
 use amphi_wire::{Access, InodeView, ReadAdvice};
@@ -24,35 +25,36 @@ fn unpack(word: u64) -> Layout {
     Layout { pattern, stripe_size, stripe_count: (word >> 16) as u16, pool: (word >> 32) as u16 }
 }
 
-/// What is known of an inode beside its size.
+/// Attributes of an inode except its size.
 pub(crate) struct Known {
     pub(crate) view: InodeView,
-    /// When `view` was asked for; when it came, if it is of the answer to a change of this mount's own.
+    /// When the request for `view` was sent, or when the answer arrived if it is the answer to a change by this mount.
     pub(super) at: u64,
     /// When an extended attribute was set last.
     pub(super) xattrs_at: u64,
-    /// Time of the last write that is only in the cache, or set explicitly after it.
+    /// Time of the last write that is only in the cache, or a time that was set explicitly after it.
     pub(crate) mtime: Timespec,
-    /// That time is not yet known to be the server's: the cache holds writes with it, or nobody has asked since.
+    /// The server is not known to have that time: the cache contains writes with it, or nobody has requested the
+    /// attributes since.
     pub(crate) mtime_local: bool,
-    /// `mtime` was set, not that of a write.
+    /// `mtime` was set explicitly, and is not the time of a write.
     pub(crate) mtime_set: bool,
-    /// Time of the latest read that counts; goes with the next close.
+    /// Time of the latest read that renews the access time; it is sent with the next close.
     pub(crate) accessed: Option<Timespec>,
-    /// The server has not been told of it.
+    /// The server has not been informed of this time.
     pub(crate) accessed_due: bool,
     /// Opens that have not been released.
     pub(crate) opens: Vec<Access>,
-    /// Closes that wait for write-back.
+    /// Closes that are not sent before write-back has ended.
     pub(crate) closes: Vec<Access>,
-    /// Closes that the server has not answered: one that restarts must hear of these opens before it hears the close.
+    /// Closes that the server has not answered: a restarted server must get these opens before it gets the closes.
     pub(crate) closing: Vec<Access>,
-    /// `Spread` was answered since the last writer closed.
+    /// The request `Spread` was answered since the last writer closed.
     pub(crate) spread: bool,
 }
 
 impl Known {
-    /// Of a view that was asked for at `at`.
+    /// The state for a view whose request was sent at `at`.
     pub(super) fn new(view: InodeView, at: u64) -> Known {
         Known {
             mtime: view.attr.mtime,
@@ -70,23 +72,24 @@ impl Known {
         }
     }
 
-    /// What write-back says of when its bytes were written: nothing, if a time was set since.
+    /// The modification time that write-back sends with its bytes: none, if a time was set explicitly since.
     pub(crate) fn write_time(&self) -> Timespec {
         if self.mtime_set { Timespec::default() } else { self.mtime }
     }
 }
 
-/// What `Known::view` says, again, and what programs advise, for hits that take no lock.
+/// A copy of parts of `Known::view`, and the programs' advice, for cache hits that take no lock.
 pub(crate) struct Hints {
     layout_packed: AtomicU64,
     advice: AtomicU8,
-    /// How programs of this mount read it, as the last of them has said that has it open: a `ReadAdvice`.
+    /// How programs of this mount read the file, as the last one that has it open has advised: a `ReadAdvice`.
     reads: AtomicU8,
-    /// A write takes its capabilities away first.
+    /// A write has to remove the file's capabilities first.
     pub(super) capability: AtomicBool,
-    /// Setuid or setgid, which others than root take away with a write.
+    /// The file has setuid or setgid bits, which a write by another user than root removes.
     pub(super) set_id: AtomicBool,
-    /// The next read asks whether it brings the access time forward. Something has changed since the last one asked.
+    /// The next read has to check whether it renews the access time. Something has changed since a read last checked
+    /// that.
     pub(crate) atime_due: AtomicBool,
 }
 
@@ -102,7 +105,7 @@ impl Hints {
         }
     }
 
-    /// Takes a view that counts.
+    /// Applies a view.
     pub(super) fn take(&self, view: &InodeView) {
         self.layout_packed.store(pack(view.layout), Relaxed);
         self.advice.store(view.advice.into(), Relaxed);
@@ -110,7 +113,7 @@ impl Hints {
         self.set_id.store(view.attr.has_set_id(), Relaxed);
     }
 
-    /// How programs of this mount read it, as far as one that has it open has said.
+    /// How programs of this mount read the file, as far as one that has it open has advised.
     pub(crate) fn read_advice(&self) -> ReadAdvice {
         match self.reads.load(Relaxed) {
             1 => ReadAdvice::Random,
@@ -120,12 +123,12 @@ impl Hints {
         }
     }
 
-    /// A program says how it reads.
+    /// A program advises how it reads.
     pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
         self.reads.store(advice as u8, Relaxed);
     }
 
-    /// What the owner of the file asked of mounts.
+    /// The settings that the owner of the file has made for mounts.
     pub(crate) fn advice(&self) -> Advice {
         Advice::try_from(self.advice.load(Relaxed)).unwrap_or_default()
     }

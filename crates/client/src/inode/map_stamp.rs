@@ -1,19 +1,19 @@
-//! `MapStamp`: whether a file was changed since the map of its data was asked for.
+//! `MapStamp`: whether a file was changed since the map of its data and holes was requested.
 //!
-//! Owns: the stamp, which costs a change nothing while nobody has asked. Does not own: the maps (`seek_maps`).
+//! Owns: the stamp; a change costs nothing while nobody has requested a map. Does not own: the maps (`seek_maps`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// Tells whether a file was changed since its map was asked for.
+/// Says whether a file was changed since its map was requested.
 #[derive(Default)]
 pub(crate) struct MapStamp {
-    /// A map was asked for since the last change.
+    /// A map was requested since the last change.
     is_watched: AtomicBool,
     stamp: AtomicU64,
 }
 
 impl MapStamp {
-    /// A file that became known at `born`, a moment of no other file.
+    /// A file that entered the table at `born`, a moment that no other file has.
     pub(crate) fn new(born: u64) -> MapStamp {
         MapStamp { is_watched: AtomicBool::new(false), stamp: AtomicU64::new(born) }
     }
@@ -22,14 +22,14 @@ impl MapStamp {
         self.stamp.load(SeqCst)
     }
 
-    /// A map is about to be asked for: changes from now on are noted. To be called before dirty bytes are looked for.
+    /// A map is about to be requested: changes from now on are noted. To be called before dirty bytes are searched.
     pub(crate) fn watch(&self) -> u64 {
         self.is_watched.store(true, SeqCst);
         self.stamp()
     }
 
-    /// Bytes of the file have changed, or others may change them from now on. To be called after bytes have become
-    /// dirty.
+    /// Bytes of the file have changed, or other mounts may change them from now on. To be called after bytes have
+    /// become dirty.
     #[inline]
     pub(crate) fn change(&self, now: impl FnOnce() -> u64) {
         if self.is_watched.load(SeqCst) && self.is_watched.swap(false, SeqCst) {
@@ -42,7 +42,8 @@ impl MapStamp {
 mod tests {
     use super::*;
 
-    /// Goal: a change of a file whose map was asked for is noted, and others cost nothing. Method: the stamp.
+    /// Goal: a change of a file whose map was requested is noted, and other changes cost nothing. Method: calls of the
+    /// stamp.
     #[test]
     fn changes_are_noted_once() {
         let stamp = MapStamp::new(5);

@@ -1,4 +1,4 @@
-//! An open file: how it was opened, how its requests go, errors it has reported.
+//! An open file: how it was opened, whether its requests are buffered or direct, and which errors it has reported.
 //!
 //! Owns: what belongs to one open alone: its flags, its group, hits, reported failures. Does not own: the order of its
 //! requests (`streams`).
@@ -14,38 +14,39 @@ use amphi_wire::{Access, LockExtent, ReadAdvice};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
-/// What an open file, or an open that nobody has taken over, needs of the mount when it goes.
+/// The function of the mount that an open file, or an open that no program has taken over, calls when it is dropped.
 pub(crate) trait Closer: Send + Sync {
-    /// The last reference to an open file is gone, which was read so: `ahead` as in `OpenFile`.
+    /// The last reference to an open file is gone; `reads`: what was read through it; `ahead` as in `OpenFile`.
     fn closed(self: Arc<Self>, open: &OpenFile, reads: Reads, ahead: bool);
 
-    /// An open of a file that the server counts is given up; `linger`: its close may wait for others.
+    /// An open of a file that the server counts is given up; `linger`: its close may wait for others to share a
+    /// message.
     fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool);
 }
 
-/// What its program has told of its I/O.
+/// The program's declarations about its I/O.
 #[derive(Default)]
 struct Told {
-    /// Its locks are not to be granted wider than it asks.
+    /// Its locks are to be granted exactly as requested, without growth.
     exact: AtomicBool,
-    /// It has said how it reads: that counts until it is closed.
+    /// The program has advised how it reads, which holds until the close.
     reads: AtomicBool,
 }
 
-/// What a front end that has a page cache does with an open file.
+/// How a front end with a page cache treats an open file.
 #[derive(Default)]
 pub(crate) struct Front {
-    /// It serves its reads from pages (`policy::kernel_reads`).
+    /// The front end serves its reads from pages (`policy::kernel_reads`).
     pub(crate) serves: AtomicBool,
-    /// The rule of caching under which it was opened, if the front end dropped all pages of the file then; 0 if it kept
-    /// them.
+    /// The number of the caching mode in which the file was opened, if the front end dropped all pages of the file
+    /// then; 0 if it kept them.
     pub(crate) emptied_rule: AtomicU64,
     /// What chose that.
     chosen: AtomicU8,
 }
 
 impl Front {
-    /// Whether it serves reads, and what chose that.
+    /// Whether the front end serves reads of the open file, and which rule decided that.
     pub(crate) fn choose(&self, serves: bool, chosen: Chosen) {
         self.serves.store(serves, SeqCst);
         self.chosen.store(chosen as u8, Relaxed);
@@ -57,34 +58,34 @@ impl Front {
     }
 }
 
-/// An open file. Dropping the last reference closes it, without waiting.
+/// An open file. Dropping the last reference closes the file, without waiting.
 pub struct OpenFile {
     closer: Weak<dyn Closer>,
     pub(crate) file: Arc<Inode>,
     pub(crate) flags: OpenFlags,
-    /// What the environment of the process that opened it asks for.
+    /// The I/O mode in the environment of the process that opened the file.
     pub(crate) process_mode: Option<IoMode>,
-    /// The program that opened it.
+    /// The program that opened the file.
     pub(crate) program: Program,
-    /// Failures of write-back already reported here.
+    /// Number of write-back failures that were already reported to this open file.
     reported: AtomicU64,
     pieces: Pieces,
     pub(crate) streams: Streams,
-    /// What its requests are counted in.
+    /// The counters of its requests.
     pub(crate) ledger: Arc<Ledger>,
-    /// How its requests go, as asked for by its user.
+    /// The I/O mode that its user has set.
     io_mode: AtomicU8,
     told: Told,
-    /// The group under whose lock its requests go; 0: none.
+    /// The group under whose lock its requests run; 0: none.
     pub(crate) group: AtomicU64,
     pub(crate) front: Front,
-    /// Where the last append through it went.
+    /// The offset of the last append through this open file.
     appended_at: AtomicU64,
-    /// It was opened ahead, as one of many: its close waits for company.
+    /// It was opened ahead of a program, as one of many: its close waits for others to share a message.
     ahead: bool,
 }
 
-/// A file that was created or found by create.
+/// A file that a create call has made or found.
 #[derive(Debug)]
 pub struct Created {
     /// Its attributes.
@@ -96,8 +97,8 @@ pub struct Created {
 }
 
 impl OpenFile {
-    /// An open of `file` by `ctx` that is counted for `job`. `ahead`: it was made ahead, so its close waits for
-    /// company.
+    /// An open of `file` by `ctx` that is counted for `job`. `ahead`: the file was opened ahead of a program, so its
+    /// close waits for others to share a message.
     pub(crate) fn new(
         closer: Weak<dyn Closer>,
         job: Arc<Job>,
@@ -127,12 +128,13 @@ impl OpenFile {
         }
     }
 
-    /// Where the last append through it went. A front end that has one append under way at a time can tell of each.
+    /// The offset of the last append through this open file. A front end that has only one append under way at a time
+    /// gets the offset of each.
     pub fn appended_at(&self) -> u64 {
         self.appended_at.load(SeqCst)
     }
 
-    /// A write goes to `offset`; `appends`: as the end of the file.
+    /// A write goes to `offset`; `appends`: because the file ends there.
     pub(crate) fn note_write(&self, appends: bool, offset: u64) {
         if appends {
             self.appended_at.store(offset, SeqCst);
@@ -154,12 +156,12 @@ impl OpenFile {
         self.file.size()
     }
 
-    /// Requests and bytes of the file by way and reason, locks and messages, for people.
+    /// Requests and bytes of the file by way and reason, locks and messages, as text for users.
     pub fn counters(&self) -> String {
         self.file.stats.text(self.file.cached.dirty_bytes.load(Relaxed), None)
     }
 
-    /// How its requests go: `Auto` leaves it to the file and the mount.
+    /// The I/O mode of the open file: `Auto` leaves the decision to the file and the mount.
     pub fn io_mode(&self) -> IoMode {
         match self.io_mode.load(Relaxed) {
             1 => IoMode::Buffered,
@@ -168,24 +170,26 @@ impl OpenFile {
         }
     }
 
-    /// Sets how its requests go from now on. `O_DIRECT` goes before it, the file and the mount behind it.
+    /// Sets the I/O mode from now on. `O_DIRECT` takes precedence over this mode, and this mode over those of the file
+    /// and the mount.
     pub fn set_io_mode(&self, mode: IoMode) {
         self.io_mode.store(mode as u8, Relaxed);
     }
 
-    /// Whether its locks are granted as asked, for who knows its pattern, or as wide as nothing conflicts.
+    /// Whether its locks are granted exactly as requested, for a program that knows its pattern, or grown as far as
+    /// nothing conflicts.
     pub fn set_no_expand(&self, on: bool) {
         self.told.exact.store(on, Relaxed);
     }
 
-    /// The program says how it reads the file. That counts for all reads of the file on this mount, until another one
-    /// says something else or this one closes it.
+    /// The program advises how it reads the file. The advice holds for all reads of the file on this mount, until
+    /// another program gives other advice or this one closes the file.
     pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
         self.told.reads.store(true, Relaxed);
         self.file.hints.advise_reads(advice);
     }
 
-    /// The group that it is a member of; 0: none.
+    /// The group of which it is a member; 0: none.
     pub fn group(&self) -> u64 {
         self.member()
     }
@@ -194,7 +198,7 @@ impl OpenFile {
         if self.told.exact.load(Relaxed) { LockExtent::Exact } else { LockExtent::Grown }
     }
 
-    /// The group that this open file is a member of; 0: none.
+    /// The group of which this open file is a member; 0: none.
     #[inline]
     pub(crate) fn member(&self) -> u64 {
         self.group.load(Relaxed)
@@ -204,7 +208,7 @@ impl OpenFile {
         Access { read: self.flags.read, write: self.flags.write }
     }
 
-    /// What it was asked for since its counters were looked at, calls that came in pieces as one.
+    /// The reads since the counters were last read, with calls that came in pieces counted as one.
     pub(crate) fn reads(&self) -> Reads {
         let (requests, bytes) = self.ledger.reads();
         Reads { requests: requests.saturating_sub(self.pieces.continued()), bytes }
@@ -220,12 +224,12 @@ impl OpenFile {
         self.pieces.note_piece(way, stream, range, may_continue);
     }
 
-    /// Whether there is one to report.
+    /// Whether there is a failure to report.
     pub(crate) fn has_error(&self) -> bool {
         self.file.failures.count() != self.reported.load(SeqCst)
     }
 
-    /// The error to report, once for each failure.
+    /// Returns the failure to report, once for each failure.
     pub(crate) fn take_error(&self) -> Result<()> {
         if !self.has_error() {
             return Ok(());
@@ -233,13 +237,14 @@ impl OpenFile {
         self.file.failures.tell(&self.reported)
     }
 
-    /// Tells this open file of failures that it was not told of.
+    /// Reports the failures that were not reported to this open file yet.
     ///
-    /// Errors: the latest of them. The file shows what the servers have then, unless they could not be reached anyway.
+    /// Errors: the latest of these failures. After that the file shows what the servers have, unless they could not be
+    /// reached anyway.
     pub(crate) async fn tell_failures(&self) -> Result<()> {
         let told = self.take_error();
         if told.is_err_and(Errno::is_no_room) {
-            // The failed request may still be about to enter what follows.
+            // The failed request may still be about to enter the consequences of its loss.
             let upto = self.file.flights.lock().last();
             self.file.signal.until(|| !self.file.in_flight_upto(ByteRange::ALL, upto)).await;
             self.file.settled().await;

@@ -1,7 +1,7 @@
-//! `Overwrite`: a write to bytes that lie in pages in front.
+//! `Overwrite`: a write to bytes that a front end has in pages.
 //!
-//! Owns: its begin, and its end, behind which these pages are dropped. Does not own: what is written back of such pages
-//! meanwhile (`front_pages`).
+//! Owns: the begin of such a write, and its end, after which these pages are dropped. Does not own: what is written
+//! back of such pages meanwhile (`front_pages`).
 
 use super::Inode;
 use crate::api::KernelPages;
@@ -10,7 +10,8 @@ use futures_channel::oneshot;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// A write to bytes that lie in pages. To be begun with the range lock on them, before the first byte.
+/// A write to bytes that are in pages of a front end. It has to be begun under the range lock on these bytes, before
+/// the first byte is written.
 pub(crate) struct Overwrite {
     file: Arc<Inode>,
     range: ByteRange,
@@ -18,11 +19,11 @@ pub(crate) struct Overwrite {
 }
 
 impl Overwrite {
-    /// None if no page can be met: with the range lock held, whoever reads `range` from now on reads what the write has
-    /// written.
+    /// Returns `None` if no page has these bytes: under the range lock, every later read of `range` returns what the
+    /// write has written.
     pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Overwrite> {
         let pages = &file.pages;
-        // Pages that are being taken back are read without the range lock.
+        // Pages that are being dropped are read without the range lock.
         if !pages.touches(range) && !pages.is_taking.load(SeqCst) {
             return None;
         }
@@ -35,8 +36,8 @@ impl Overwrite {
         self.file.pages.overwrite_in_place(self.id, self.range.start + len as u64);
     }
 
-    /// Has the front end, if there is one, drop its pages of the bytes. The caller holds no lock that a read or write
-    /// of them may need. Goes on if the future is dropped.
+    /// Makes the front end, if there is one, drop its pages of these bytes. The caller must hold no lock that a read or
+    /// write of these pages may need. The work continues if the future is dropped.
     pub(crate) async fn settle(self, front: Option<Arc<dyn KernelPages>>) {
         let Some(pages) = front else { return };
         let (ino, range) = (self.file.ino, self.range);

@@ -1,10 +1,10 @@
 //! Byte-range lock of a file: orders the requests of this mount on overlapping bytes.
 //!
-//! Owns: who holds which bytes shared or exclusively, and the queue. First come, first served: a request waits for
-//! every earlier one it conflicts with, also for those still waiting, so nobody starves. Waiting is a future, so
-//! threads and tasks use the same lock. Does not own: locks between clients (`locks`).
+//! Owns: which requests hold which bytes, shared or exclusively, and the queue. The order is first come, first served:
+//! a request waits for every earlier conflicting request, also for those that are still waiting, so no request starves.
+//! Waiting is a future, so threads and async tasks use the same lock. Does not own: locks between clients (`locks`).
 //!
-//! Counters let cache hits go by without the lock (`marks`).
+//! Counters let cache hits run without the lock (`marks`).
 
 mod marks;
 
@@ -53,17 +53,18 @@ struct Shared {
     exported: Exported,
 }
 
-/// The lock; clones are the same lock.
+/// The lock; clones refer to the same lock.
 #[derive(Clone, Default)]
 pub(crate) struct RangeLock(Arc<Shared>);
 
 impl RangeLock {
-    /// A lock that nobody holds. It holds programs that read `exported` up while bytes are held exclusively.
+    /// A lock that no request holds. While bytes are held exclusively, programs that read from `exported` make system
+    /// calls.
     pub(super) fn new(exported: Exported) -> RangeLock {
         RangeLock(Arc::new(Shared { exported, ..Shared::default() }))
     }
 
-    /// What it holds programs up in.
+    /// The export in which it blocks programs.
     #[inline]
     pub(super) fn exported(&self) -> &Exported {
         &self.0.exported
@@ -71,7 +72,7 @@ impl RangeLock {
 
     /// Gives the file another export, or none.
     pub(super) fn export(&self, export: Option<Arc<Export>>) {
-        // Nothing is granted or released meanwhile.
+        // Nothing is granted or released while this lock is held.
         let s = self.0.state.lock();
         if let Some(export) = &export {
             s.held.iter().filter(|held| held.hold == Hold::Exclusive).for_each(|_| export.block());
@@ -84,25 +85,25 @@ impl RangeLock {
         self.0.marks.idle()
     }
 
-    /// A stamp of a moment without exclusive holder, to be compared with a later one.
+    /// A stamp of a moment without an exclusive holder, to be compared with a later stamp.
     pub(crate) fn stamp(&self) -> Option<u64> {
         self.0.marks.stamp()
     }
 
-    /// Somebody writes without the lock. To be called under the lock of the cache that readers of the bytes take: a
-    /// reader that finds a later write has read them before, or finds this counted.
+    /// A caller writes without the range lock. To be called under the lock of the cache that readers of the bytes take:
+    /// then a reader that sees a later write has read these bytes before, or finds this write counted.
     #[inline]
     pub(crate) fn wrote_unguarded(&self) {
         self.0.marks.wrote_unguarded();
     }
 
-    /// Writes without the lock so far.
+    /// Number of writes without the lock so far.
     #[inline]
     pub(crate) fn unguarded(&self) -> u64 {
         self.0.marks.unguarded()
     }
 
-    /// Takes the bytes if nobody conflicts.
+    /// Takes the bytes if no other request conflicts.
     pub(crate) fn try_acquire(&self, range: ByteRange, hold: Hold) -> Option<Guard> {
         let mut s = self.0.state.lock();
         let entry = self.entry(&mut s, range, hold);
@@ -136,7 +137,7 @@ impl RangeLock {
         s.held.push(entry);
     }
 
-    /// Grants whatever waits and conflicts with nobody before it.
+    /// Grants every waiting request that conflicts with no earlier one.
     fn advance(&self, s: &mut State) {
         let mut i = 0;
         while i < s.waiting.len() {
@@ -200,7 +201,7 @@ impl Drop for Acquire {
     }
 }
 
-/// Bytes held; dropping it gives them back.
+/// Bytes that are held; dropping it releases them.
 pub(crate) struct Guard {
     lock: RangeLock,
     id: u64,
@@ -222,7 +223,8 @@ mod tests {
         ByteRange::new(a, b)
     }
 
-    /// Goal: conflicts wait in order, others pass. Method: a story with a reader, a waiting writer and a late reader.
+    /// Goal: conflicting requests wait in order, others pass. Method: a story with a reader, a waiting writer and a
+    /// late reader.
     #[test]
     fn first_come_first_served() {
         let lock = RangeLock::default();
@@ -244,7 +246,8 @@ mod tests {
         assert!((&mut late).now_or_never().is_some());
     }
 
-    /// Goal: a waiter that gives up blocks nobody, granted or not. Method: drop futures in both states.
+    /// Goal: a request that gives up blocks no other one, whether it was granted or not. Method: futures are dropped in
+    /// both states.
     #[test]
     fn giving_up_frees_the_place() {
         let lock = RangeLock::default();
@@ -258,8 +261,8 @@ mod tests {
         assert!(lock.try_acquire(ByteRange::ALL, Hold::Exclusive).is_some());
     }
 
-    /// Goal: no two conflicting holders at any time and everybody is served. Method: threads that add under the lock
-    /// to plain cells guarded by nothing else but a check of the count.
+    /// Goal: at no time do two conflicting requests hold bytes, and every request is granted. Method: threads that add
+    /// under the lock to plain cells guarded by nothing else but a check of the count.
     #[test]
     fn threads_exclude_each_other() {
         let lock = RangeLock::default();

@@ -1,9 +1,10 @@
-//! Where files have data and holes, as it was found last.
+//! Maps of the data and holes of files, as the targets last reported them.
 //!
-//! Owns: the maps of the files that were looked through last. Does not own: asking (`ops::seek`). Invariants: a map is
-//! used only as long as nothing of its file was changed by this mount since before it was asked for (`MapStamp`), the
-//! rule of caching is the same, and, with other mounts, every lock under which it was asked for is held: the loss of
-//! one is such a change. So the size that it ends with stays true, too. Bound: `MAPS_MAX` maps.
+//! Owns: the maps of the files that were searched last. Does not own: the requests (`ops::seek`). Invariants: a map is
+//! used only while three things hold: this mount has changed nothing of the file since before the map was requested
+//! (`MapStamp`), the caching mode is the same, and in shared mode the mount holds every lock under which the map was
+//! requested (the loss of one counts as a change). So the size at the end of the map stays right, too. Bound:
+//! `MAPS_MAX` maps.
 
 use crate::api::Whence;
 use crate::inode::Inode;
@@ -15,17 +16,17 @@ use std::sync::Arc;
 /// Files whose maps are kept.
 const MAPS_MAX: usize = 16;
 
-/// Where a file has data, from one offset to another.
+/// A map of the data of a file, from one offset to another.
 pub(crate) struct Map {
     pub(crate) ino: Ino,
     /// What is known.
     pub(crate) known: ByteRange,
-    /// Runs of data that begin in there, ascending, none touching the next.
+    /// Runs of data that begin within the map, ascending, none adjacent to the next.
     pub(crate) data: Vec<ByteRange>,
     pub(crate) size: u64,
-    /// The rule under which it was asked for.
+    /// The number of the caching mode in which it was requested.
     pub(crate) rule: u64,
-    /// The stamp of the file then.
+    /// The stamp of the file when it was requested.
     pub(crate) stamp: u64,
 }
 
@@ -48,18 +49,18 @@ impl Maps {
     }
 }
 
-/// What a map says of an offset.
+/// The content of a map for an offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     At(u64),
-    /// There is no data up to the end of the file.
+    /// There is no data from the offset to the end of the file.
     Nothing,
-    /// Nothing up to this offset; behind it nothing is known.
+    /// There is no data up to this offset; the map ends there.
     Unknown(u64),
 }
 
 impl Map {
-    /// The next data or hole at or after `offset`, which has to lie in what is known and below the size.
+    /// The next data or hole at or after `offset`, which has to be inside the map and below the size.
     pub(crate) fn find(&self, offset: u64, whence: Whence) -> Found {
         let next = self.data.get(self.data.partition_point(|run| run.end <= offset));
         let at = match (whence, next) {
@@ -86,7 +87,7 @@ mod tests {
         Map { ino: Ino(1), known: ByteRange::new(known.0, known.1), data, size, rule: 1, stamp: 1 }
     }
 
-    /// Goal: data, holes, the end of the file and of what is known are found. Method: all offsets of two small maps.
+    /// Goal: data, holes, the end of the file and the end of the map are found. Method: all offsets of two small maps.
     #[test]
     fn what_a_map_says() {
         let whole = map((0, u64::MAX), 100, &[(10, 20), (40, 60), (90, 110)]);

@@ -1,25 +1,25 @@
-//! `Settling`: what follows from bytes of a file that could not be written back.
+//! `Settling`: what has to be done after bytes of a file could not be written back.
 //!
-//! Owns: the lost bytes whose consequences are not drawn yet, and whether a task is at it. Does not own: what that task
-//! does (`writeback::writeback_errors`), who was told of failures (`failures`).
+//! Owns: the lost bytes that were not processed yet, and whether a task is processing them. Does not own: what that
+//! task does (`writeback::writeback_errors`), to whom failures were reported (`failures`).
 
 use amphi_types::ByteRange;
 use parking_lot::Mutex;
 
 #[derive(Debug, Default)]
 struct State {
-    /// A task is at it.
+    /// A task is processing lost bytes.
     running: bool,
-    /// What has come since it looked.
+    /// The range lost since that task last checked.
     pending: Option<ByteRange>,
 }
 
-/// Lost bytes of a file whose consequences are not drawn yet.
+/// Lost bytes of a file that were not processed yet.
 #[derive(Debug, Default)]
 pub(crate) struct Settling(Mutex<State>);
 
 impl Settling {
-    /// Enters lost bytes. Whether nobody is at it, so that the caller has to begin a task.
+    /// Adds lost bytes. Returns whether no task is running, so that the caller has to start one.
     pub(crate) fn enter(&self, lost: ByteRange) -> bool {
         let mut state = self.0.lock();
         let hull = |p: ByteRange| ByteRange::new(p.start.min(lost.start), p.end.max(lost.end));
@@ -27,7 +27,7 @@ impl Settling {
         !std::mem::replace(&mut state.running, true)
     }
 
-    /// What the task has to look at next; without anything the task has ended.
+    /// The bytes that the task has to process next; if there are none, the task has ended.
     pub(crate) fn next(&self) -> Option<ByteRange> {
         let mut state = self.0.lock();
         state.running = state.pending.is_some();

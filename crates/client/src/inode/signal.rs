@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use std::task::Waker;
 
-/// Wakes everybody who waits for some condition on plain data.
+/// Wakes all tasks that wait for a condition on plain data.
 #[derive(Default)]
 pub(crate) struct Signal {
     wakers: Mutex<Vec<Waker>>,
@@ -15,7 +15,7 @@ impl Signal {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits until `done` holds; it is asked after each `notify`.
+    /// Waits until `done` returns true; it is called after each `notify`.
     pub(crate) async fn until(&self, mut done: impl FnMut() -> bool) {
         std::future::poll_fn(|cx| {
             if done() {

@@ -1,7 +1,7 @@
-//! `FileSize`: the size of a file as this mount sees it, and which answers know of its last change.
+//! `FileSize`: the size of a file as this mount sees it, and which answers are too old to determine it.
 //!
-//! Owns: the size, the end of what this mount has written itself, the moments of changes that answers may have missed.
-//! Does not own: taking the size from an answer (`file`), whether it is certain (`coherence::tokens`).
+//! Owns: the size, the end of what this mount has written itself, and the moments of changes that answers may not
+//! include. Does not own: taking the size from an answer (`file`), whether it is certain (`coherence::tokens`).
 
 use super::exported::Exported;
 use super::map_stamp::MapStamp;
@@ -9,37 +9,41 @@ use super::ticks::tick;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// Where a file ends, and since when that is known.
+/// The end of a file, and since when it is known.
 pub(crate) struct FileSize {
     pub(crate) bytes: AtomicU64,
-    /// When the file became known.
+    /// When the file entered the table.
     pub(super) born: u64,
-    /// The last begin or end of a change of the size or of what the server has.
+    /// The last begin or end of a change of the size or of the server's content.
     pub(super) epoch: AtomicU64,
-    /// The last one that answers from before cannot know of although this client no longer vouches for it: truncates,
-    /// direct writes, locks given back.
+    /// The last change that earlier answers cannot include although this client no longer knows the resulting size
+    /// itself: truncates, direct writes, returned locks.
     pub(super) turned: AtomicU64,
-    /// End of what was written into the cache under locks that are still held: the file is at least so long
+    /// End of what was written into the cache under locks that are still held: the file has at least this length
     /// (`own_end()`).
     own_end: AtomicU64,
-    /// The same as it was before, while it is found out anew; 0 otherwise.
+    /// The previous value of `own_end` while the new one is being determined; 0 otherwise.
     own_before: AtomicU64,
     finding_own: Mutex<()>,
+    /// How many writes without a lock have returned and not landed (`write_behind`), and where the last of them ends.
+    unfinished: Mutex<(u32, u64)>,
+    /// The latter, for those who take no lock; 0 without any.
+    unfinished_end: AtomicU64,
     /// Writes past the cache that are under way.
     pub(super) direct_writes: AtomicU64,
-    /// Memory of writes past the cache that have returned and not landed (`write_behind`).
+    /// Memory of direct writes that have returned to their callers and are not answered (`write_behind`).
     pub(crate) piped_bytes: AtomicU64,
-    /// The rule of caching under which the size was last taken from an answer.
+    /// The number of the caching mode in which the size was last taken from an answer.
     pub(crate) sure_rule: AtomicU64,
     /// Until when the size is certain under an attributes token; 0 without one.
     pub(crate) token_end_ns: AtomicU64,
-    /// Of where it has data.
+    /// The stamp of the map of its data.
     pub(crate) map: MapStamp,
-    /// What shows the size to programs.
+    /// The shared memory that shows the size to programs.
     exported: Exported,
 }
 
-/// A write past the cache under way.
+/// A direct write under way.
 pub(crate) struct DirectWrite<'a>(&'a FileSize);
 
 impl Drop for DirectWrite<'_> {
@@ -49,7 +53,7 @@ impl Drop for DirectWrite<'_> {
 }
 
 impl FileSize {
-    /// As an answer to a question under `rule` shows it.
+    /// The size in an answer to a request that was sent under `rule`.
     pub(super) fn new(bytes: u64, rule: u64, exported: Exported) -> FileSize {
         let born = tick();
         FileSize {
@@ -60,6 +64,8 @@ impl FileSize {
             own_end: AtomicU64::new(0),
             own_before: AtomicU64::new(0),
             finding_own: Mutex::default(),
+            unfinished: Mutex::default(),
+            unfinished_end: AtomicU64::new(0),
             direct_writes: AtomicU64::new(0),
             piped_bytes: AtomicU64::new(0),
             sure_rule: AtomicU64::new(rule),
@@ -69,63 +75,63 @@ impl FileSize {
         }
     }
 
-    /// Whether this mount has changed it since it became known.
+    /// Whether this mount has changed the file since it entered the table.
     pub(super) fn has_changed(&self) -> bool {
         self.epoch.load(SeqCst) > self.born
     }
 
-    /// Marks the begin or end of a change that answers under way may or may not have seen.
+    /// Marks the begin or end of a change that answers under way may or may not include.
     pub(crate) fn mark_epoch(&self) {
         self.epoch.fetch_max(tick(), SeqCst);
     }
 
-    /// The last turn: a number that is never 0.
+    /// The moment of the last turn: a number that is never 0.
     pub(crate) fn turned(&self) -> u64 {
         self.turned.load(SeqCst)
     }
 
-    /// Marks a change of the size that `own_end` does not tell of, or that it no longer does.
+    /// Marks a change of the size that `own_end` does not show, or no longer shows.
     pub(crate) fn turn(&self) {
         self.exported.while_all_changes(|| {
             let now = tick();
-            // Another thread may have been given a later number and come first.
+            // Another thread may have got a later number and stored it first.
             self.turned.fetch_max(now, SeqCst);
             self.epoch.fetch_max(now, SeqCst);
             self.map.change(tick);
         });
     }
 
-    /// Storage of the file is about to be given or taken, or was.
+    /// Storage of the file is about to be allocated or freed, or was.
     pub(crate) fn storage_changes(&self) {
         self.mark_epoch();
         self.map.change(tick);
     }
 
-    /// A write past the cache begins. Until the returned guard is dropped, answers may show some of its pieces.
+    /// A direct write begins. Until the returned guard is dropped, answers may show some of its pieces.
     pub(crate) fn begin_direct(&self) -> DirectWrite<'_> {
         self.direct_writes.fetch_add(1, SeqCst);
         DirectWrite(self)
     }
 
-    /// A write into the cache now ends at `end`. To be called under the lock of the cluster that permits it.
+    /// A write into the cache extends the file to `end`. To be called under the extent lock that permits the write.
     pub(crate) fn extend_own(&self, end: u64) {
         self.own_end.fetch_max(end, SeqCst);
         self.grow(end);
     }
 
-    /// The file ends at `end` at least.
+    /// The file has at least the length `end`.
     pub(super) fn grow(&self, end: u64) {
         if end > self.bytes.load(SeqCst) {
             self.exported.while_size_changes(|| self.bytes.fetch_max(end, SeqCst));
         }
     }
 
-    /// The file ends at `bytes`, as an answer says.
+    /// The file has the length `bytes`, as an answer says.
     pub(super) fn set(&self, bytes: u64) {
         self.exported.while_size_changes(|| self.bytes.store(bytes, SeqCst));
     }
 
-    /// The size is certain under an attributes token until `end_ns`; 0: no longer.
+    /// The size is certain under an attributes token until `end_ns`; 0: it is not certain any more.
     pub(crate) fn set_token_end(&self, end_ns: u64) {
         if end_ns != 0 {
             self.token_end_ns.store(end_ns, SeqCst);
@@ -134,11 +140,35 @@ impl FileSize {
         }
     }
 
-    /// End of what was written into the cache under locks that are still held: the file is at least so long.
+    /// End of what was written into the cache under locks that are still held: the file has at least this length.
     pub(crate) fn own_end(&self) -> u64 {
-        // In this order one of them shows it at any moment of `own_is_at_least`.
+        // With this order of loads, at least one of the two values is right at every moment of `own_is_at_least`.
         let first = self.own_end.load(SeqCst);
         first.max(self.own_before.load(SeqCst)).max(self.own_end.load(SeqCst))
+    }
+
+    /// A write without a lock that ends at `end` is about to return before it has landed. Until `finished` the file is
+    /// at least so long for this mount, whatever its server says.
+    pub(crate) fn begin_unfinished(&self, end: u64) {
+        let mut unfinished = self.unfinished.lock();
+        unfinished.0 += 1;
+        unfinished.1 = unfinished.1.max(end);
+        self.unfinished_end.store(unfinished.1, SeqCst);
+    }
+
+    /// It has landed or failed. Answers to questions from before this count no more (`turn`, by the caller, before).
+    pub(crate) fn finished(&self) {
+        let mut unfinished = self.unfinished.lock();
+        unfinished.0 -= 1;
+        if unfinished.0 == 0 {
+            unfinished.1 = 0;
+            self.unfinished_end.store(0, SeqCst);
+        }
+    }
+
+    /// Where the last write ends that has returned without a lock and not landed; 0 without any.
+    pub(crate) fn unfinished_end(&self) -> u64 {
+        self.unfinished_end.load(SeqCst)
     }
 
     /// It is at least `end`.
@@ -146,18 +176,18 @@ impl FileSize {
         self.own_end.fetch_max(end, SeqCst);
     }
 
-    /// It is `end` at most: the file was cut, or nothing of it lies beyond.
+    /// `own_end` is at most `end`: the file was truncated, or none of the mount's bytes lies beyond.
     pub(crate) fn own_ends_by(&self, end: u64) {
         let _finding = self.finding_own.lock();
         self.own_end.fetch_min(end, SeqCst);
     }
 
-    /// What was written into the cache before counts no more, but for what is found there now; writes that come in
-    /// between count, and at no moment less than what is there.
+    /// Forgets the end of earlier cached writes, and takes what `found` finds in the cache instead. Concurrent writes
+    /// count, and at no moment is the end lower than what is in the cache.
     pub(crate) fn own_is_at_least(&self, found: impl FnOnce() -> u64) {
         self.turn();
         let _finding = self.finding_own.lock();
-        // What is written from now on is entered anew, and what was written before is found.
+        // Later writes are entered anew, and `found` finds the earlier ones.
         let mut before = self.own_end.load(SeqCst);
         loop {
             self.own_before.store(before, SeqCst);

@@ -1,7 +1,7 @@
 //! `Streams`: the order in which an open file is read and written.
 //!
 //! Owns: the streams of one open file (read-ahead, direct reads, records), pieces of application requests (H2). Does
-//! not own: what is fetched ahead of them (`ops::read`, `prefetch`).
+//! not own: what is read ahead of the streams (`ops::read`, `prefetch`).
 
 use super::direct_stream::DirectStream;
 use crate::policy::readahead::ReadAhead;
@@ -11,7 +11,7 @@ use amphi_types::ByteRange;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Streams of one open file that are told apart.
+/// Most streams of one open file that are distinguished.
 const STREAMS_MAX: usize = 32;
 
 /// One application request that arrives in pieces.
@@ -27,9 +27,9 @@ struct Piece {
 #[derive(Default)]
 pub(crate) struct Pieces {
     list: Mutex<Vec<Piece>>,
-    /// How many there are, to look at before the lock is taken.
+    /// Number of such requests, to be read before the lock is taken.
     open: AtomicU32,
-    /// Pieces of reads that were not the first of theirs.
+    /// Number of pieces of reads that were not the first of their request.
     continued: AtomicU64,
 }
 
@@ -39,32 +39,33 @@ pub(crate) struct Streams {
     pub(crate) readahead: Mutex<ReadAhead>,
     pub(crate) direct: Mutex<DirectStream>,
     pub(crate) records: Mutex<Records>,
-    /// A stream has bytes ahead of it, so hits matter to it.
+    /// Bytes were read ahead of a stream, so hits have to be reported to it.
     pub(crate) readahead_on: AtomicBool,
-    /// Where the last read ended behind which `Client::warm_next` was asked for.
+    /// The end of the last read after which `Client::warm_next` was called.
     pub(crate) warmed_to: AtomicU64,
     pub(crate) shared: Shared,
 }
 
-/// What was shown to programs behind reads of the open file, so that they went on without a call.
+/// Bytes that were shared with programs ahead of the reads of the open file, so that they could read without a system
+/// call.
 #[derive(Default)]
 pub(crate) struct Shared {
-    /// Where the last read ended that was known here.
+    /// The end of the last read that the mount knows of.
     pub(crate) read_to: AtomicU64,
-    /// Where what was shown behind it ends.
+    /// The end of what was shared ahead of that read.
     pub(crate) shown_to: AtomicU64,
-    /// Units that were shown ahead of it.
+    /// Number of units that were shared ahead.
     pub(crate) units: AtomicU64,
 }
 
 impl Pieces {
-    /// Pieces of reads that were not the first of theirs.
+    /// Number of pieces of reads that were not the first of their request.
     pub(super) fn continued(&self) -> u64 {
         self.continued.load(Relaxed)
     }
 
-    /// Size of the application's request of which this is a piece (H2): consecutive pieces of one stream of which all
-    /// but the last are as large as the front end can carry.
+    /// Size of the application's request of which this is a piece (H2). Consecutive pieces of one stream belong to one
+    /// request if all but the last are as large as the front end can send.
     pub(super) fn request_bytes(&self, way: Way, stream: u32, range: ByteRange) -> u64 {
         if self.open.load(Relaxed) == 0 {
             return range.len();

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 const TABLE_SHARDS: usize = 16;
-/// Changed files that a shard remembers after it forgot them: as many as are forgotten while one answer is on its way,
-/// unless that takes long.
+/// Most changed files that a shard remembers after it has dropped them: as many as are dropped while one answer is on
+/// its way, unless that takes long.
 const FORGOTTEN_MAX: usize = 256;
 
-/// When files were forgotten that had been changed here: an answer that was asked for before then may be from before
-/// the change, and there is no file any more that would know.
+/// When files were dropped that this mount had changed: an answer whose request is older may be from before the change,
+/// and the file that would know this is no longer in the table.
 #[derive(Default)]
 struct Forgotten {
     at: BTreeMap<Ino, u64>,
@@ -35,7 +35,7 @@ impl Forgotten {
         self.at.insert(ino, now);
     }
 
-    /// Until when answers for `ino` have to be asked for at the latest to be perhaps from before a change.
+    /// Answers for `ino` may be from before a change if their request was sent before this moment.
     fn until(&self, ino: Ino) -> u64 {
         self.at.get(&ino).copied().unwrap_or(self.others)
     }
@@ -47,20 +47,20 @@ struct Shard {
     forgotten: Forgotten,
 }
 
-/// All files the client knows something about.
+/// All files that the client knows.
 pub(crate) struct InodeTable {
     shards: Vec<Mutex<Shard>>,
     /// Of all files.
     locality: Arc<Locality>,
     /// Lost bytes of files that are not in the table.
     untold: Untold,
-    /// Counters of files that were forgotten.
+    /// Counters of files that were dropped.
     pub(crate) closed: ClosedFiles,
 }
 
 impl InodeTable {
-    /// The file, if it is known, from now on as long as the result lives. For whoever waits with it, since `get` alone
-    /// keeps nobody from forgetting it.
+    /// The file, if it is in the table; it stays there as long as the result lives. For callers that wait with the
+    /// file, since `get` alone does not keep it in the table.
     pub(crate) fn use_known(&self, ino: Ino) -> Option<Use> {
         let shard = self.shard(ino).lock();
         let file = shard.files.get(&ino)?.clone();
@@ -82,28 +82,30 @@ impl InodeTable {
         self.shard(ino).lock().files.get(&ino).cloned()
     }
 
-    /// Lets `f` note something of the file, if it is known.
+    /// Lets `f` note something in the file, if it is in the table.
     pub(crate) fn note(&self, ino: Ino, f: impl FnOnce(&Inode)) {
         if let Some(file) = self.shard(ino).lock().files.get(&ino) {
             f(file);
         }
     }
 
-    /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
+    /// The file, which is added if necessary; the open is counted in the same step, so that the file cannot be dropped
+    /// in between.
     pub(crate) fn open(&self, view: InodeView, access: Access, asked_at: AskedAt) -> Arc<Inode> {
         let mut shard = self.shard(view.attr.ino).lock();
         let file = self.entry(&mut shard, view, asked_at);
         let mut known = file.known.lock();
         file.opens_as(&mut known, access);
-        // Only an answer to a writer's open stays true while that writer has the file open; others may be from before
-        // the last writer closed.
+        // `spread` in the answer to a writer's open stays right while that writer has the file open; other answers may
+        // be from before the last writer closed.
         known.spread |= access.write && view.spread;
         drop(known);
         file
     }
 
-    /// As `open`, for what was opened ahead of its reader. If the file was not known from before `asked_at` until now,
-    /// so that nothing of this mount lies between, a fill of `range` is entered in the same step: its id.
+    /// As `open`, for a file that is opened ahead of its reader. If the file was not in the table from before
+    /// `asked_at` until now, so that this mount did nothing with it in between, a fill of `range` is entered in the
+    /// same step; returns its id.
     pub(crate) fn open_ahead(
         &self,
         view: InodeView,
@@ -117,7 +119,7 @@ impl InodeTable {
         let file = self.entry(&mut shard, view, asked_at);
         file.opens_as(&mut file.known.lock(), access);
         let fill = unknown.then(|| {
-            // The view is of a moment since which nothing has happened here.
+            // The view is of a moment since which nothing has happened on this mount.
             file.size.epoch.store(asked_at.at, SeqCst);
             file.fills.begin(range)
         });
@@ -155,7 +157,7 @@ impl InodeTable {
         file
     }
 
-    /// Forgets a file that nobody needs any more.
+    /// Drops a file that nobody uses any more.
     pub(crate) fn reap(&self, file: &Arc<Inode>) {
         let mut shard = self.shard(file.ino).lock();
         let unused = file.access_count() == 0
@@ -176,30 +178,31 @@ impl InodeTable {
         }
     }
 
-    /// What this mount wrote to a file that is not known here any more cannot be written by its server, which has it
-    /// still: who opens the file next is told.
+    /// The server cannot write bytes that it accepted from this mount, of a file that is no longer in the table; it
+    /// still has the bytes. The next program that opens the file gets the failure.
     pub(crate) fn note_refused(&self, ino: Ino, errno: Errno) {
         self.untold.note(ino, errno, false);
     }
 
-    /// The last name of a file that is not known here has gone: nobody misses what was lost of it.
+    /// The last name of a file that is not in the table is gone, so no program misses its lost bytes.
     pub(crate) fn nameless(&self, ino: Ino) {
         self.untold.take(ino);
     }
 
-    /// Who syncs all files is told of all that was lost so far.
+    /// All losses so far are being reported to a caller that syncs all files.
     pub(crate) fn told_to_all(&self) {
         self.all().iter().for_each(|file| file.failures.told_to_all());
         self.untold.told_to_all();
     }
 
-    /// The error of a file of which bytes were lost and nobody was told, nor who syncs all files, if there is one.
+    /// The error of a file whose lost bytes were reported neither to an open file nor to a caller that syncs all files,
+    /// if there is one.
     pub(crate) fn secret_loss(&self) -> Option<Errno> {
         let known = self.all().into_iter().filter(|file| file.failures.is_secret()).find_map(|file| file.untold_loss());
         known.or_else(|| self.untold.secret())
     }
 
-    /// All files, in order of inodes.
+    /// All files, in order of inode numbers.
     pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
         let mut all: Vec<_> =
             self.shards.iter().flat_map(|s| s.lock().files.values().cloned().collect::<Vec<_>>()).collect();
@@ -212,8 +215,8 @@ impl InodeTable {
 mod tests {
     use super::*;
 
-    /// Goal: answers that were asked for before a changed file was forgotten are told from later ones, also when the
-    /// table of forgotten files was full. Method: one file forgotten, then as many as there is room for.
+    /// Goal: answers whose request is older than the dropping of a changed file are recognised, also when the table of
+    /// dropped files was full. Method: one file is dropped, then as many as there is room for.
     #[test]
     fn forgotten_files_are_remembered() {
         let mut forgotten = Forgotten::default();

@@ -1,4 +1,4 @@
-//! What a file knows of itself: times, blocks, and sizes beside answers that come meanwhile.
+//! Tests of one file: times, blocks, and sizes while answers arrive.
 
 use super::times::ATIME_AGE_S;
 use super::*;
@@ -7,7 +7,7 @@ use amphi_wire::InodeView;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// Goal: the rule of relatime: a read counts if the access time is not later than the last change, or a day old.
+/// Goal: the rule of relatime: a read renews the access time if that is not later than the last change, or a day old.
 /// Method: a table of ages in seconds before the read, with writes that only this mount knows of.
 #[test]
 fn relatime() {
@@ -37,7 +37,7 @@ fn relatime() {
     }
 }
 
-/// What a server says of a file of `size` bytes without storage.
+/// The server's view of a file of `size` bytes without storage.
 fn view(size: u64) -> InodeView {
     let never = Timespec { sec: 0, nsec: 0 };
     let attr = Attr {
@@ -70,9 +70,9 @@ fn view(size: u64) -> InodeView {
     }
 }
 
-/// Goal: an answer from before a write that is adopted while the write goes on does not take its size back, wherever
-/// the two meet. Method: many files, written into the cache by one thread while another one adopts an answer of the
-/// empty file.
+/// Goal: if an answer from before a write is applied during the write, it does not reduce the size, whenever the two
+/// overlap. Method: many files; one thread writes each into the cache while another one applies an answer that shows
+/// the empty file.
 #[test]
 fn an_answer_beside_a_write_does_not_cut() {
     const FILES: usize = 4000;
@@ -80,7 +80,7 @@ fn an_answer_beside_a_write_does_not_cut() {
     let files: Vec<Arc<Inode>> = (0..FILES).map(|_| file()).collect();
     let (cache, turn) = (crate::cache::PageCache::new(), AtomicU64::new(0));
     let bytes = vec![7; 32 << 10];
-    // Both begin with each file at the same moment, as nearly as can be.
+    // Both threads begin with each file at the same moment, as nearly as possible.
     let meet = |round: usize| {
         turn.fetch_add(1, SeqCst);
         while turn.load(SeqCst) < 2 * (round as u64 + 1) {
@@ -105,8 +105,8 @@ fn an_answer_beside_a_write_does_not_cut() {
     assert_eq!(cut, 0, "of {FILES}");
 }
 
-/// Goal: a file whose bytes land while its attributes are asked for does not pass for sparse. Method: an answer from
-/// before a landing, one from after it, and dirty bytes.
+/// Goal: a file whose bytes reach the server while its attributes are requested does not look sparse. Method: an answer
+/// from before the bytes reached the server, one from after that, and dirty bytes.
 #[test]
 fn landed_bytes_count() {
     let file = Inode::new(view(1 << 20), AskedAt::PAST, &Arc::default());
@@ -118,9 +118,9 @@ fn landed_bytes_count() {
     assert_eq!(file.adopt(view(1 << 20), AskedAt::now(1)).attr.blocks, 16);
 }
 
-/// Goal: the answer to a change of this mount's own counts for more than one to a question that was asked later and
-/// answered before the change; of two changes under way at a time the one counts that the server made last. Method:
-/// both orders of the answers.
+/// Goal: the answer to a change by this mount takes precedence over the answer to a later request that was answered
+/// before the change; of two overlapping changes the one takes precedence that the server made last. Method: both
+/// orders of the answers.
 #[test]
 fn an_own_change_counts_from_its_answer() {
     let at = |ctime: i64, perm: u16| {
@@ -159,8 +159,9 @@ fn an_own_change_counts_from_its_answer() {
     }
 }
 
-/// Goal: capabilities that were set are known until somebody has looked since, whatever is answered late. Method: an
-/// answer from before they were set, one to another change, and a removal from before.
+/// Goal: after capabilities were set, the file counts as having some until a later request has shown otherwise,
+/// whatever late answers say. Method: an answer from before they were set, one to another change, and a removal from
+/// before.
 #[test]
 fn capabilities_that_were_set_are_known() {
     let file = Inode::new(view(0), AskedAt::now(1), &Arc::default());
@@ -176,12 +177,13 @@ fn capabilities_that_were_set_are_known() {
     assert!(!file.gives_capabilities());
 }
 
-/// Goal: while the end of this mount's own bytes is found out anew, it is at no moment told as less than what is there.
-/// Method: one thread writes further and further, and looks; another finds what is there again and again.
+/// Goal: while the end of this mount's own bytes is determined anew, the reported end is never lower than what is in
+/// the cache. Method: one thread writes farther and farther, and checks; another one determines the end again and
+/// again.
 #[test]
 fn the_own_end_never_goes_back() {
     let file = Inode::new(view(0), AskedAt::now(1), &Arc::default());
-    // What is dirty: told by the file after it is there.
+    // The end of the dirty bytes, stored after they are in the cache.
     let (dirty, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {

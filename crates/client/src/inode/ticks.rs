@@ -1,18 +1,18 @@
-//! When things happened to files, as far as that orders answers of servers.
+//! The order of events of files and of requests, as far as it matters for answers of servers.
 //!
-//! Owns: one count of questions and changes, and the moment of a question.
+//! Owns: one counter of requests and changes, and the moment of a request.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// Counts questions to servers and changes of files, so that an answer can be told from what happened since its
-/// question.
+/// Counts requests to servers and changes of files, so that an answer can be compared with what happened since its
+/// request.
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
 pub(super) fn tick() -> u64 {
     TICKS.fetch_add(1, SeqCst) + 1
 }
 
-/// When something was asked for, and under which rule of caching.
+/// When a request was sent, and in which caching mode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AskedAt {
     pub(super) at: u64,
@@ -28,6 +28,6 @@ impl AskedAt {
         self.rule
     }
 
-    /// Of an answer that is older than the latest change.
+    /// For an answer that is older than the latest change.
     pub(crate) const PAST: AskedAt = AskedAt { at: 0, rule: 0 };
 }

@@ -1,6 +1,6 @@
-//! Times of a file that this mount has made itself, and when reads move the access time.
+//! Times of a file that this mount itself has set, and when reads renew the access time.
 //!
-//! Owns: the rules of both. Does not own: the times (`known`), what an answer says of them (`file`).
+//! Owns: the rules for both. Does not own: the times (`known`), the times in an answer (`file`).
 
 use super::Inode;
 use super::known::Known;
@@ -8,17 +8,17 @@ use super::ticks::tick;
 use amphi_types::Timespec;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
-/// Age of an access time from which on any read renews it: a day.
+/// Age of an access time from which on any read renews it, in seconds: a day.
 pub(super) const ATIME_AGE_S: i64 = 86_400;
 
 impl Inode {
-    /// Time of the last write that is in the cache alone, or nothing.
+    /// Time of the last write that is only in the cache, if there is one.
     pub(crate) fn own_mtime(&self) -> Timespec {
         let known = self.known.lock();
         if known.mtime_local { known.write_time() } else { Timespec::default() }
     }
 
-    /// Notes the time of a write that is in the cache alone.
+    /// Notes the time of a write that is only in the cache.
     pub(crate) fn touch(&self, now: Timespec) {
         let mut known = self.known.lock();
         known.mtime = now;
@@ -27,7 +27,7 @@ impl Inode {
         self.size.map.change(tick);
     }
 
-    /// Something is known that may make the next read renew the access time.
+    /// Something became known that may make the next read renew the access time.
     pub(super) fn access_may_be_due(&self, known: &Known) {
         self.hints.atime_due.store(true, Relaxed);
         let (atime, changed) = Self::accessed_and_changed(known);
@@ -36,8 +36,9 @@ impl Inode {
         }
     }
 
-    /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last
-    /// change or older than a day. Called for the first read after a change alone, so that other reads pay a flag.
+    /// Notes a read at `now`, by the rule of relatime: the access time is renewed only if it is not later than the last
+    /// change or is older than a day. This is called only for the first read after a change, so that other reads cost
+    /// one check of a flag.
     #[cold]
     pub(crate) fn note_access(&self, now: Timespec) {
         self.hints.atime_due.store(false, Relaxed);
@@ -49,7 +50,7 @@ impl Inode {
         }
     }
 
-    /// Whether a read now would renew the access time (`note_access`). If not, none does before the next change.
+    /// Whether a read now would renew the access time (`note_access`). If not, no read does before the next change.
     pub(crate) fn access_is_due(&self, now: Timespec) -> bool {
         if !self.hints.atime_due.load(Relaxed) {
             return false;
@@ -65,13 +66,15 @@ impl Inode {
         (atime, attr.mtime.max(attr.ctime).max(known.mtime))
     }
 
-    /// The time of the last change was set: what is dirty was written before, and adds nothing to it when it leaves.
+    /// The modification time was set explicitly: the dirty bytes were written before that, so their write-back does not
+    /// change it.
     pub(crate) fn time_was_set(&self, mtime: Timespec) {
         let mut known = self.known.lock();
         (known.mtime, known.mtime_set) = (mtime, true);
     }
 
-    /// Everything of this client has been written back, and others may write from now on: its times are the server's.
+    /// Everything of this client has been written back, and other mounts may write from now on, so the server's times
+    /// are right.
     pub(crate) fn times_told(&self) {
         let mut known = self.known.lock();
         if self.cached.dirty_bytes.load(SeqCst) == 0 {
@@ -79,7 +82,7 @@ impl Inode {
         }
     }
 
-    /// Notes the time of a write that went past the cache: what the cache still holds was written before.
+    /// Notes the time of a direct write: what the cache still contains was written before.
     pub(crate) fn touched_past_cache(&self, at: Timespec) {
         let mut known = self.known.lock();
         if known.mtime_local {

@@ -1,31 +1,32 @@
-//! Directories, pipes, sockets and devices that were removed while somebody here has them open, or works in them.
+//! Directories, pipes, sockets and devices that were removed while programs of this mount have them open, or work in
+//! them.
 //!
-//! A file that lost its last name lives on at its server until it is closed. Nothing can happen any more in a directory
-//! that was removed, and what happens in a pipe or a device is the kernel's affair, which tells nobody that it is open:
-//! so its server forgets it at once. Programs that still hold it may ask what it is all the same (`fstat`, a shell
-//! whose directory is gone), and change its permissions: they see what it was, with no links. Of a directory they see
-//! other times as well: it was emptied before it was removed, and a kernel that keeps a listing of it takes that for
-//! true as long as the time of modification is the one with which it was read.
+//! A file that lost its last name stays at its server until it is closed. A removed directory can no longer change, and
+//! the kernel handles the I/O of pipes and devices and does not report that one is open; so the server forgets such an
+//! inode at once. Programs that still hold it may nevertheless request its attributes (`fstat`, a shell whose directory
+//! is gone), and change its permissions: they see the last attributes, with no links. A removed directory also gets
+//! other times: it was emptied before it was removed, and a kernel that caches a listing of it would use the listing as
+//! long as the modification time stays the same.
 //!
-//! Owns: what was last shown of them. Does not own: whether one is there: it is looked for here only when its server
-//! does not know it any more (`Stale`), and inode numbers do not come again.
+//! Owns: the attributes of such inodes that were last shown. Does not own: whether the inode exists: the client looks
+//! here only when its server does not know the inode any more (`Stale`), and inode numbers are never used again.
 //!
-//! Invariants: bounded; what was shown longest ago goes first, and what is not known here any more is stale to whoever
-//! holds it.
+//! Invariants: the table is bounded; the inode that was shown longest ago is dropped first, and calls on an inode that
+//! is not in the table get ESTALE.
 
 use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
 use amphi_wire::XattrMode;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Inodes of each of two generations, about 200 bytes each.
+/// Most inodes of each of two generations, about 200 bytes each.
 const GENERATION_MAX: usize = 2048;
 
-/// Attributes of a removed inode that were set since, by name.
+/// Extended attributes of a removed inode that were set since its removal, by name.
 type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Removed inodes whose extended attributes set since are kept; beyond, those of all are forgotten. Each has as many as
-/// one that is there.
+/// Most removed inodes whose new extended attributes are kept; if there are more, those of all are dropped. Each may
+/// have as many attributes as an existing inode.
 const XATTRS_MAX: usize = 64;
 
 #[derive(Default)]
@@ -60,13 +61,13 @@ impl Unlinked {
         }
     }
 
-    /// What an inode was that its server does not know any more; `Stale` if nothing was shown of it.
+    /// The kind of an inode that its server does not know any more; `Stale` if no answer showed it.
     pub(crate) fn kind(&self, ino: Ino) -> Result<Kind> {
         self.0.lock().attr(ino).map(|attr| attr.kind)
     }
 
-    /// What is to be told of such an inode at the time `now`; `Stale` if nothing was shown of it. The times of a
-    /// directory become later than any that it had, once.
+    /// The attributes of such an inode at the time `now`; `Stale` if no answer showed it. At the first call, the times
+    /// of a directory become later than any that it had.
     pub(crate) fn attr(&self, ino: Ino, now: Timespec) -> Result<Attr> {
         let mut shown = self.0.lock();
         let last = shown.attr(ino)?;
@@ -80,7 +81,7 @@ impl Unlinked {
         Ok(removed)
     }
 
-    /// Changes what is told of it.
+    /// Changes these attributes.
     pub(crate) fn change(&self, ino: Ino, set: &SetAttr, now: Timespec) -> Result<Attr> {
         let old = self.attr(ino, now)?;
         let time = |set: Option<TimeSet>, old| match set {
@@ -101,13 +102,13 @@ impl Unlinked {
         Ok(new)
     }
 
-    /// Value of an extended attribute that was set since it was removed: what it had before went with it.
+    /// Value of an extended attribute that was set since the removal; earlier attributes are gone.
     pub(crate) fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.kind(ino)?;
         self.0.lock().xattrs.get(&ino).and_then(|all| all.get(name)).cloned().ok_or(Errno::NoData)
     }
 
-    /// Names of these, each followed by NUL.
+    /// Names of these attributes, each followed by NUL.
     pub(crate) fn xattr_names(&self, ino: Ino) -> Result<Vec<u8>> {
         self.kind(ino)?;
         let shown = self.0.lock();
@@ -176,9 +177,9 @@ mod tests {
         }
     }
 
-    /// Goal: a kernel that goes by the time of modification does not take what it has listed for true when the
-    /// directory was removed, and the times of such a directory stay then. Method: clocks of servers that are ahead,
-    /// one that had its time set. (Promise S6)
+    /// Goal: a kernel that compares modification times does not use its cached listing of a removed directory, and the
+    /// times of such a directory do not change after that. Method: clocks of servers that are ahead, and a directory
+    /// whose time was set explicitly. (Promise S6)
     #[test]
     fn times_of_a_removed_directory_are_later() {
         let time = |sec, nsec| Timespec { sec, nsec };
@@ -199,9 +200,9 @@ mod tests {
         }
     }
 
-    /// Goal: what was shown last is told, of directories and pipes, without links, also when it was changed since;
-    /// files are none of its business; memory is bounded and what was shown longest ago goes. Method: shown and asked
-    /// for by hand.
+    /// Goal: the last shown attributes are returned, of directories and pipes, without links, also if they were changed
+    /// since; files are not kept; memory is bounded and the inode that was shown longest ago is dropped. Method: calls
+    /// by hand.
     #[test]
     fn what_was_shown_is_told() {
         let removed = Unlinked::default();

@@ -1,26 +1,26 @@
-//! `Untold`: lost bytes of files that are not known any more, of which nobody was told.
+//! `Untold`: lost bytes of files that are no longer in the table, which were reported to no program.
 //!
-//! Owns: the error of each such file, by inode, until somebody opens the file again, who is told then, or the file is
-//! removed. Does not own: the errors of files that are known (`failures`).
+//! Owns: the error of each such file, by inode, until a program opens the file again and gets the report, or the file
+//! is removed. Does not own: the errors of files in the table (`failures`).
 //!
-//! Bound: `UNTOLD_MAX` files. Beyond, the one that was entered first is forgotten: who opens it is told nothing, but
-//! the end of the mount still says that bytes were lost.
+//! Bound: `UNTOLD_MAX` files. If there are more files, the first one is dropped: a program that opens it gets no
+//! report, but the exit code of the mount still says that bytes were lost.
 
 use amphi_types::{Errno, Ino};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Files of which this is remembered.
+/// Most files whose loss is remembered.
 const UNTOLD_MAX: usize = 4096;
 
 /// A file.
 #[derive(Clone, Copy)]
 struct Entry {
     errno: Errno,
-    /// Counts up with each that is entered.
+    /// Grows with each file that is entered.
     order: u64,
-    /// Who syncs all files was not told either.
+    /// The loss was not reported to a caller that syncs all files either.
     is_secret: bool,
 }
 
@@ -28,11 +28,12 @@ struct Entry {
 struct State {
     errors: BTreeMap<Ino, Entry>,
     entered: u64,
-    /// Of one that was forgotten for want of room, and that who syncs all files was not told of.
+    /// The error of a file that was dropped for want of room, and that was not reported to a caller that syncs all
+    /// files.
     beyond: Option<Errno>,
 }
 
-/// What nobody was told of.
+/// Losses that were reported to no program.
 #[derive(Default)]
 pub(crate) struct Untold {
     state: Mutex<State>,
@@ -40,7 +41,7 @@ pub(crate) struct Untold {
 }
 
 impl Untold {
-    /// Nobody was told that bytes of `ino`, which is forgotten now, were lost.
+    /// The loss of bytes of `ino`, which leaves the table now, was reported to no program.
     pub(crate) fn note(&self, ino: Ino, errno: Errno, is_secret: bool) {
         let mut state = self.state.lock();
         if state.errors.len() >= UNTOLD_MAX
@@ -56,8 +57,8 @@ impl Untold {
         self.any.store(true, SeqCst);
     }
 
-    /// The error of `ino`, for whoever knows the file from now on, and whether who syncs all files was not told either;
-    /// or its last name has gone.
+    /// The error of `ino`, for a file that enters the table now or has lost its last name, and whether it was also not
+    /// reported to a caller that syncs all files.
     pub(crate) fn take(&self, ino: Ino) -> Option<(Errno, bool)> {
         if !self.any.load(SeqCst) {
             return None;
@@ -68,14 +69,14 @@ impl Untold {
         error.map(|entry| (entry.errno, entry.is_secret))
     }
 
-    /// Who syncs all files is told.
+    /// All losses are being reported to a caller that syncs all files.
     pub(crate) fn told_to_all(&self) {
         let mut state = self.state.lock();
         state.errors.values_mut().for_each(|entry| entry.is_secret = false);
         state.beyond = None;
     }
 
-    /// The error of one of which who syncs all files was not told either, if there is any.
+    /// An error that was not reported to a caller that syncs all files either, if there is any.
     pub(crate) fn secret(&self) -> Option<Errno> {
         let state = self.state.lock();
         state.errors.values().find(|entry| entry.is_secret).map(|entry| entry.errno).or(state.beyond)
@@ -86,7 +87,7 @@ impl Untold {
 mod tests {
     use super::*;
 
-    /// Goal: each error is given out once, and what is forgotten for want of room still counts. Method: one file more
+    /// Goal: each error is returned once, and one that is dropped for want of room still counts. Method: one file more
     /// than there is room for.
     #[test]
     fn each_is_remembered_once() {

@@ -1,15 +1,15 @@
-//! Requests that go without a lock while pages of a front end are taken back, and reads that wait for one.
+//! Page requests that run without a lock while pages of a front end are dropped, and reads that wait for a lock.
 //!
-//! Owns: their begin and end, as the file counts them. Does not own: the counts (`front_pages`), when pages are taken
-//! back (`coherence::front_pages`).
+//! Owns: their begin and end, as the file counts them. Does not own: the counts (`front_pages`), when pages are dropped
+//! (`coherence::front_pages`).
 
 use super::Inode;
 use super::front_pages::Taking;
 use amphi_types::{ByteRange, TargetId};
 use std::sync::Arc;
 
-/// A read of pages that waits for locks, whoever has them. The front end keeps these pages to itself until it has been
-/// answered, so no lock waits for it: what is taken back is everything else.
+/// A read of pages that waits for locks. The front end has none of these pages before the answer, so no return of a
+/// lock waits for this read: only the other pages are dropped.
 pub(crate) struct Waiting {
     file: Arc<Inode>,
     number: u64,
@@ -23,7 +23,7 @@ impl Waiting {
         Waiting { file: file.clone(), number, range }
     }
 
-    /// It has its locks. What pages are taken back waits for it from here on.
+    /// The read has its locks. From here on, dropping pages waits for it.
     pub(crate) fn granted(self) -> Option<Free> {
         let mut taking = self.file.pages.taking.lock();
         taking.waiting.remove(&self.number);
@@ -38,12 +38,12 @@ impl Drop for Waiting {
     }
 }
 
-/// A request that goes without a lock while pages are taken back.
+/// A page request that runs without a lock while pages are dropped.
 pub(crate) struct Free(Arc<Inode>);
 
 impl Free {
-    /// None if no pages are being taken back. Pages of the request are taken after this: once more, if the taking has
-    /// begun before.
+    /// Returns `None` if no pages are being dropped. The pages of the request are dropped after it: a second time, if
+    /// dropping has begun before.
     pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Free> {
         if !file.pages.is_taking() {
             return None;
@@ -62,7 +62,7 @@ impl Free {
         Some(Free(file.clone()))
     }
 
-    /// How it goes to a target.
+    /// How the request is sent to a target.
     pub(crate) fn way(&self, target: TargetId) -> Way<'_> {
         let mut taking = self.0.pages.taking.lock();
         if let Some(note) = taking.left(target) {
@@ -82,13 +82,13 @@ impl Drop for Free {
 
 /// How a request without a lock goes to a target.
 pub(crate) enum Way<'a> {
-    /// Before a lock that keeps others away has gone, until this is dropped.
+    /// It is sent before a lock that keeps other mounts away is returned; the lock waits until this is dropped.
     Protected(Protected<'a>),
-    /// By the note of the target.
+    /// It is sent with the number of the target's note.
     Left(u64),
 }
 
-/// Keeps the locks of a target from going.
+/// Keeps the locks of a target from being returned.
 pub(crate) struct Protected<'a>(&'a Free, TargetId);
 
 impl Drop for Protected<'_> {

@@ -1,9 +1,9 @@
 //! Answers to calls that were given up.
 //!
-//! A server that cannot be reached for longer than `transport.give_up_s` makes calls fail, and keeps the session: an
-//! open or a lock that it has granted meanwhile would be the session's for good, and a lock that nobody here knows
-//! would be asked back in vain until the mount is evicted. So the link asks for these answers when there is a
-//! connection again (`LinkEvents::late`).
+//! If a server cannot be reached for longer than `transport.give_up_s`, calls fail, but the session stays: an open or a
+//! lock that it has granted meanwhile would belong to the session for good, and the server would call back a lock that
+//! this client does not know until it evicts the mount. So the link requests these answers when there is a connection
+//! again (`LinkEvents::late`).
 //!
 //! Owns: giving back what they bring. Does not own: tokens, which every revocation ends (`tokens`).
 
@@ -45,7 +45,7 @@ fn unlock(mount: &Mount, target: TargetId, locks: Vec<u64>) {
     }
 }
 
-/// As for any open, so that a server that restarts hears of it before it hears the close.
+/// This is done as for any open, so that a restarted server gets the open before it gets the close.
 fn close(mount: &Arc<Mount>, view: InodeView, access: Access) {
     let file = mount.files.open(view, access, AskedAt::PAST);
     release(mount, &file, access, false);

@@ -1,14 +1,13 @@
 //! `Links`: the connections to the servers of the cluster, one or several for each.
 //!
-//! Owns: the cluster map as this mount knows it, which server a request goes to, opening connections on first use,
-//! asking for a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what a
-//! restarted server is told (`io`).
+//! Owns: the cluster map as this mount knows it, to which server a request goes, opening connections on first use,
+//! requesting a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what is
+//! presented to a restarted server (`io`).
 //!
 //! Invariants: the master's connection comes first and admits the session; the others use the same session and key. In
-//! company of other mounts there is one to each server, or it is being opened. A map is replaced only by one of a later
-//! epoch of the same cluster. A server that is down delays the calls to its own targets and nothing else. The number
-//! that drove the design: a request on an open connection costs one look into a table by target beside what a single
-//! connection costs.
+//! shared mode a connection to each server exists, or is being opened. A map is replaced only by one of a later epoch
+//! of the same cluster. A server that is down delays only the calls to its own targets. The number that drove the
+//! design: a request on an open connection costs one look-up in a table by target more than with a single connection.
 
 mod find;
 mod opening;
@@ -35,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often a map that is older than one that was announced is asked for again.
+/// How often a map is requested again if it is older than the announced one.
 const MAP_TRIES: u32 = 5;
 /// Pause between these.
 const MAP_PAUSE: Duration = Duration::from_millis(20);
@@ -76,13 +75,13 @@ fn map_of_one(cluster: u64, pool: u16, addrs: &[String]) -> ClusterMap {
     }
 }
 
-/// What a call has come to that was not answered.
+/// The error of a call that was not answered.
 fn failed(mount: &Mount, error: LinkError) -> Errno {
     // With the session its connections end.
     mount.coherence.sharing.check().err().unwrap_or(Errno::from(error))
 }
 
-/// What is wrong with a map: every target must have exactly one server, target 0 the first.
+/// The fault of a map: every target must have exactly one server, target 0 the first one.
 fn fault(map: &ClusterMap) -> Option<&'static str> {
     let all: Vec<TargetId> = map.servers.iter().flat_map(|s| s.targets.iter().copied()).collect();
     let distinct: BTreeSet<TargetId> = all.iter().copied().collect();
@@ -198,7 +197,7 @@ impl<E: Env> Links<E> {
     }
 
     /// The connection to the server of `target`, opened if need be. A target that the map does not have yet makes us
-    /// ask for the map once.
+    /// request the map once.
     async fn link_for(self: &Rc<Self>, target: TargetId, insist: bool) -> Result<Rc<Link<E>>, Errno> {
         let mut seat = self.seat_of(target);
         if seat.is_none() {
@@ -238,7 +237,7 @@ impl<E: Env> Links<E> {
         (0..pool).map(TargetId).filter(|target| seat.part_with(*target).is_none()).collect()
     }
 
-    /// Takes what a server says of the storage of its targets.
+    /// Applies what a server reports about the storage of its targets.
     pub(crate) fn learn_storage(&self, seat: &Seat<E>, welcome: &Welcome) {
         self.mount.policy.rotational.learn(&self.targets_of(seat, welcome.pool), &welcome.rotating);
     }
@@ -256,7 +255,7 @@ impl<E: Env> Links<E> {
         self.master().link().is_none_or(|link| link.welcome().begun != begun)
     }
 
-    /// Waits until the master's connection has said whether this mount goes on with a session that was begun anew.
+    /// Waits until the master's connection has said whether this mount continues with a session that was begun anew.
     ///
     /// Errors: `Io`: it does not.
     pub(crate) async fn hear_master(self: &Rc<Self>) -> Result<(), Errno> {
@@ -401,15 +400,15 @@ impl<E: Env> Links<E> {
         self.mount.coherence.sharing.leases.set(leases);
     }
 
-    /// In company of other mounts there is a connection to each server: one that was restarted waits for all who may
-    /// hold something.
+    /// In shared mode there is a connection to each server, because a restarted one waits for all mounts that may hold
+    /// something.
     pub(crate) fn reach_all(self: &Rc<Self>) {
         let seats = self.seats.borrow().clone();
         seats.iter().for_each(|seat| self.reach(seat));
     }
 
-    /// Looks whether the master of several servers has been silent for so long that this mount may not be alone any
-    /// more.
+    /// Checks whether the master of several servers has been silent for so long that this mount may not be the only one
+    /// any more.
     pub(crate) fn mind_silence(&self) {
         let (now, messages) = (self.mount.clock.boot_ns(), self.master().messages.get());
         let (seen, at) = self.master_heard.get();
@@ -420,7 +419,7 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// The connection of `seat` is down. That of a master in this process ends with the session alone.
+    /// The connection of `seat` is down. The connection to a master in this process ends only with the session.
     pub(crate) fn went_down(&self, seat: &Rc<Seat<E>>) {
         let stopping = self.mount.life.stopping.load(Ordering::Acquire);
         if self.local && self.is_master(seat) && !stopping {

@@ -1,11 +1,11 @@
-//! Lock-ahead: locks that a program asks for before it needs them, as it knows its pattern, or as it is seen to have
-//! one.
+//! Lock-ahead: locks that are requested before they are needed, because a program knows its pattern or the client has
+//! detected one.
 //!
-//! Owns: asking without waiting for whoever is in the way, and what becomes of the answers. Does not own: the rules
-//! (`dlm`), which records come next (`pattern`).
+//! Owns: requesting such locks without waiting for conflicting ones, and processing the answers. Does not own: the
+//! rules (`dlm`), which records come next (`pattern`).
 //!
-//! Invariants: a lock-ahead is granted just as asked or not at all, and takes no lock from anybody. Bound: `AHEAD_MAX`
-//! questions under way in a mount, one message each, sent one behind the other without waiting for answers.
+//! Invariants: a lock-ahead is granted exactly as requested or not at all, and calls no lock back. Bound: `AHEAD_MAX`
+//! requests under way in a mount, one message each, sent one after the other without waiting for answers.
 
 use super::{note_whole, pump, spans, wire_mode};
 use crate::conn::replies::unexpected;
@@ -19,21 +19,22 @@ use amphi_wire::{Lane, LockExtent, Reply, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Questions that may be under way.
+/// Most requests that may be under way.
 const AHEAD_MAX: u64 = 4096;
 
 /// What a lock-ahead meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// The server is asked; counters tell what it says. To whoever has waited for it: it has refused.
+    /// The request was sent; counters show its result. If the caller waited for the answer: the server has refused the
+    /// lock.
     Asked,
-    /// The mount has just this lock already.
+    /// The mount has exactly this lock already.
     Same,
     /// The mount has another lock that covers the bytes.
     Different,
 }
 
-/// A write of `range` to a contended file is about to ask for its locks: asks for those of the records that will
+/// A write of `range` to a contended file is about to request its locks: requests also those of the records that will
 /// follow.
 pub(crate) fn follow(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
     let mut records = open.streams.records.lock();
@@ -42,11 +43,11 @@ pub(crate) fn follow(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
     }
     let next = records.note(range, mount.tunables.get(Tunable::LocksAhead));
     drop(records);
-    // With too many under way each record asks for its own.
+    // If too many requests are under way, each record requests its own lock later.
     next.iter().all(|record| ahead(mount, open, Mode::Write, *record).is_ok());
 }
 
-/// Whether write locks on `range` are held or have been asked for.
+/// Whether write locks on `range` are held or requested.
 fn is_there(mount: &Mount, open: &OpenFile, range: ByteRange) -> bool {
     let file = &open.file;
     spans(file, range).into_iter().all(|(object, span)| {
@@ -56,7 +57,7 @@ fn is_there(mount: &Mount, open: &OpenFile, range: ByteRange) -> bool {
     })
 }
 
-/// As `ahead`, and waits for what the server says, which asks nobody.
+/// As `ahead`, and waits for the server's answer, which the server gives without waiting for other mounts.
 pub(crate) async fn answered(mount: Arc<Mount>, open: Arc<OpenFile>, mode: Mode, range: ByteRange) -> Result<Ahead> {
     let found = ahead(&mount, &open, mode, range)?;
     if found != Ahead::Asked {
@@ -75,9 +76,9 @@ pub(crate) async fn answered(mount: Arc<Mount>, open: Arc<OpenFile>, mode: Mode,
     Ok(if all(&is_here) { Ahead::Same } else { Ahead::Asked })
 }
 
-/// Asks for locks of `mode` on `range`, and does not wait.
+/// Requests locks of `mode` on `range`, and does not wait.
 ///
-/// Errors: `Inval` for no bytes; `Busy` if too many are under way.
+/// Errors: `Inval` for an empty range; `Busy` if too many requests are under way.
 pub(crate) fn ahead(mount: &Arc<Mount>, open: &OpenFile, mode: Mode, range: ByteRange) -> Result<Ahead> {
     if range.is_empty() {
         return Err(Errno::Inval);
@@ -92,7 +93,7 @@ pub(crate) fn ahead(mount: &Arc<Mount>, open: &OpenFile, mode: Mode, range: Byte
         });
         match found {
             Ok(equal) => same &= equal,
-            // Somebody has just asked for it.
+            // Another call has just requested it.
             Err(false) => asked = true,
             Err(true) => {
                 asked = true;

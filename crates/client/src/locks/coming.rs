@@ -1,7 +1,7 @@
-//! Locks that come with the answer to a request for something else.
+//! Locks that come with the answer to another request.
 //!
-//! Owns: entering them before that request is sent, so that a callback which overtakes the answer is remembered and
-//! nobody asks for the same lock meanwhile. Does not own: the rules (`dlm`).
+//! Owns: entering such a lock before the request is sent, so that a callback which overtakes the answer is remembered
+//! and no other call requests the same lock meanwhile. Does not own: the rules (`dlm`).
 
 use super::{Pin, note_uses, pump};
 use crate::mount::Mount;
@@ -9,7 +9,7 @@ use amphi_dlm::{Granted, LockId, Mode, RequestId};
 use amphi_types::{ByteRange, ObjectId, TargetId};
 use std::sync::Arc;
 
-/// A read lock that may come. Dropped without, nobody waits for it any more.
+/// A read lock that may come with an answer. If it is dropped without a grant, no call waits for it any more.
 pub(crate) struct Coming {
     mount: Arc<Mount>,
     target: TargetId,
@@ -17,14 +17,14 @@ pub(crate) struct Coming {
 }
 
 impl Coming {
-    /// On stripe 0 of a file, which lies with its inode.
+    /// A lock on stripe 0 of a file, which is on the target of its inode.
     pub(crate) fn new(mount: &Arc<Mount>, object: ObjectId) -> Coming {
         let target = object.ino.target();
         let request = mount.coherence.locks.with(target, |cache| cache.ask(object, Mode::Read, ByteRange::ALL));
         Coming { mount: mount.clone(), target, request: Some(request) }
     }
 
-    /// It has come; pinned. `None` if the session has lost it.
+    /// The lock has come, and is pinned. `None` if it was lost with the session.
     pub(crate) fn granted(mut self, lock: u64, range: ByteRange) -> Option<Pin> {
         let (mount, request) = (&self.mount, self.request.take()?);
         let granted = mount.coherence.locks.with(self.target, |cache| {

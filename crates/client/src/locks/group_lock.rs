@@ -1,19 +1,20 @@
-//! Group locks: a file that belongs to a group of open files, on this and other mounts, for as long as they say.
+//! Group locks: a file belongs to a group of open files, on this and other mounts, until they leave the group.
 //!
-//! Owns: which group has a file on this mount and which open files are members, taking the group's locks of all objects
-//! of the file, giving them back. Does not own: the lock itself (`locks`, `dlm`), what members do under it (`ops`).
+//! Owns: which group has a file on this mount and which open files are members, acquiring the group's locks on all
+//! objects of the file, returning them. Does not own: the lock itself (`locks`, `dlm`), the I/O of members (`ops`).
 //!
 //! Invariants:
-//! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock: whoever
-//!   holds that lock never waits for the end of a group that this mount is in.
-//! * Before the first server is asked, all I/O of this mount on the file has ended, unless it waits for others: none of
-//!   its own requests can stand in the queue behind the group's. Who waits for locks of the cluster lets the range lock
-//!   go and comes again behind the group (`unless_asked`). A request that the target locks for cannot be taken back; it
-//!   may wait for this very group, which another mount has, so after `QUIET_NS` the servers are asked all the same:
-//!   where the group is in force they grant it past all who wait, and such a request goes on under it.
-//! * The group ends here when its last member has left, everything written under it is on the targets, nothing is
-//!   cached any more and the servers know; then others go on.
-//! * Members order their I/O among each other themselves: what one has cached, another may have changed since.
+//! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock, so a
+//!   holder of the range lock never waits for the end of a group of its own mount.
+//! * Before the first server is asked for the group lock, all I/O of this mount on the file has ended, unless it waits
+//!   for other mounts: so none of its own requests can be in the queue behind the group's. A call that waits for extent
+//!   locks releases the range lock and starts again after the group (`unless_asked`). A request for which the target
+//!   takes the lock cannot be withdrawn, and it may wait for this very group, which another mount has. So after
+//!   `QUIET_NS` the servers are asked nevertheless: where the group is in force they grant the group lock ahead of all
+//!   waiting requests, and such a request then runs under it.
+//! * The group ends on this mount when its last member has left, everything written under it is on the targets, nothing
+//!   is cached any more and the servers have confirmed it; then other requests continue.
+//! * Members order their I/O among each other themselves: one may have cached bytes that another has changed since.
 
 use crate::coherence::lease;
 use crate::coherence::sharing::{self, Begun};
@@ -36,15 +37,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 
-/// How long the end of this mount's own I/O is waited for before the servers are asked, nanoseconds.
+/// How long to wait for the end of this mount's own I/O before the servers are asked, nanoseconds.
 const QUIET_NS: u64 = 50_000_000;
-/// Who does not want to wait waits so many times for news, which come at least every second, until this mount's own I/O
-/// on the file has ended.
+/// If the caller must not wait, it still waits for this many notifications, which come at least every second, until
+/// this mount's own I/O on the file has ended.
 const PATIENCE_RINGS: u64 = 2;
 
-/// Takes the range lock when the file is free for a member of this group, or of none (0).
+/// Takes the range lock when a member of this group, or of none (0), may use the file.
 ///
-/// Errors: `Io` if the group was lost, with the session or a restart of a server.
+/// Errors: `Io` if the group lock was lost, with the session or in a restart of a server.
 pub(crate) async fn enter(file: &Arc<Inode>, member: u64, range: ByteRange, hold: Hold) -> Result<Guard> {
     loop {
         if !file.group.admits(member) {
@@ -61,9 +62,10 @@ pub(crate) async fn enter(file: &Arc<Inode>, member: u64, range: ByteRange, hold
     }
 }
 
-/// Waits for locks of the cluster, with the range lock held, for an open file of this group (0: none). `None` if a
-/// group of this mount asks for the file meanwhile: then the caller lets the range lock go and comes again, since what
-/// it waits for may be the end of that very group on another mount. The locks are still waited for, and go back.
+/// Waits for extent locks, with the range lock held, for an open file of this group (0: none). Returns `None` if a
+/// group of this mount requests the file meanwhile: then the caller releases the range lock and starts again, since it
+/// may wait for the end of that very group on another mount. The locks are still awaited in the background, and
+/// returned.
 pub(crate) async fn unless_asked<T: Send + 'static>(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -84,7 +86,7 @@ pub(crate) async fn unless_asked<T: Send + 'static>(
     }
 }
 
-/// Takes the range lock as `enter`, and in company the locks that `pins` waits for.
+/// Takes the range lock as `enter`, and in shared mode the locks for which `pins` waits.
 pub(crate) async fn enter_pinned<F>(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -107,7 +109,7 @@ where
     }
 }
 
-/// What `wait` gives, unless the caller is interrupted before.
+/// The result of `wait`, unless the caller is interrupted before.
 async fn unless<T>(interrupt: &Interrupt, wait: impl Future<Output = T>) -> Result<T> {
     let fired = poll_fn(|cx| {
         interrupt.watch(cx.waker());
@@ -119,18 +121,18 @@ async fn unless<T>(interrupt: &Interrupt, wait: impl Future<Output = T>) -> Resu
     }
 }
 
-/// What to do about a group that is asked for.
+/// The next step for a group that is requested.
 enum Next {
     Take,
     Joined,
     Wait,
 }
 
-/// Makes the open file a member of the group. `wait`: for other groups.
+/// Makes the open file a member of the group. `wait`: whether to wait for other groups.
 ///
-/// Errors: `BadFd` if it may not write: who may only read a file could keep all others from it for as long as he likes;
-/// `Inval` for group 0, or if it is a member already; `Again` if another group has the file and it is not to wait;
-/// `Intr`.
+/// Errors: `BadFd` if the file is not open for writing, because a program that may only read a file must not be able to
+/// lock all others out; `Inval` for group 0, or if it is a member already; `Again` if another group has the file and
+/// `wait` is not set; `Intr`.
 pub(crate) async fn lock(
     mount: Arc<Mount>,
     open: Arc<OpenFile>,
@@ -199,7 +201,7 @@ pub(crate) async fn lock(
     if lost { Err(Errno::Io) } else { Ok(()) }
 }
 
-/// Asks for the locks of all objects, in ascending order. What was granted is in `locks`, also after a failure.
+/// Requests the locks of all objects, in ascending order. The granted locks are in `locks`, also after a failure.
 async fn take(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -210,7 +212,7 @@ async fn take(
 ) -> Result<()> {
     let quiet = async {
         drop(file.range.acquire(ByteRange::ALL, Hold::Exclusive).await);
-        // A write that passed its check before has ended after this, and so have fills.
+        // After this, every write that passed its check before has ended, and so have fills.
         mount.cache.barrier();
         file.signal.until(|| file.fills.under_way.load(SeqCst) == 0).await;
     };
@@ -224,10 +226,10 @@ async fn take(
             return ask(mount, file, group, wait, interrupt, locks).await;
         }
         ask(mount, file, group, wait, interrupt, locks).await?;
-        // What waited for the group on another mount goes on now.
+        // I/O that waited for the group on another mount continues now.
         unless(interrupt, quiet).await
     } else {
-        // Some of it may itself wait for another group.
+        // Some of this I/O may itself wait for another group.
         let rung = mount.coherence.group_news.count.load(SeqCst) + PATIENCE_RINGS;
         let late = mount.coherence.group_news.signal.until(|| mount.coherence.group_news.count.load(SeqCst) >= rung);
         if let Either::Right(_) = select(quiet, pin!(late)).await {
@@ -257,7 +259,7 @@ async fn ask(
             let answer = match mount.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
                 Ok((answer, _)) => answer,
                 Err(e) => {
-                    // It may be granted meanwhile, and nobody would call it back.
+                    // The lock may be granted meanwhile, and would never be called back.
                     asked.into_iter().for_each(|lock| withdraw(mount, target, lock));
                     return Err(e);
                 }
@@ -287,12 +289,12 @@ async fn ask(
     Ok(())
 }
 
-/// Nobody waits any more for a lock that is in the queue of its server.
+/// No call waits any more for a lock that is in the queue of its server.
 fn withdraw(mount: &Mount, target: TargetId, lock: u64) {
     drop(mount.insist(Lane::Answer, target, Request::LockCancel { locks: vec![lock] }));
 }
 
-/// Gives the locks back and lets others go on.
+/// Returns the locks and lets other requests continue.
 async fn end(mount: &Arc<Mount>, file: &Arc<Inode>, locks: &[(TargetId, LockId)]) {
     locks::leave_group(mount, locks).await;
     free(mount, file);
@@ -309,7 +311,7 @@ fn free(mount: &Arc<Mount>, file: &Arc<Inode>) {
     mount.files.reap(file);
 }
 
-/// A member leaves. Whether it was the last: then the locks to give back.
+/// A member leaves. If it was the last one, returns the locks to be returned.
 fn leave(file: &Inode, group: u64) -> Option<Vec<(TargetId, LockId)>> {
     let mut state = file.group.state.lock();
     if state.stage != Stage::Held || file.group.id() != group {
@@ -323,10 +325,10 @@ fn leave(file: &Inode, group: u64) -> Option<Vec<(TargetId, LockId)>> {
     Some(std::mem::take(&mut state.locks))
 }
 
-/// The open file is no member any more. If it was the last of this mount, returns when everything is written back and
-/// others may go on.
+/// The open file leaves the group. If it was the last member on this mount, returns when everything is written back and
+/// other requests may continue.
 ///
-/// Errors: `Inval` if it is no member; `Io` if the group was lost; the first failure of write-back.
+/// Errors: `Inval` if it is not a member; `Io` if the group lock was lost; the first failure of write-back.
 pub(crate) async fn unlock(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<()> {
     let group = open.group.swap(0, SeqCst);
     if group == 0 {
@@ -342,9 +344,9 @@ pub(crate) async fn unlock(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<()>
     open.tell_failures().await
 }
 
-/// Whether anybody waits for the end of the group that the open file is a member of, on this mount or another one.
+/// Whether any request waits for the end of the group of which the open file is a member, on this mount or another one.
 ///
-/// Errors: `Inval` if it is no member; `Io` if the group was lost, or a server does not answer.
+/// Errors: `Inval` if it is not a member; `Io` if the group lock was lost, or a server does not answer.
 pub(crate) async fn wanted(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<bool> {
     let (group, file) = (open.member(), &open.file);
     if group == 0 {
@@ -376,7 +378,7 @@ pub(crate) fn closed(mount: &Arc<Mount>, file: &Arc<Inode>, group: u64) {
     }
 }
 
-/// A server no longer knows locks of the group: its members fail from now on, others go on.
+/// A server no longer knows locks of the group: calls of its members fail from now on, others continue.
 pub(crate) fn lost(mount: &Arc<Mount>, file: &Arc<Inode>) {
     if file.group.id() == 0 {
         return;
@@ -384,14 +386,14 @@ pub(crate) fn lost(mount: &Arc<Mount>, file: &Arc<Inode>) {
     let locks = {
         let mut state = file.group.state.lock();
         if state.stage != Stage::Held {
-            // Whoever asks or leaves sees to it.
+            // The call that requests the group or leaves it handles this.
             file.exported().while_all_changes(|| file.group.id.store(0, SeqCst));
             return;
         }
         state.stage = Stage::Leaving;
         std::mem::take(&mut state.locks)
     };
-    // What other servers still know is given back.
+    // The locks that other servers still know are returned.
     let (mount2, file2) = (mount.clone(), file.clone());
     file.exported().while_all_changes(|| file.group.id.store(0, SeqCst));
     mount.spawn(async move { end(&mount2, &file2, &locks).await });

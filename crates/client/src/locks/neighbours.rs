@@ -1,17 +1,17 @@
-//! Locks that go back unasked, because another mount takes those around them one after the other.
+//! Locks that are returned without a callback, because another mount takes the locks around them one after the other.
 //!
-//! Owns: which locks go with one that is asked back. Does not own: recognising such a mount
-//! (`tables::coherence::lock_walks`), the way of a lock back (`returning`, `dlm`).
+//! Owns: which locks are returned together with one that was called back. Does not own: recognising such a mount
+//! (`tables::coherence::lock_walks`), how a lock is returned (`returning`, `dlm`).
 //!
-//! A mount that reads a tree which this one has written wants one small file after the other. Each would cost a
-//! callback, a flush and a message that returns one lock, while the reader waits. Inode numbers tell what comes next:
-//! the files of a tree were made one after the other, so from the third callback in a neighbourhood on the nearest
-//! idle locks go as well, more with each further callback, many in a message. To give a lock back unasked is what age
-//! does all the time, so no rule of locking knows of it. It needs no knowledge of who asks or in which order: whoever
-//! takes files at random from a directory finds more and more of them free.
+//! A mount that reads a tree which this mount has written requests the locks of one small file after the other. Each
+//! would cost a callback, a flush and a message that returns one lock, while the reader waits. Inode numbers show what
+//! comes next, because the files of a tree were made one after the other. So from the third callback in a neighbourhood
+//! on the nearest idle locks are returned as well, more with each further callback, many in a message. Locks are
+//! returned by age in the same way, so no rule of locking has to know of this. The rule does not depend on which mount
+//! asks or in which order: if a mount takes files of a directory at random, more and more of them are free.
 //!
-//! What goes is small, closed and unused, and of the mode of what was asked back; so a mistake costs this mount a
-//! question for each such file that it uses again.
+//! Only locks of small, closed and unused files are returned, in the mode of the lock that was called back; so a
+//! mistake costs this mount one request for each such file that it uses again.
 
 use crate::mount::Mount;
 use crate::tables::coherence::lock_walks::{REACH, Walks};
@@ -20,10 +20,10 @@ use amphi_dlm::{LockCache, Mode};
 use amphi_types::ObjectId;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Bytes cached of a file that goes unasked.
+/// Most cached bytes of a file whose lock is returned so.
 const SMALL_BYTES: u64 = 256 << 10;
 
-/// A usable lock of `mode` was asked back: gives back what probably comes next.
+/// A usable lock of `mode` was called back: returns the locks that will probably be called back next.
 pub(super) fn follow(mount: &Mount, walks: &mut Walks, cache: &mut LockCache, object: ObjectId, mode: Mode) {
     if object.stripe != 0 {
         return;
@@ -38,9 +38,9 @@ pub(super) fn follow(mount: &Mount, walks: &mut Walks, cache: &mut LockCache, ob
     going.into_iter().for_each(|id| cache.give_back(id));
 }
 
-/// Whether nobody here misses the lock of a file.
+/// Whether this mount can return the lock of a file without loss.
 fn may_go(mount: &Mount, object: ObjectId) -> bool {
     let Some(file) = mount.files.get(object.ino) else { return true };
-    // Pages in front would have to be taken back first, which may take long.
+    // If the kernel has pages, they would have to be dropped first, which may take long.
     object.stripe == 0 && file.cached.bytes.load(SeqCst) <= SMALL_BYTES && !file.pages.any() && file.used_opens() == 0
 }

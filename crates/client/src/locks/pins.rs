@@ -1,38 +1,39 @@
-//! Pins: locks in use, and how one comes to them: from the cache of locks, or from the server.
+//! Pins: locks in use, taken from the lock cache or requested from the server.
 //!
-//! Owns: `Pin`, asking and waiting. Does not own: the rules (`dlm`), what becomes of locks that are asked back
-//! (`locks`).
+//! Owns: `Pin`, requesting a lock and waiting for it. Does not own: the rules (`dlm`), what happens to called-back
+//! locks (`locks`).
 
 use super::{note_uses, note_whole, pump, spans, wire_mode};
 use crate::conn::replies::unexpected;
 use crate::inode::Inode;
 use crate::mount::Mount;
+use crate::telemetry::calls::{self, Wait};
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Granted, Hit, LockId, LockRef, Mode};
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, TargetId};
 use amphi_wire::{Lane, LockExtent, Reply, Request};
 use std::sync::Arc;
 
-/// A lock in use; dropping it ends the use.
+/// A lock in use; dropping the pin ends the use.
 pub(crate) struct Pin {
     pub(super) mount: Arc<Mount>,
     pub(super) target: TargetId,
     pub(super) lock: LockRef,
-    /// It was asked for this use, just as wide.
+    /// The lock was requested for this use, with exactly this range.
     pub(super) own: bool,
-    /// Whether the lock goes back with the end of the use.
+    /// Whether the lock is returned at the end of the use.
     pub(super) once: bool,
 }
 
 impl Pin {
-    /// The use was past the cache, of a file that others want too: a lock for it alone goes back, together with others,
-    /// before somebody has to ask for it.
+    /// The use was direct, and other mounts want the file too: a lock for this use alone is returned, together with
+    /// others, before another mount has to request it.
     pub(crate) fn used_once(&mut self) {
         self.once = self.own;
     }
 
-    /// The lock goes back with the end of the use: what was told to others of what is written under it has turned out
-    /// to be wrong.
+    /// The lock is returned at the end of the use, because what was reported to others about bytes written under it has
+    /// turned out to be wrong.
     pub(crate) fn used_up(&mut self) {
         self.once = true;
     }
@@ -50,7 +51,7 @@ impl Drop for Pin {
     }
 }
 
-/// Who pins other locks already must not wait for a place behind those that may wait for these.
+/// A caller that already pins other locks must not wait for a slot behind requests that may wait for these locks.
 fn lane_of(pins: &[Pin]) -> Lane {
     if pins.is_empty() { Lane::Locking } else { Lane::Normal }
 }
@@ -92,10 +93,10 @@ pub(crate) async fn pin_objects(
     Ok(pins)
 }
 
-/// As `pin_objects`, of locks that are held or free: takes none from anybody and waits for nobody, so whoever holds
-/// others may call it.
+/// As `pin_objects`, but only for locks that are held or free: it calls no lock back and never waits, so a caller that
+/// holds other locks may use it.
 ///
-/// Errors: `Again` if somebody else has or wants some of it, or a group has the file.
+/// Errors: `Again` if another mount has or wants a part of it, or a group has the file.
 pub(crate) async fn try_pin_objects(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -172,6 +173,7 @@ async fn pin(
         let waited_ns = mount.clock.now_ns().saturating_sub(start_ns);
         mount.stats.bytes(Count::LockWait, waited_ns);
         file.stats.waited_for_lock(waited_ns);
+        calls::note_wait(Wait::Lock, waited_ns);
         let outcome = mount.coherence.locks.with(target, |cache| match answer {
             Ok(Reply::Locked { lock, range: granted }) => {
                 if cache.len() >= mount.coherence.locks.limits.lock().max_locks {

@@ -1,10 +1,11 @@
-//! The way of locks back to their server.
+//! How locks are returned to their server.
 //!
-//! Owns: carrying out what a lock cache wants: flush, drop, cancel; what travels together on that way; which bytes are
-//! still covered by locks that are on it. Does not own: the stages (`dlm`), which locks go (`locks`, `neighbours`).
+//! Owns: carrying out the actions of a lock cache: flush, drop, cancel; which of them share a message; which bytes are
+//! still covered by locks that are being returned. Does not own: the stages (`dlm`), which locks are returned (`locks`,
+//! `neighbours`).
 //!
-//! Invariant: what is dirty under a lock has landed before it is dropped, and pages in front are taken back before its
-//! cancel is sent.
+//! Invariant: dirty bytes under a lock are on the target before they are dropped, and the front end's pages are dropped
+//! before the cancel is sent.
 
 use crate::cache::dirty_end;
 use crate::coherence::front_pages;
@@ -22,13 +23,13 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Of a range up to this length every stripe is looked at; of a longer one what is cached.
+/// In a range up to this length every stripe is checked; in a longer one only what is cached.
 const WALK_BYTES: u64 = 64 << 20;
-/// Locks that are flushed together, of files with so many dirty bytes at most.
+/// Locks that are flushed together are of files with at most this many dirty bytes.
 const TOGETHER: usize = 64;
 const TOGETHER_BYTES: u64 = 256 << 10;
 
-/// Does what the lock cache of `target` wants done.
+/// Carries out the actions of the lock cache of `target`.
 pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
     let mut going = Vec::new();
     while let Some(action) = next_action(mount, target) {
@@ -56,7 +57,7 @@ pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
     }
 }
 
-/// The next thing that the lock cache of `target` wants done; what it wants dropped is dropped here, under its lock.
+/// The next action of the lock cache of `target`; a drop is carried out here, under the cache's lock.
 fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
     loop {
         let mut caches = mount.coherence.locks.caches.lock();
@@ -68,7 +69,7 @@ fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
                     .get(object.ino)
                     .filter(|f| (f.pages.any() || f.pages.is_taking()) && !mount.coherence.sharing.is_alone());
                 if let Some(file) = file {
-                    // Nothing keeps others away where the lock was lost.
+                    // If the lock was lost, nothing keeps other mounts away.
                     let kept: &[ByteRange] = if discard_dirty { &[] } else { &ranges };
                     let number = file.pages.taking.lock().goes(target, object, mode, kept);
                     mount.coherence.locks.pages_due.lock().push((target, file, number));
@@ -79,7 +80,7 @@ fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
     }
 }
 
-/// A lock on its way back, with what may be dirty under it.
+/// A lock that is being returned, with what may be dirty under it.
 struct Going {
     id: LockId,
     file: Option<Arc<Inode>>,
@@ -93,10 +94,11 @@ impl Going {
     }
 }
 
-/// Writes back what lies under locks that go. The first one is what somebody may wait for, so it goes alone, and so
-/// does what takes long; of the others many leave in one message, and so do their locks.
+/// Writes back the dirty bytes of locks that are being returned. Another mount may wait for the first lock, so it is
+/// flushed alone, and so is any lock whose flush takes long; many of the others share one message, and so do their
+/// cancels.
 fn write_back(mount: &Arc<Mount>, target: TargetId, going: Vec<Going>) {
-    // Writes that had found the bits of their files are in the cache from here on.
+    // From here on, every write that had found the bit of its file set is in the cache.
     mount.cache.barrier();
     let mut going = going.into_iter();
     let first = going.next();
@@ -127,7 +129,7 @@ fn write_back(mount: &Arc<Mount>, target: TargetId, going: Vec<Going>) {
     }
 }
 
-/// Files whose pages in front have to be taken back for locks of a target that go, with the numbers of these locks.
+/// Files whose pages the front end has to drop before locks of a target are cancelled, with the numbers of these locks.
 pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<(Arc<Inode>, Vec<u64>)> {
     let mut due: Vec<(Arc<Inode>, Vec<u64>)> = Vec::new();
     mount.coherence.locks.pages_due.lock().retain(|(of, file, number)| {
@@ -142,13 +144,14 @@ pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<(Arc<Inode>, Vec<
     due
 }
 
-/// Whether locks of this mount permit `mode` on all of `range`: those that are held, and those that are still on their
-/// way back. Read locks keep others from writing, write locks also from reading what they may keep.
+/// Whether locks of this mount permit `mode` on all of `range`: locks that are held, and locks that are still being
+/// returned. Read locks keep other mounts from writing, and write locks also from reading and caching.
 pub(crate) fn permit(mount: &Mount, file: &Inode, mode: Mode, range: ByteRange) -> bool {
     let layout = file.layout();
     layout.spans(file.ino, range).into_iter().all(|(object, span)| {
         let target = layout.target(file.ino, object.stripe);
-        // Under the table's lock, since a lock leaves the table and is noted as going in one step.
+        // This is done under the table's lock, since a lock leaves the table and is noted as being returned in one
+        // step.
         mount.coherence.locks.with(target, |cache| {
             let bare = cache.bare(object, mode, span);
             if bare.is_empty() {
@@ -164,14 +167,14 @@ pub(crate) fn permit(mount: &Mount, file: &Inode, mode: Mode, range: ByteRange) 
     })
 }
 
-/// A target does not know the locks any more that were on their way back: it has restarted, or the session is over.
+/// A target no longer knows the locks that were being returned: it has restarted, or the session is over.
 pub(super) fn going_is_over(mount: &Mount, target: TargetId) {
     for file in mount.files.all() {
         file.pages.taking.lock().going.retain(|lock| lock.target != target);
     }
 }
 
-/// Returns locks, after the pages in front that lie under them.
+/// Returns locks, after the pages that they cover were dropped by the front end.
 fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
     let answered = {
         let locks = locks.clone();
@@ -200,8 +203,8 @@ fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u6
         if leaving.is_empty() {
             return drop(mount2.insist(Lane::Answer, target, cancel));
         }
-        // Who leaves does not wait for a server that cannot be reached for long. It hears of it all the same; twice
-        // does no harm.
+        // A member that leaves a group does not wait long for a server that cannot be reached. The server gets the
+        // message nevertheless; a second copy does no harm.
         if mount2.send(Lane::Answer, target, &Cred::root(), cancel.clone(), None, 0).await.is_err() {
             drop(mount2.insist(Lane::Answer, target, cancel));
         }
@@ -218,7 +221,7 @@ fn pieces_of(mount: &Mount, file: &Inode, object: ObjectId, ranges: &[ByteRange]
     }
     let mut found = Vec::new();
     for range in ranges.iter().map(|r| r.intersect(&cached)) {
-        // A sparse file may be cached at its far end alone.
+        // Only the far end of a sparse file may be cached.
         let parts = if range.len() <= WALK_BYTES { vec![range] } else { mount.cache.units_of(file, range) };
         let pieces = parts.into_iter().flat_map(|part| layout.pieces(file.ino, part));
         pieces.filter(|(o, _)| *o == object).for_each(|(_, piece)| push_joined(&mut found, piece));
@@ -231,7 +234,7 @@ fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_di
     file.locks.whole.fetch_and(!stripe_bit(object.stripe), SeqCst);
     let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
     if discard_dirty {
-        // Before they are no longer dirty: who finds none dirty knows of it.
+        // This is done before the bytes become clean: a caller that finds no dirty bytes relies on it.
         let has_dirty = file.cached.dirty_bytes.load(SeqCst) > 0;
         if has_dirty {
             mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
@@ -241,10 +244,10 @@ fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_di
     for part in pieces_of(mount, &file, object, ranges) {
         mount.cache.forget(&file, part, dirty);
     }
-    // Fills beyond what is cached now count on the lock as well.
+    // Fills of bytes that are not cached yet rely on the lock as well.
     ranges.iter().for_each(|r| file.fills.spoil(*r));
-    // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
-    // before do not know what has been written under this one.
+    // Other mounts may truncate the file from now on. Bytes under other locks that are still held count; answers to
+    // earlier requests do not include what was written under this lock.
     file.size.own_is_at_least(|| dirty_end(&mount.cache, &file));
     file.size.turn();
     if !mount.coherence.sharing.is_alone() {

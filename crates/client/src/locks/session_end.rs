@@ -1,6 +1,7 @@
 //! The end of a session that the server has ended.
 //!
-//! Owns: giving up all that lies under tokens and locks. Does not own: who finds that out (`io`).
+//! Owns: dropping everything that is cached under tokens and locks. Does not own: detecting the end of the session
+//! (`io`).
 
 use super::lose_all;
 use crate::coherence::{front_pages, tokens};
@@ -8,7 +9,7 @@ use crate::mount::Mount;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The server has ended the session: nothing cached counts any more, and every call fails.
+/// The server has ended the session: nothing cached is valid any more, and every call fails.
 pub(crate) fn lose(mount: &Arc<Mount>, why: &str) {
     if mount.coherence.sharing.lost.swap(true, SeqCst) {
         return;

@@ -1,11 +1,11 @@
 //! Reads around bytes that a target answers with `EIO`: a block that is damaged, or cannot be read from the disk.
 //!
-//! Owns: finding out by ever smaller requests which pages of a piece can be served. Does not own: what becomes of them,
-//! or what a target finds damaged. The target says of a whole request only that it failed, so that a request without
-//! damage costs nothing.
+//! Owns: finding, by ever smaller requests, which pages of a piece can be read. Does not own: how they are used, or how
+//! a target detects damage. The target reports only that a whole request failed, so that a request without damage costs
+//! nothing.
 //!
-//! Invariant: nothing is returned but what a target has sent in an answer without an error. Only answers are looked
-//! into: who cannot be reached is not asked again.
+//! Invariant: only bytes that a target has sent in an answer without an error are returned. Only errors in answers are
+//! examined: a server that cannot be reached is not asked again.
 
 use super::read::{PAGE, Under, ask_piece};
 use crate::api::Hints;
@@ -36,7 +36,7 @@ pub(crate) async fn prefix(
     under: Under,
 ) -> (Segments, Option<Errno>) {
     let mut data = Segments::new();
-    // What is asked for, and the end of what has failed; a page of that cannot be served, unless it was mended since.
+    // The requested range, and the end of what has failed; a page of that cannot be read, unless it was repaired since.
     let (mut part, mut failed_end) = (range, range.start);
     for _ in 0..REQUESTS_MAX {
         match ask_piece(mount, file, object, part, under).await {
@@ -72,7 +72,7 @@ pub(crate) async fn prefix(
     (data, Some(Errno::Io))
 }
 
-/// What can be served of a piece of which a page cannot. The caller holds a lock on it.
+/// The parts of a piece with a damaged page that can be read. The caller holds a lock on the piece.
 pub(crate) async fn good_parts(mount: &Arc<Mount>, file: &Arc<Inode>, object: ObjectId, range: ByteRange) -> Vec<Part> {
     let (mut good, mut left) = (Vec::new(), Vec::new());
     let cut = |left: &mut Vec<ByteRange>, range| {
@@ -97,7 +97,7 @@ pub(crate) fn whole_for_pages(data: Result<Segments>, range: ByteRange, hints: H
     data.and_then(|data| if hints.for_pages && (data.len() as u64) < range.len() { Err(Errno::Io) } else { Ok(data) })
 }
 
-/// What the cache has of `range` from its start on, where the rest cannot be had.
+/// The cached bytes at the start of `range`, if the rest cannot be read.
 pub(crate) fn cached_prefix(mount: &Mount, file: &Arc<Inode>, range: ByteRange) -> Option<Segments> {
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
@@ -106,7 +106,7 @@ pub(crate) fn cached_prefix(mount: &Mount, file: &Arc<Inode>, range: ByteRange) 
     (end > range.start).then(|| buf.into())
 }
 
-/// Two halves that meet at a page; none of what lies within one page.
+/// Two halves that meet at a page boundary; `None` for a range within one page.
 fn halves(range: ByteRange) -> Option<(ByteRange, ByteRange)> {
     let (first, end) = (range.start / PAGE, range.end.div_ceil(PAGE));
     if end - first < 2 {
@@ -120,7 +120,7 @@ fn halves(range: ByteRange) -> Option<(ByteRange, ByteRange)> {
 mod tests {
     use super::*;
 
-    /// Goal: halves cover what they are of, meet at a page, and end. Method: ranges at and beside pages.
+    /// Goal: halves cover their range, meet at a page boundary, and end. Method: ranges at and near page boundaries.
     #[test]
     fn halves_meet_at_pages() {
         for (start, end) in [(0, 8192), (1, 4097), (100, 1 << 20), (4095, 12_289), (4096, 12_288)] {

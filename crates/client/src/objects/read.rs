@@ -1,7 +1,7 @@
 //! Reads of objects: all pieces at once, without the cache.
 //!
-//! Owns: direct reads of a range, and one request to one object. Does not own: when a read goes direct (`ops::read`),
-//! what is asked for ahead (`prefetch::large_reads`).
+//! Owns: direct reads of a range, and one request to one object. Does not own: when a read is direct (`ops::read`),
+//! what is requested ahead (`prefetch::large_reads`).
 
 use super::damaged;
 use crate::conn::replies::unexpected;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Bytes of a page of the servers' storage.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Bytes of the targets, in the buffers they came in: what is contiguous from the start.
+/// Bytes of the targets, in the buffers in which they arrived: the contiguous ones from the start.
 pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<Segments> {
     direct_under(mount, file, range, Under::TargetsLock).await
 }
@@ -81,14 +81,14 @@ pub(crate) async fn direct_gaps(
     Ok(buf.into())
 }
 
-/// What keeps others from the bytes of a request.
+/// The protection of the bytes of a request from other mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Under {
     /// A lock of this mount.
     Lock,
-    /// One that the target takes for the request.
+    /// A lock that the target takes for the request.
     TargetsLock,
-    /// Nothing: the target notes what others change beneath pages, by this name.
+    /// No lock: the target notes what other mounts change below pages, under this number.
     Note(u64),
 }
 
@@ -103,7 +103,7 @@ pub(crate) async fn read_piece(
     ask_piece(mount, file, object, range, under).await?
 }
 
-/// As `read_piece`; the inner error is the target's answer, the outer one says that there is none.
+/// As `read_piece`; the inner error is the target's answer, the outer one means that there was no answer.
 pub(crate) async fn ask_piece(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

@@ -1,7 +1,7 @@
 //! Writes to objects: all pieces in flight at once, one wait.
 //!
-//! Owns: one request to one object, telling the owner of a file that it gets data on further targets, what became of
-//! the pieces of a write. Does not own: what is dirty (`cache`), write-back (`writeback`), when a write goes direct
+//! Owns: one request to one object, informing the inode's target that a file gets data on further targets, the results
+//! of the pieces of a write. Does not own: dirty ranges (`cache`), write-back (`writeback`), when a write is direct
 //! (`ops::write`).
 
 use super::read::direct_pieces;
@@ -31,7 +31,7 @@ pub(crate) enum WriteKind {
         server_lock: bool,
         /// Setuid and setgid are cleared.
         kill_suidgid: bool,
-        /// Whether the answer is to say what room is set aside for this mount.
+        /// Whether the answer should report the space that is granted to this mount.
         cover: Cover,
     },
     /// A direct request that has returned to its caller: with the time of that moment. Its blocks are covered.
@@ -111,7 +111,7 @@ async fn send_piece(
     }
 }
 
-/// Tells the owner once that data goes beyond stripe 0.
+/// Informs the inode's target, once, that data goes beyond stripe 0.
 pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
     let is_spread = || file.known.lock().spread;
     let _turn = loop {
@@ -135,18 +135,18 @@ pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> 
     }
 }
 
-/// What became of the pieces of a write.
+/// The results of the pieces of a write.
 pub(crate) struct Sent {
     /// Up to here all bytes are on the targets.
     pub(crate) good_to: u64,
     /// End of the last piece that is.
     pub(crate) written_to: u64,
-    /// Of the first piece that is not.
+    /// The error of the first piece that failed.
     pub(crate) error: Option<Errno>,
 }
 
-/// Sends all pieces of `range` to the targets and forgets what is cached of them. `end_first`: the last one goes before
-/// the others.
+/// Sends all pieces of `range` to the targets and drops what is cached of them. `end_first`: the last piece is sent
+/// before the others.
 pub(crate) async fn send_all(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -168,7 +168,7 @@ pub(crate) async fn send_all(
         results.extend(join_all(cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
     }
     results.extend(last);
-    // What failed may be on the target or not: nobody may think to know.
+    // Bytes that failed may be on the target or not, so they must not stay in the cache.
     mount.cache.forget(file, range, Dirty::Keep);
     let mut sent = Sent { good_to: range.start, written_to: range.start, error: None };
     for ((_, part), result) in pieces.iter().zip(results) {
@@ -185,7 +185,7 @@ pub(crate) async fn send_all(
     sent
 }
 
-/// Notes what a direct request carried that might have gone through the cache, when it has landed.
+/// Records the speed of a direct request that could have been buffered, when it has ended.
 pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good: bool) {
     if matches!(reason, Reason::DirectLocality | Reason::DirectLarge) {
         let calm = mount.writeback.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
@@ -193,7 +193,7 @@ pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good:
     }
 }
 
-/// One buffer per piece: parts of the one that all bytes came in.
+/// One buffer per piece: parts of the buffer in which all bytes arrived.
 fn split(mut data: Buf, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
     let mut bufs: Vec<Buf> = Vec::with_capacity(pieces.len());
     if let Some((_, rest)) = pieces.split_last() {

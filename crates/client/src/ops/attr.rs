@@ -1,8 +1,8 @@
 //! getattr and setattr, truncate included.
 //!
-//! Owns: the order of a truncate: range lock, in company write locks on everything beyond the new end, nothing sets out
-//! beyond the new end, what is under way lands, the server cuts, the cache is cut. Does not own: asking for an inode
-//! (`coherence::attributes`).
+//! Owns: the order of the steps of a truncate: take the range lock, and in shared mode write locks on everything beyond
+//! the new end; send nothing more from beyond the new end; wait for what is under way; let the server cut the file; cut
+//! the cache. Does not own: requesting an inode (`coherence::attributes`).
 
 use super::known;
 use crate::api::Ctx;
@@ -36,6 +36,18 @@ pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Att
     match ask(&mount, &ctx.cred, ino).await {
         Err(Errno::Stale) => mount.coherence.unlinked.attr(ino, mount.wall()),
         answer => shards::shown(&mount, &ctx, answer?.1).await,
+    }
+}
+
+/// Attributes of the root of the mount, which the first answer names.
+pub(crate) async fn of_root(mount: Arc<Mount>, ctx: Ctx) -> Result<Attr> {
+    let asked = mount.cluster.root();
+    match getattr(mount.clone(), ctx.clone(), asked).await {
+        Err(Errno::Stale) if mount.cluster.root() != asked => {
+            let root = mount.cluster.root();
+            getattr(mount, ctx, root).await
+        }
+        answer => answer,
     }
 }
 
@@ -102,8 +114,8 @@ async fn set_attr(
     match (file, set.size) {
         (Some(file), Some(size)) => truncate(&mount, &ctx.cred, &file, member, size, set).await,
         (None, Some(size)) => {
-            // The locks that a truncate takes among several mounts need the file's layout. Alone, somebody may open the
-            // file meanwhile: he is shown the old size or the new one, and no zeros between them.
+            // The locks of a truncate in shared mode depend on the file's layout. In sole mode, a program may open the
+            // file meanwhile: it sees the old size or the new one, and no zeros between them.
             let asked_at = mount.asked_at();
             let (view, _) = ask(&mount, &ctx.cred, ino).await?;
             let file = known::know(&mount, view, asked_at);
@@ -111,7 +123,7 @@ async fn set_attr(
         }
         (file, None) => {
             if let (Some(file), Some(_)) = (&file, set.mtime) {
-                // What is on its way has the time of its write, which must not come after this one.
+                // Bytes under way carry the time of their write, which must not be later than this time.
                 write_behind::drained(file).await;
             }
             let begun = sharing::begin(&mount);
@@ -134,8 +146,8 @@ async fn set_attr(
     }
 }
 
-/// Before times are set among several mounts: what others have in their caches is written back, with the time of its
-/// write, and nothing new is written while the locks are pinned.
+/// Before times are set in shared mode: what mounts have in their caches is written back, with the time of its write,
+/// and nothing new is written while the locks are pinned.
 async fn written_back(mount: &Arc<Mount>, cred: &Cred, ino: Ino, file: Option<&Arc<Inode>>) -> Result<Vec<Pin>> {
     if let Some(file) = file {
         return beyond(mount, file, 0).await;
@@ -177,7 +189,7 @@ pub(crate) async fn truncate(
     resize(mount, cred, file, size, set, pins).await
 }
 
-/// Write locks on everything from `size` on: nobody else changes the end of the file there until they are dropped.
+/// Write locks on everything from `size` on: no other mount moves the end of the file there until they are dropped.
 pub(crate) async fn beyond(mount: &Arc<Mount>, file: &Arc<Inode>, size: u64) -> Result<Vec<Pin>> {
     locks::pin_objects(mount, file, Mode::Write, ByteRange::new(size, u64::MAX)).await
 }
@@ -197,9 +209,9 @@ pub(crate) async fn resize(
     // A write that passed its check before the range lock was taken has ended after this.
     mount.cache.barrier();
     if !pins.is_empty() {
-        // Others may ask for the size as soon as the server has cut the file, before its answer is taken here: what
-        // this mount tells them must not reach beyond the new end, so until then the server has to know of all that
-        // does.
+        // Other mounts may request the size as soon as the server has cut the file, before this mount has the answer.
+        // Its answer to a glimpse must not reach beyond the new end, so the server has to have all bytes beyond it
+        // first.
         flush::flush(mount, file, beyond).await;
         file.size.own_ends_by(size);
     }
@@ -223,7 +235,7 @@ pub(crate) async fn resize(
     file.size.bytes.store(size, SeqCst);
     explicit_time(mount, file, &view);
     file.size.turn();
-    // Nothing else changes the file here: the answer is as good as one that is asked for now.
+    // Nothing else changes the file on this mount, so the answer is as good as one that is requested now.
     let adopted = file.adopt_change(view, told.asked_at, AskedAt::now(told.asked_at.rule()));
     drop(told);
     drop(pins);

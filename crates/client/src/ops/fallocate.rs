@@ -1,7 +1,7 @@
 //! fallocate: reserve, punch, zero.
 //!
-//! Order as for a direct write: range lock, flush and forget what is cached, then the targets; then forget what fills
-//! of whole pages have brought meanwhile.
+//! The order is that of a direct write: range lock; flush and drop what is cached; the request to the targets; then
+//! drop what fills of whole pages have brought meanwhile.
 //!
 //! Each is a change of the file with a time, also where it finds nothing to do, as on local file systems. The targets
 //! take it with the request.
@@ -68,7 +68,7 @@ pub(crate) async fn fallocate(
         let (_guard, begun, pins) = group_lock::enter_pinned(&mount, file, open.member(), exclusive, locks).await?;
         file.size.storage_changes();
         let done = change(&mount, file, mode, range, begun.is_some() || !several).await;
-        // A read beside it may have brought a page of which a part lies in here.
+        // A concurrent read may have cached a page that overlaps this range.
         mount.cache.forget(file, range, Dirty::Keep);
         drop((pins, begun));
         file.size.storage_changes();

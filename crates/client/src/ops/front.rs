@@ -1,11 +1,12 @@
-//! Who serves the reads of an open file, and what is learnt of those who read it.
+//! Whether the kernel or the mount serves the reads of an open file, and what is learnt about the programs that read
+//! it.
 //!
-//! Owns: gathering the inputs of `kernel_reads` for one open file, noting how it was read when it is closed, what a
-//! front end with pages keeps. Does not own: the rules (`policy::kernel_reads`), what readers are known for
+//! Owns: collecting the inputs of `kernel_reads` for one open file, noting at its close how it was read, what a front
+//! end with pages may keep. Does not own: the rules (`policy::kernel_reads`), the knowledge about readers
 //! (`policy::readers`), how pages get locks (`pages`).
 //!
-//! Invariants: nothing here waits or reads a file. What is known of readers is looked up for large files alone, of
-//! which nothing else decides; what is learnt is learnt where a front end with pages has asked.
+//! Invariants: no function here waits or reads a file. The knowledge about readers is used only for large files for
+//! which no other rule decides, and is collected only if a front end with pages has asked.
 
 use crate::api::Ctx;
 use crate::coherence::tokens;
@@ -20,10 +21,10 @@ use amphi_pagecache::Dirty;
 use amphi_types::ByteRange;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// What a front end that has a page cache does with an open file.
+/// How a front end with a page cache treats an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontCache {
-    /// It serves reads from its pages.
+    /// The front end serves reads from its pages.
     pub serves: bool,
     /// Pages of the file that it has from before are true.
     pub keeps: bool,
@@ -39,8 +40,8 @@ pub(crate) fn front_cache(mount: &Mount, ctx: &Ctx, open: &OpenFile) -> FrontCac
         (attr.perm & 0o111 != 0, attr.size)
     };
     let only_reads = open.flags.read && !open.flags.write && !open.flags.direct && !open.flags.truncate;
-    // In company who holds the attributes' token knows that nobody else has the file open for writing. But others may
-    // write it later.
+    // In shared mode, a mount that holds the attributes token knows that no other mount has the file open for writing.
+    // But another mount may open it for writing later.
     let follows = || mount.coherence.sharing.pages().is_some_and(|front| front.follows_sizes());
     let written = || file.has_writers() || !(alone || (tokens::holds_attributes(mount, file.ino) && follows()));
     let input = Input {
@@ -63,15 +64,15 @@ pub(crate) fn front_cache(mount: &Mount, ctx: &Ctx, open: &OpenFile) -> FrontCac
     let serves = server.is_kernel();
     open.front.choose(serves, chosen(server));
     let rule = mount.coherence.sharing.rule();
-    // Of a lone mount the front end has seen every change. A read that it serves is not seen here: the first one has to
-    // be.
+    // In sole mode the front end has seen every change. The mount does not see a read that the front end serves, so it
+    // has to serve the first one itself.
     let covered = mount.coherence.sharing.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
     let keeps = covered && !(serves && read_is_missed(mount, open));
     open.front.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
     FrontCache { serves, keeps }
 }
 
-/// Decides, and asks for what is known of those who read only where that matters.
+/// Decides, and looks up the knowledge about readers only if it matters.
 fn decide(mount: &Mount, ctx: &Ctx, open: &OpenFile, input: Input) -> Server {
     let server = kernel_reads::decide(&input);
     if !matches!(server, Server::KernelUnknown | Server::KernelAdvised | Server::MountAdvised) {
@@ -98,7 +99,8 @@ fn reader_of(mount: &Mount, open: &OpenFile) -> Reader {
     Reader { file, directory, program: open.program.executable }
 }
 
-/// An open file was closed that was read so: for those who open it, its neighbours, or others with this program next.
+/// An open file was closed after these reads: notes them for the next open of this file, of its neighbours, or of
+/// another file by this program.
 pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
     let t = &mount.tunables;
     let (chosen, bounds) = (open.front.chosen(), (t.get(Tunable::Small), t.get(Tunable::LargeRead)));
@@ -108,21 +110,21 @@ pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
     }
 }
 
-/// A read was answered that a front end keeps in its pages: what is clean of these bytes is not kept here as well.
-/// Where the pages will not be kept for the next open it is.
+/// A read was answered whose bytes a front end keeps in its pages: clean ones among them are dropped from the client's
+/// cache. If the pages will not be kept until the next open, the bytes stay in the client's cache.
 pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
     if keeps_pages(mount, open) {
         mount.cache.forget(&open.file, range, Dirty::Keep);
     }
 }
 
-/// Whether what is read into pages of the front end stays there, so that nobody asks for it here again.
+/// Whether bytes that are read into pages of the front end stay there, so that they are not requested again.
 pub(crate) fn keeps_pages(mount: &Mount, open: &OpenFile) -> bool {
     let keeps = || !mount.coherence.sharing.is_alone() || mount.coherence.sharing.has_always_been_alone();
     open.front.serves.load(SeqCst) && keeps()
 }
 
-/// Which way a read for pages of `bytes` goes in company of other mounts, and why.
+/// Whether a read for pages of `bytes` is buffered or direct in shared mode, and why.
 pub(crate) fn way_of_pages(mount: &Mount, open: &OpenFile, bytes: u64) -> (Mode, Reason) {
     match keeps_pages(mount, open) && bytes >= mount.tunables.get(Tunable::Small) {
         true => (Mode::Direct, Reason::DirectKernel),
@@ -130,12 +132,12 @@ pub(crate) fn way_of_pages(mount: &Mount, open: &OpenFile, bytes: u64) -> (Mode,
     }
 }
 
-/// Whether a read has to come here, since it renews the access time.
+/// Whether a read has to come to the mount, because it renews the access time.
 fn read_is_missed(mount: &Mount, open: &OpenFile) -> bool {
     !open.flags.no_atime && mount.tunables.on(Tunable::Atime) && open.file.access_is_due(mount.clock.wall())
 }
 
-/// What chose who serves the reads.
+/// The rule that decided who serves the reads.
 fn chosen(server: Server) -> Chosen {
     match server {
         Server::MountLarge => Chosen::Known,

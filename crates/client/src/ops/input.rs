@@ -1,10 +1,10 @@
-//! What is known for the hybrid decision, and the count of what was decided.
+//! The inputs of the hybrid decision, and counting its results.
 //!
 //! Owns: gathering the inputs of `decision` for one request. Does not own: the rules, the measurements (`locality`,
 //! `caller_memory`, `cache`), who serves the reads of an open file (`front`).
 //!
-//! Invariants: nothing here waits or reads a file; what only matters in the window is only asked there, and in the
-//! order of the rules, so that a request that contention sends direct uses up no probe of locality.
+//! Invariants: no function here waits or reads a file. Inputs that matter only in the window are determined only there,
+//! in the order of the rules, so that a request that is direct because of contention uses up no probe of locality.
 
 use crate::api::Ctx;
 use crate::inode::{Inode, OpenFile};
@@ -12,6 +12,7 @@ use crate::mount::Mount;
 use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
 use crate::policy::thresholds::Asked;
+use crate::telemetry::calls;
 use crate::telemetry::stats::{Copied, Way};
 use crate::telemetry::tunables::Tunable;
 use amphi_env::memory_groups::SHORT_PERCENT;
@@ -22,8 +23,8 @@ use amphi_wire::LockExtent;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 impl Mount {
-    /// What is known for the decision about a request of `bytes` that the cache does not serve.
-    /// `range`: where it, or the piece of it at hand, lies.
+    /// The inputs of the decision about a request of `bytes` that the cache does not serve. `range`: the range of the
+    /// request, or of its present piece.
     pub(crate) fn input(&self, ctx: &Ctx, open: &OpenFile, way: Way, (range, bytes): (ByteRange, u64)) -> Input {
         let t = &self.tunables;
         let file = &open.file;
@@ -45,7 +46,7 @@ impl Mount {
         let matters = in_window && !contended && !group_short && !overcache && (!large || t.on(Tunable::Learn));
         let no_locality = matters && self.lacks_locality(file, way, bytes, large);
         let cache_is_faster = no_locality && t.on(Tunable::Learn) && self.policy.throughput.cache_is_faster(way, bytes);
-        // To wait for room in the cache is part of what its way was measured to take.
+        // The wait for space in the cache is part of the measured speed of buffered requests.
         let memory_short = group_short || (cache_full && !cache_is_faster);
         Input {
             size: bytes,
@@ -66,7 +67,7 @@ impl Mount {
         }
     }
 
-    /// Whether bytes may not be asked for past the cache for where they lie.
+    /// Whether bytes cannot be requested directly because of their alignment.
     fn misfits(&self, range: ByteRange) -> bool {
         !self.tunables.on(Tunable::Unaligned) && !(range.start | range.end).is_multiple_of(limits::BLOCK)
     }
@@ -87,11 +88,14 @@ impl Mount {
             && !(t.on(Tunable::Learn) && self.policy.throughput.cache_is_faster(way, bytes))
     }
 
-    /// Counts a request that went the way `reason` says.
+    /// Counts a request by `reason`.
     pub(crate) fn count_io(&self, open: &OpenFile, way: Way, reason: Reason, range: ByteRange, copied: Copied) {
         let bytes = range.len();
         self.stats.io(way, reason, bytes, copied);
         open.ledger.io(way, reason, range);
+        if self.panel.recorder.is_on() {
+            calls::note_reason(reason);
+        }
         match reason {
             Reason::DirectLocality => open.file.cached.locality.went_direct(bytes.div_ceil(PAGE)),
             Reason::BufferedDefault => open.file.cached.locality.went_buffered(),
@@ -141,9 +145,9 @@ impl Mount {
         if is_large { large_bytes.min(bytes) } else { large_bytes.max(bytes + 1) }
     }
 
-    /// How wide locks for a request are asked for: past the cache, on a file that others want too, as wide as its own
-    /// bytes. Through the cache they grow also on contended files: asking for each record costs more than the callbacks
-    /// do.
+    /// How locks for a request grow: for a direct request on a file that other mounts use too, they cover exactly its
+    /// bytes. For buffered requests they grow also on contended files, because requesting one for each record costs
+    /// more than the callbacks do.
     pub(crate) fn extent(&self, open: &OpenFile, mode: Mode) -> LockExtent {
         let narrow = mode == Mode::Direct && read::is_wanted_elsewhere(self, &open.file);
         if narrow { LockExtent::Exact } else { open.extent() }
@@ -154,7 +158,7 @@ impl Mount {
         until > 0 && until > self.clock.now_ns()
     }
 
-    /// Clean bytes make room; a cache is short when it is full of dirty ones.
+    /// Clean bytes can be dropped; a cache is short of memory when it is full of dirty ones.
     fn is_full_of_dirty(&self) -> bool {
         let t = &self.tunables;
         let limit = || self.share(self.dirty_max());

@@ -1,8 +1,8 @@
 //! Operations on names: lookup, mknod, mkdir, symlink, link, unlink, rmdir, rename, readlink.
 //!
-//! Alone, names are not cached here: the front end may keep them for a while. That a name does not exist in a directory
-//! which this mount has made is known, though (`coherence::new_directories`). In company names are cached, under
-//! tokens.
+//! In sole mode names are not cached here, because the front end may cache them for a while. However, the client knows
+//! when a name does not exist in a directory that this mount has made (`coherence::new_directories`). In shared mode
+//! names are cached under tokens.
 
 use crate::api::Ctx;
 use crate::coherence::attributes;
@@ -24,7 +24,8 @@ use std::sync::Arc;
 pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
     match &name[..] {
         b"." => {
-            // Asked for by a handle, which is stale when the inode has gone, also for whoever still sees what it was.
+            // The inode was requested by a handle, which is stale when the inode is gone, also for programs that still
+            // see its last attributes.
             mount.stats.count(Count::GetAttr);
             let (_, attr) = attributes::ask(&mount, &ctx.cred, dir).await?;
             return shards::shown(&mount, &ctx, attr).await;
@@ -247,7 +248,7 @@ pub(crate) async fn rename(
     let told = loop {
         let from_at = mount.coherence.shards.place(from.0, &from_name);
         let to_at = mount.coherence.shards.place(to.0, &to_name);
-        // Keys of another target are taken from everybody by that target.
+        // Keys of another target are revoked from all mounts by that target.
         let here = |key: &TokenKey| key.target() == from_at.target();
         let keys = name_keys(from_at, &from_name).into_iter().chain(name_keys(to_at, &to_name));
         let keys: Vec<TokenKey> = keys.filter(here).collect();

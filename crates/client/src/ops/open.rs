@@ -95,7 +95,7 @@ pub(crate) async fn open(mount: Arc<Mount>, ctx: Ctx, ino: Ino, flags: OpenFlags
     }
     mount.stats.count(Count::Open);
     let op = Request::Open { ino, access: access(flags), exec: flags.exec };
-    // Others drop the attributes of what this mount is about to write.
+    // Other mounts drop the attributes of a file that this mount is about to write.
     let keys: &[TokenKey] = if flags.write { &[TokenKey::Attributes(ino)] } else { &[] };
     let question = kept::asks(&mount, &ctx.cred, ino, flags);
     let mut told = tokens::call(&mount, ino.target(), &ctx.cred, op, keys).await?;
@@ -135,7 +135,8 @@ pub(crate) async fn hold(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<Arc<
     Ok(file)
 }
 
-/// `O_TRUNC`: permission was checked by an open for writing. One for reading alone (`O_RDONLY | O_TRUNC`) needs it too.
+/// `O_TRUNC`: an open for writing has checked the permission. An open for reading only (`O_RDONLY | O_TRUNC`) needs the
+/// check too.
 async fn cut(mount: &Arc<Mount>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> {
     let set = SetAttr {
         size: Some(0),

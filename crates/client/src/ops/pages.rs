@@ -1,15 +1,15 @@
 //! Reads and writes of a page cache in front, in company of other mounts: mappings, mostly.
 //!
-//! Owns: how pages get locks. Does not own: how they are taken back before a lock goes (`coherence::front_pages`),
-//! writes to bytes that lie in pages (`inode::front_pages`).
+//! Owns: how pages get locks. Does not own: how they are dropped before a lock is returned (`coherence::front_pages`),
+//! writes to bytes that are in pages (`inode::front_pages`).
 //!
-//! Invariants: a page in front lies under a lock that is held, or is being taken back. While pages are taken back the
-//! front end waits for reads of these pages that are under way and for the write-back of dirty ones; such a request
-//! therefore waits for nothing that may wait for the lock: it goes to the target without a lock of its own, and what
-//! was read so is taken back once more. A read that is not covered by locks which are held or on their way back may
-//! not: others may have newer bytes. It waits for its lock, and the taking back goes around it (`Waiting`). Where the
-//! lock has gone back before the pages, the target has a note of what others have changed since, and what is written
-//! back leaves that out.
+//! Invariants: a page in the front end is covered by a lock that is held, or is being dropped. While pages are being
+//! dropped, the front end waits for reads of these pages that are under way and for the write-back of dirty ones. Such
+//! a request must not wait for anything that may wait for the lock: it is sent to the target without a lock of its own,
+//! and pages that were read so are dropped once more. A read that is not covered by locks which are held or being
+//! returned may not be sent so, because other mounts may have newer bytes. Such a read waits for its lock, and its
+//! pages are left out of the dropping (`Waiting`). If the lock was returned before the pages were dropped, the target
+//! has a note of what other mounts have changed since, and write-back leaves that out.
 
 use crate::coherence::attributes::size_now;
 use crate::coherence::front_pages;
@@ -41,26 +41,26 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How long a read of a page waits for the end of a taking back, nanoseconds: it then takes its turn behind whoever
-/// waits for the lock. A program that goes on touching what has just been taken would otherwise keep others waiting for
-/// as long as it runs. The front end may wait for the very page, so after this time the read goes on without a lock.
+/// How long a read of a page waits for the end of the dropping, nanoseconds: it then comes after the request that waits
+/// for the lock. Otherwise a program that always touches pages that were just dropped would delay other mounts for as
+/// long as it runs. The front end may wait for this very page, so after this time the read continues without a lock.
 const HELD_BACK_NS: u64 = 10_000_000;
 
 /// Pause until a target that has too many notes is asked for one again, nanoseconds.
 const NOTES_PAUSE_NS: u64 = 10_000_000;
 
-/// What an ordinary request holds.
+/// The locks of an ordinary request.
 type Held = (Guard, Vec<Pin>);
 
 /// How a request for pages goes.
 enum Entry {
     /// Under locks.
     Held(Held),
-    /// Without: pages are being taken back, and what it brings is taken back after this.
+    /// The request runs without a lock: pages are being dropped, and what it reads is dropped after it.
     Free(Free),
 }
 
-/// What an ordinary request needs.
+/// The locks that an ordinary request needs.
 #[derive(Clone, Copy)]
 struct Needs {
     /// Bytes under the range lock.
@@ -146,8 +146,8 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, 
     }
 }
 
-/// Reads without locks of its own what lies under locks that are held or on their way back, and keeps those from going.
-/// None if others may write some of it.
+/// Reads, without locks of its own, bytes that are covered by locks that are held or being returned, and keeps these
+/// locks from being returned. Returns `None` if other mounts may write some of the bytes.
 async fn read_protected(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -166,10 +166,10 @@ async fn read_protected(
     Some(read_past(mount, file, asked, &|_| Under::Lock).await)
 }
 
-/// What is locked for a read of pages. Of a file that the front end reads ahead all of it, if it is small: it asks for
-/// many pieces at once, and a lock asked for by each of them would look like a crowd to others. Once others fight for
-/// the file, its open files that the front end serves lock just the pages that are asked for, without growth: so nobody
-/// takes pages back for the sake of other bytes.
+/// The range that is locked for a read of pages. For a small file that the front end reads ahead it is the whole file:
+/// the front end requests many pieces at once, and separate lock requests would look like many clients. If other mounts
+/// compete for the file, open files that the front end serves lock only the requested pages, without growth, so that no
+/// mount drops pages because of other bytes.
 fn locked_for_read(mount: &Mount, open: &OpenFile, pages: ByteRange) -> (ByteRange, LockExtent) {
     let file = &open.file;
     if !open.front.serves.load(SeqCst) {
@@ -183,7 +183,7 @@ fn locked_for_read(mount: &Mount, open: &OpenFile, pages: ByteRange) -> (ByteRan
     (if is_small { ByteRange::new(0, end).align_out(PAGE) } else { pages }, LockExtent::Grown)
 }
 
-/// Reads past the cache: what lies there may be newer than what the target takes a page for that is read so.
+/// Reads past the cache: the bytes there may be newer than the target assumes for a page that is read so.
 async fn read_past(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -252,8 +252,9 @@ pub(crate) async fn write(
     done.map(|()| None)
 }
 
-/// What of `range` lies in the file. A page that is written back makes no file longer, whatever the front end takes the
-/// size for: others may have cut it. The caller keeps others from cutting it, by locks or by notes of the targets.
+/// The part of `range` that lies inside the file. Write-back of a page makes no file longer, whatever size the front
+/// end assumes, since another mount may have truncated it. The caller keeps other mounts from truncating the file, by
+/// locks or by notes of the targets.
 async fn within_end(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<ByteRange> {
     // The file is at least as long as what this mount has written under locks that it still has.
     if range.end <= file.size.own_end() {
@@ -263,7 +264,7 @@ async fn within_end(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> 
     Ok(ByteRange::new(range.start, range.end.min(end).max(range.start)))
 }
 
-/// Has targets note what others change, where no write lock keeps them from it.
+/// Makes targets note what other mounts change, where no write lock keeps them from it.
 async fn note_changes(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<()> {
     for (object, piece) in direct_pieces(file, range) {
         if !locks::permit(mount, file, LockMode::Write, piece) {
@@ -290,14 +291,15 @@ async fn write_free(
             return Ok(());
         }
         Way::Left(note) => note,
-        // Others may keep what these bytes were: the target asks for their locks. Who waits for that does not keep the
-        // locks of this mount from going, as the other one may wait for just these.
+        // Other mounts may have cached the previous content of these bytes, so the target calls their locks back. A
+        // request that waits for that does not keep locks of this mount from being returned, because the other mount
+        // may wait for just these.
         Way::Protected(until_written) => {
             drop(until_written);
             note_of(mount, file, target).await?
         }
     };
-    // Where the file ends now the target knows: others may have cut it.
+    // The target knows where the file ends now, since another mount may have truncated it.
     match write_piece(mount, file, object, piece.start, bytes, WriteKind::Left(note)).await {
         Err(Errno::Stale) => {
             tracing::error!(ino = %file.ino, "a mapped page was not written back: its target was restarted meanwhile");
@@ -322,8 +324,8 @@ async fn note_of(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Res
     }
 }
 
-/// An append has gone elsewhere than the front end took it to go, which keeps a copy of its bytes in the pages of
-/// `told`: they are dropped.
+/// An append was written at another offset than the front end assumed, which has a copy of its bytes in the pages of
+/// `told`: these pages are dropped.
 pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<Inode>, told: ByteRange, overwrite: Option<Overwrite>) {
     if let Some(overwrite) = overwrite {
         overwrite.settle(mount.coherence.sharing.pages()).await;
@@ -331,8 +333,8 @@ pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<Inode>, told: ByteR
     crate::coherence::front_pages::drop_overwritten(mount, file.ino, told.align_out(PAGE)).await;
 }
 
-/// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is
-/// written back was read.
+/// The parts of `data` for `range` that have to be written: all, except what a write has replaced since the page that
+/// is written back was read.
 pub(crate) fn parts(
     file: &Inode,
     range: ByteRange,
@@ -362,7 +364,7 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
-    /// A kernel that counts what it is told to drop, and takes its time.
+    /// A kernel that counts the pages that it is told to drop, and is slow.
     struct Drops {
         begun: AtomicU64,
         hits: AtomicU64,
@@ -388,9 +390,9 @@ mod tests {
         }
     }
 
-    /// Goal: whoever is told that its pages come without a lock finds them taken back after that. Method: two threads
-    /// that ask about pages of their own while a third takes all back again and again; in each round every answer needs
-    /// a drop that began later.
+    /// Goal: if a caller is told that its pages come without a lock, they are dropped after that. Method: two threads
+    /// request pages of their own while a third one drops all again and again; in each round every such answer needs a
+    /// drop that began later.
     #[test]
     fn pages_that_come_without_a_lock_are_taken_again() {
         const ROUNDS: usize = 2000;
@@ -450,9 +452,9 @@ mod tests {
         mount.coherence.sharing.set_pages(None);
     }
 
-    /// Goal: a cached write of several units that cannot be made leaves nothing of itself. Method: one thread writes
-    /// two units again and again while another has pages come and go; after each try all bytes are of the last one that
-    /// was made.
+    /// Goal: a cached write of several units that fails leaves none of its bytes. Method: one thread writes two units
+    /// again and again while another one makes and drops pages; after each attempt all bytes are those of the last
+    /// write that succeeded.
     #[test]
     fn a_refused_write_leaves_nothing() {
         const LEN: usize = 128 << 10;

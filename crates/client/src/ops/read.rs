@@ -3,12 +3,13 @@
 //! Order: valid cached bytes first, then the decision about what remains. With `O_DIRECT` the overlap is
 //! flushed and forgotten, and everything comes from the targets.
 //!
-//! In company the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file: they
-//! lie under a lock, a truncate elsewhere needs that lock, and fills are cut at the size that was asked for under it.
+//! In shared mode the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file:
+//! they are covered by a lock, a truncate by another mount needs that lock, and fills are cut at the size that was
+//! requested under it.
 //!
 //! A page that its target cannot serve fails what begins in it; a read that begins before ends there
-//! (`objects::damaged`). For a page cache in front a read is whole or an error, since the front end takes what is
-//! missing for zeros.
+//! (`objects::damaged`). For a front end's page cache a read is complete or an error, since the front end would take
+//! missing bytes for zeros.
 
 mod ahead;
 pub(crate) mod exports;
@@ -30,6 +31,7 @@ use crate::policy::decision::{Input, Mode, Reason, decide};
 use crate::policy::readahead::Plan;
 use crate::policy::throughput::Course;
 use crate::prefetch::large_reads;
+use crate::telemetry::calls::{self, Wait};
 use crate::telemetry::stats::{Copied, Count, Way, thread_shard};
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
@@ -42,6 +44,7 @@ use amphi_pagecache::{UNIT, push_joined};
 use amphi_types::{ByteRange, Errno, ObjectId, Result, limits};
 use amphi_wire::LockExtent;
 use futures_util::future::join_all;
+use std::future::Future;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -56,7 +59,7 @@ const FILL_BYTES: u64 = 1 << 20;
 const WARM_BYTES: u64 = 256 << 10;
 /// Bytes that the processor fetches at once.
 const CACHE_LINE: usize = 64;
-/// Reads of so many bytes are lent from the cache instead of copied.
+/// Reads of at least this many bytes get the cache's memory instead of a copy.
 const LEND_MIN_BYTES: u64 = 16 << 10;
 
 pub(crate) fn try_read(
@@ -78,17 +81,17 @@ pub(crate) fn try_read(
 
 /// A read that the cache may serve on the calling thread.
 struct Hit {
-    /// Of the range lock: nobody wrote meanwhile if it is still the same.
+    /// The stamp of the range lock: if it is unchanged, no write happened meanwhile.
     stamp: u64,
-    /// What is asked for, up to the end of the file where that is certain.
+    /// The requested range, up to the end of the file if that is certain.
     range: ByteRange,
     size: u64,
     /// In company: the token under which the size is certain; 0 without.
     token: u64,
-    /// No lock went meanwhile, and nobody came, if it is still the same.
+    /// If it is unchanged, no lock was returned and no mode was switched meanwhile.
     turned: u64,
-    /// Of several units: no write within one of them came between two, if it is still the same. One unit is read in one
-    /// step.
+    /// For several units: if it is unchanged, no write within one of them happened between two of them. One unit is
+    /// read in one step.
     unguarded: Option<u64>,
 }
 
@@ -100,7 +103,7 @@ impl Hit {
         }
         let file = &open.file;
         if hints.for_pages {
-            // What is taken back may have been passed already: a page that is read now has to be taken once more.
+            // The dropping may have passed this page already: a page that is read now has to be dropped once more.
             if file.pages.is_taking() {
                 return None;
             }
@@ -132,7 +135,7 @@ impl Hit {
             }
             let token = tokens::sure_until(mount, file);
             if token == 0 {
-                // Nothing is cut: only bytes that are all in the cache are known to be inside the file.
+                // The range is not cut: only bytes that are all in the cache are known to be inside the file.
                 let range = ByteRange::at(offset, len as u64);
                 let (size, unguarded) = (file.size(), Self::unguarded(file, range));
                 return (len > 0).then_some(Hit { stamp, range, size, token, turned, unguarded });
@@ -212,7 +215,7 @@ pub(crate) fn warm_next(mount: &Mount, open: &OpenFile, offset: u64, len: u64) {
     let Some(loans) = mount.cache.peek(&open.file, next).filter(|_| !next.is_empty()) else { return };
     mount.stats.bytes(Count::Warmed, next.len());
     for loan in loans {
-        // One byte of a line brings all of it.
+        // Reading one byte of a cache line loads the whole line.
         black_box(loan.chunks(CACHE_LINE).fold(0u8, |sum, line| sum.wrapping_add(line[0])));
     }
 }
@@ -335,7 +338,8 @@ fn lend_large(mount: &Mount, file: &Inode, range: ByteRange) -> Option<Segments>
     loans.inspect(|_| mount.stats.moved(Count::Lent, range.len())).map(Segments::from)
 }
 
-/// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, and nothing is short.
+/// Whether direct reads with this reason may be requested ahead: no program has requested direct I/O, and memory is not
+/// short.
 fn is_stream(reason: Reason) -> bool {
     matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
 }
@@ -373,14 +377,15 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
                 fetches.push(fetch(mount.clone(), file.clone(), object, piece, false, open.extent()));
             }
         }
-        // Behind the request, so that what the reader waits for is sent first.
+        // These come after the request, so that what the reader waits for is sent first.
         let fetched = join_all(fetches.into_iter().map(Fetch::run));
         if let Some(plan) = plan.take() {
             fetch_ahead(mount, open, plan);
         }
-        for result in fetched.await {
+        let fetched = filling(mount, fetched).await;
+        for result in fetched {
             if let Err(e) = result {
-                // Another piece at the start may have come; the direct way sorts that out.
+                // Another piece at the start may have arrived; the direct read handles that.
                 if e == Errno::NoSpace {
                     return direct(mount, file, range).await;
                 }
@@ -388,12 +393,22 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
             }
         }
         let others = || wanted.iter().any(|w| file.fills.overlap(*w));
-        file.signal.until(|| !others()).await;
+        filling(mount, file.signal.until(|| !others())).await;
     }
-    // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
+    // The bytes are evicted again and again: read past the cache, dirty bytes included.
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
     direct_gaps(mount, file, range, buf, &gaps, Under::TargetsLock).await
+}
+
+/// Waits for bytes that come into the cache.
+async fn filling<T>(mount: &Mount, fill: impl Future<Output = T>) -> T {
+    let since_ns = calls::current().map(|_| mount.clock.now_ns());
+    let filled = fill.await;
+    if let Some(since_ns) = since_ns {
+        calls::note_wait(Wait::Fill, mount.clock.now_ns().saturating_sub(since_ns));
+    }
+    filled
 }
 
 /// `range` in requests of the size that fills have.
@@ -459,7 +474,8 @@ impl Fetch {
         done
     }
 
-    /// Puts what is inside the file, under the pinned lock: what the target has, or as far as the size goes.
+    /// Puts the bytes that are inside the file into the cache, under the pinned lock: those that the target sent, or
+    /// those up to the size.
     async fn put_inside(&self, mut range: ByteRange, bytes: Buf, zeros: u64) -> Result<()> {
         if zeros > 0 && !self.mount.coherence.sharing.is_alone() {
             let size = attributes::size_now(&self.mount, &self.file).await?;
@@ -495,7 +511,7 @@ impl Drop for Fetch {
     }
 }
 
-/// Whether somebody else has wanted a lock on the file lately, or a server called it contended.
+/// Whether another mount has requested a lock on the file lately, or a server reported it as contended.
 pub(crate) fn is_wanted_elsewhere(mount: &Mount, file: &Inode) -> bool {
     let now = mount.clock.now_ns();
     let called = file.locks.called_back_ns.load(Relaxed);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Cookie behind `..`: the server's listing starts there.
 const DOTS: u64 = 2;
-/// Most entries asked for at once: an answer's body stays far below its bound.
+/// Most entries requested at once: an answer's body stays far below its bound.
 const ENTRIES_MAX: u32 = 2048;
 
 pub(crate) async fn readdir(

@@ -1,12 +1,12 @@
 //! lseek for data and holes: dirty bytes are written first, then the objects are asked where they have data.
 //!
-//! An object is sparse outside its stripes, so the data of a file is that of its objects together. An answer brings
-//! thousands of runs, and they are kept: a program that looks for data and holes in turn asks once for all of them (0.3
-//! to 2 ms each time before, now what a call of the mount costs).
+//! An object is sparse outside its stripes, so the data of a file is the union of the data of its objects. An answer
+//! contains thousands of runs, which are kept: a program that looks for data and holes in turn causes one request for
+//! all of them (before, each call took 0.3 to 2 ms; now it takes as long as a call of the mount).
 //!
-//! Owns: when a map is asked for and used, and what it costs at most: `RUNS_MAX` runs of 16 bytes each. Does not own:
-//! the maps (`inode::seek_maps`). Data and holes are whole blocks, as the disk has them: the end of a block that is
-//! written in part is data.
+//! Owns: when a map is requested and used, and its bound: `RUNS_MAX` runs of 16 bytes each. Does not own: the maps
+//! (`inode::seek_maps`). Data and holes are whole blocks, as the disk has them: the end of a block that is written in
+//! part is data.
 
 use crate::api::{Ctx, Whence};
 use crate::coherence::attributes;
@@ -26,9 +26,9 @@ use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-/// Runs of data that are asked for at a time, of all objects of a file together.
+/// Runs of data that are requested at a time, of all objects of a file together.
 const RUNS_MAX: u32 = 16_384;
-/// Of one object at least: a file with many objects has more runs.
+/// At least this many runs are requested of one object, since a file with many objects has more runs.
 const RUNS_OF_OBJECT_MIN: u32 = 16;
 
 /// As `lseek`, from what is known, without waiting; `None` if it is not.
@@ -66,7 +66,7 @@ pub(crate) async fn lseek(
     mount.stats.count(Count::Seek);
     let file = &open.file;
     let ahead = ByteRange::new(offset, u64::MAX);
-    // In company nobody changes what lies ahead until the answer.
+    // In shared mode no other mount changes the bytes ahead until the answer.
     let locks = move |mount: Arc<Mount>, file: Arc<Inode>| async move {
         locks::pin_objects(&mount, &file, Mode::Read, ahead).await
     };
@@ -83,7 +83,7 @@ pub(crate) async fn lseek(
     loop {
         let map = Arc::new(ask(&mount, file, at, size, (rule, stamp)).await?);
         let found = map.find(at, whence);
-        // Of a group others change the file as well, under the same lock.
+        // Members of a group on other mounts change the file as well, under the same lock.
         if file.group.id() == 0 && file.size.map.stamp() == stamp {
             mount.prefetch.seek_maps.keep(map);
         }
@@ -114,7 +114,7 @@ async fn ask(mount: &Arc<Mount>, file: &Inode, from: u64, size: u64, (rule, stam
     let (mut runs, mut end) = (Vec::new(), u64::MAX);
     for answer in join_all(asked.collect::<Vec<_>>()).await {
         let (of_object, known_to) = answer?;
-        // A server that knows nothing more of an object than was asked says so once only.
+        // A server that knows no more of an object than was requested says so only once.
         end = end.min(known_to.filter(|to| *to > from).unwrap_or(u64::MAX));
         runs.extend(of_object);
     }

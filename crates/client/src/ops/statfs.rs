@@ -34,11 +34,11 @@ pub(crate) async fn statfs(mount: Arc<Mount>, ctx: Ctx) -> Result<StatFs> {
     Ok(sum)
 }
 
-/// As `statfs`, for whoever looks from an inode: in a tree with a limit that is all there is, as on other file systems
-/// with such limits.
+/// As `statfs`, for a given inode: in a tree with a limit, the limit counts as the size, as on other file systems with
+/// such limits.
 pub(crate) async fn statfs_at(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<StatFs> {
     let mut space = statfs(mount.clone(), ctx.clone()).await?;
-    // Whoever cannot be asked for the tree is shown the whole.
+    // If the tree cannot be determined, the values of the whole file system are shown.
     let Ok(id @ 1..) = charged_project(&mount, &ctx, ino).await else { return Ok(space) };
     let Ok(tree) = account(&mount, &ctx, Account { kind: AccountKind::Project, id }).await else { return Ok(space) };
     let within = |hard: u64, soft: u64, used: u64, all: &mut u64, free: &mut u64| {

@@ -27,9 +27,9 @@ pub(crate) async fn sync_targets(mount: &Arc<Mount>, targets: BTreeSet<TargetId>
     Ok(())
 }
 
-/// Makes what was written of the file stable. The size and the way to the data live with the inode and the objects, so
-/// a datasync needs the same targets. The size may be out of date in company; what this mount has written lies below
-/// it.
+/// Makes what was written of the file stable. The size and the map of the data are stored with the inode and the
+/// objects, so a datasync needs the same targets. In shared mode the size may be out of date, but all bytes that this
+/// mount has written are below it.
 pub(crate) async fn sync_file(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
     sync_stripes(mount, file, file.layout().stripes_below(file.size())).await
 }
@@ -52,7 +52,8 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
     let synced = if mount.coherence.sharing.is_alone() || tokens::is_sure(&mount, file) {
         sync_file(&mount, file).await
     } else {
-        // Others may have written it: what they have not written back yet counts too, as it would on one machine.
+        // Other mounts may have written the file: what they have not written back yet counts too, as it would on one
+        // machine.
         match locks::pin_objects(&mount, file, Mode::Read, ByteRange::ALL).await {
             Ok(pins) => {
                 drop(pins);
@@ -79,13 +80,13 @@ pub(crate) async fn fsync_dir(mount: Arc<Mount>, ctx: Ctx, dir: Ino) -> Result<(
 
 pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
     mount.stats.count(Count::Fsync);
-    // What was stored through mappings is in the kernel.
+    // Bytes stored through mappings are still in the kernel.
     front_pages::drop_open_pages(&mount).await;
     let drain = Drain::begin(&mount);
     flush::flush_all(&mount).await;
     drop(drain);
     let synced = sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect(), None).await;
-    // Also what was lost earlier: whoever asks believes afterwards that all is there.
+    // Earlier losses are reported too, because the caller relies on all bytes being there afterwards.
     mount.files.told_to_all();
     mount.writeback.errors.tell()?;
     synced

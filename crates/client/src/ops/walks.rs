@@ -1,8 +1,8 @@
 //! Look-ups of path walks that the kernel repeats because an inode was removed while it walked.
 //!
-//! Owns: the look-up of a repeated walk, which holds what it finds, and the create at its end, which waits for a name
-//! to be free or a file. Does not own: which threads walk again, and what is held for them (`tables::coherence::walks`,
-//! which says why).
+//! Owns: the look-up of a repeated walk, which holds what it finds, and the create at its end, which waits until the
+//! name is free or a file. Does not own: which threads walk again, and which inodes are held for them
+//! (`tables::coherence::walks`, which says why).
 
 use super::{name, open};
 use crate::api::{Ctx, OpenFlags};
@@ -13,7 +13,7 @@ use crate::telemetry::stats::Count;
 use amphi_types::{Attr, Errno, Ino, Kind, Result};
 use std::sync::Arc;
 
-/// How often a name is looked up whose inode goes before it is held. Each time somebody else has replaced it.
+/// How often a name is looked up whose inode is removed before it is held. Each time another program has replaced it.
 const TRIES: usize = 1000;
 /// How often a name is created that others make a link or a pipe of, and take away again.
 const CREATES: u32 = 100;
@@ -45,9 +45,9 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     Err(Errno::Stale)
 }
 
-/// Creates or opens a file for a thread that repeats its walk since there was something else by this name. It was not
-/// there any more when the kernel looked; if it is there now, others make it and take it away all the time, and will do
-/// so once more.
+/// Creates or opens a file for a thread that repeats its walk because there was something else with this name. It no
+/// longer existed when the kernel looked again; if it exists now, another program makes and removes it all the time,
+/// and will remove it once more.
 ///
 /// # Errors
 /// `Loop` if it is still there in the end, and those of a create.

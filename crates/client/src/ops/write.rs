@@ -1,7 +1,7 @@
 //! write: into the cache, or straight to the targets.
 //!
-//! In company a write is one event for everybody: it holds one lock over each object's part of it from before the first
-//! byte until the last is in the cache or on the target, or goes to one object under the target's own lock.
+//! In shared mode a write is atomic for all mounts: it holds one lock on its part of each object from before the first
+//! byte until the last byte is in the cache or on the target, or it goes to one object under the target's own lock.
 
 use crate::api::{Ctx, Hints, WriteTo};
 use crate::coherence::attributes;
@@ -33,8 +33,9 @@ use amphi_wire::Cover;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A unit that was not written while so many bytes of others were lies in no cache of the processor: it is written past
-/// them, without fetching it. 16 MiB: up to there the exchanged memory is found warm (docs/LESSONS.md).
+/// If a unit was not written while so many bytes of other units were, it is no longer in the processor's cache: it is
+/// written past that cache, without loading it. 16 MiB: up to there the exchanged memory is found in the cache
+/// (docs/LESSONS.md).
 const COLD_AFTER: u64 = 16 << 20;
 
 pub(crate) fn try_write(
@@ -82,7 +83,7 @@ pub(crate) fn try_write(
         return None;
     }
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
-    // Without a pin, others could see the units of a larger write one by one; pages have a way of their own.
+    // Without a pin, other mounts could see the units of a larger write one by one; pages are handled separately.
     let unpinned = one_unit && !hints.write_back && !hints.for_pages;
     let in_touch = || mount.coherence.sharing.leases.in_touch_for(mount.clock.boot_ns(), file, range);
     if !mount.coherence.sharing.is_alone() && (!unpinned || !in_touch()) {
@@ -92,8 +93,8 @@ pub(crate) fn try_write(
         guard = Some(file.range.try_acquire(range, Hold::Exclusive)?);
     }
     let is_free = || file.group.admits(open.member()) && !meets_pages(file, range, hints);
-    // With the range lock it stays so, and the first units are not seen without the others. (But for a lock of the
-    // cluster that goes: others come to a mount that was alone.)
+    // With the range lock this stays so, and the first units are not seen without the others. (Except if an extent lock
+    // is returned: another mount has come to a sole mount.)
     if guard.is_some() && !is_free() {
         return None;
     }
@@ -106,11 +107,11 @@ pub(crate) fn try_write(
             file.range.wrote_unguarded();
         }
         if one_unit {
-            // Under the unit's lock: before a flush that a callback has asked for.
+            // Under the unit's lock: before a flush that a callback has requested.
             file.size.extend_own(range.end);
         }
     };
-    // What has no room goes through, and waits for that.
+    // Bytes without space on their targets are written through, and the call waits for that.
     match put(mount, file, offset, source, true, (check, taken)) {
         Put::Done { full_chunk, rewritten, adopted, .. } => {
             if !one_unit {
@@ -135,8 +136,8 @@ pub(crate) fn try_write(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     Offset,
-    /// To its offset, where the front end has found the end of the file or was told to write; if another mount has ever
-    /// been there, to the end.
+    /// The write goes to its offset, if the front end has found the end of the file or was told to write there; if
+    /// another mount has ever existed, it goes to the end.
     ToldEnd,
     /// To the end of the file.
     End,
@@ -144,7 +145,7 @@ enum Aim {
     OffsetAtEnd,
 }
 
-/// Where a write goes as far as can be told now.
+/// Where a write goes, as far as this can be determined now.
 fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     match hints.to {
         // Pages are written back to where they belong, whatever the open they come by.
@@ -180,7 +181,8 @@ pub(crate) fn source<'a>(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
     Source::whole_units(offset, bytes)
 }
 
-/// Puts `source` into the cache, and counts it if its memory was kept; `covered_only`: as far as the targets have room.
+/// Puts `source` into the cache, and counts it if its memory was kept; `covered_only`: only bytes for which the targets
+/// have granted space.
 fn put(
     mount: &Mount,
     file: &Arc<Inode>,
@@ -238,7 +240,7 @@ pub(crate) async fn write(
     let aim = aim(&mount, &open, offset, hints);
     let append = aim == Aim::End;
     let through_pages = hints.write_back || (hints.for_pages && !append);
-    // The kernel writes a page back through any handle that may write, whoever has changed it.
+    // The kernel writes a page back through any handle that may write, independently of the handle that changed it.
     let member = if hints.write_back { file.group.id() } else { open.member() };
     if through_pages && !mount.coherence.sharing.is_alone() {
         return under_pages(&mount, &open, member, ByteRange::at(offset, len), data, hints.write_back).await;
@@ -292,8 +294,10 @@ pub(crate) async fn write(
             len as usize
         }
         Mode::Direct => {
-            let others_wait = (begun.is_some() || pins.is_some()) && overwrite.is_none();
-            let may_be_early = others_wait && write_behind::may_be_early(&mount, &open, decision.reason, hints);
+            // What keeps others away makes the pieces of a write one event.
+            let held = (begun.is_some() || pins.is_some()).then_some(local);
+            let is_free = overwrite.is_none() && (held.is_some() || mount.is_commit(&file));
+            let may_be_early = is_free && write_behind::may_be_early(&mount, &open, decision.reason, hints);
             if may_be_early && mount.writeback.free_space.is_ample(&file, range) {
                 let kept = Kept { guard, begun, pins };
                 match write_behind::write(&mount, &open, range, data, (decision.reason, bytes), kept).await {
@@ -301,27 +305,25 @@ pub(crate) async fn write(
                     Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
             }
-            let written = direct(&mount, &file, (range, local), data, (hints, may_be_early), pins.as_deref()).await;
+            let written = direct(&mount, &file, (range, held), data, (hints, may_be_early), pins.as_deref()).await;
             learn(&mount, decision.reason, bytes, len, written.is_ok());
-            let written = written?;
-            pins.iter_mut().flatten().for_each(locks::Pin::used_once);
-            written
+            written.inspect(|_| pins.iter_mut().flatten().for_each(locks::Pin::used_once))?
         }
     };
     overwrite.iter().for_each(|o| o.in_place(written));
     drop((pins, begun, guard));
     after_overwrite(&mount, &file, (append && hints.for_pages).then(|| ByteRange::at(offset, len)), overwrite).await;
-    // Who stored through a mapping is told by `msync` and `fsync`: pages that have no room wait for nobody.
+    // `msync` and `fsync` report the error of a store through a mapping: pages without space wait for nothing.
     let waits = watch.filter(|_| !covered && !hints.write_back);
     let kept = settle(&mount, &open, range, is_stable(&open, hints), waits).await?;
     Ok(written.min(kept))
 }
 
-/// Brings the pages of the kernel that a write has replaced bytes of up to date. `told`: where the front end keeps a
-/// copy of what was appended, if it does.
+/// Updates the kernel's pages whose bytes a write has replaced. `told`: where the front end keeps a copy of the
+/// appended bytes, if it does.
 async fn after_overwrite(mount: &Arc<Mount>, file: &Arc<Inode>, told: Option<ByteRange>, overwrite: Option<Overwrite>) {
     if let Some(told) = told {
-        // It is where the front end took the end to be, and given back only behind the answer.
+        // The offset is where the front end assumed the end, and is reported only after the answer.
         let (here, kept) = (mount.clone(), file.clone());
         mount.spawn(async move { pages::misplaced(&here, &kept, told, overwrite).await });
     } else if let Some(overwrite) = overwrite {
@@ -329,7 +331,8 @@ async fn after_overwrite(mount: &Arc<Mount>, file: &Arc<Inode>, told: Option<Byt
     }
 }
 
-/// Takes the locks that a write of `range` by `member` needs, unless its target is to lock for it. `kept`: its place
+/// Takes the locks that a write of `range` by `member` needs, unless its target is to lock for it, or each of its
+/// targets does, as under commit consistency. `kept`: its place
 /// among this mount's own requests, which changes if a group asks for the file meanwhile.
 async fn lock(
     mount: &Arc<Mount>,
@@ -342,6 +345,9 @@ async fn lock(
     let file = &open.file;
     lease::touch(mount, file, range).await?;
     let pieces = direct_pieces(file, range);
+    if decision.mode == Mode::Direct && mount.is_commit(file) {
+        return Ok(kept);
+    }
     let early =
         decision.reason == Reason::DirectContention && write_behind::admits(mount, open, range, decision.reason, hints);
     if early {
@@ -393,8 +399,8 @@ async fn under_pages(
     settle(mount, open, range, false, Some(watch).filter(|_| !covered)).await
 }
 
-/// What a write that is in the cache still owes its caller: that it is stable, or, with `watch`, that it is on the
-/// target, as no room there is set aside for it. So many of its bytes are there from its start on.
+/// The work of a cached write before it returns: make its bytes stable, or, with `watch`, wait until they are on the
+/// target, because no space is reserved for them there. This number of its bytes, from its start on, are on the target.
 async fn settle(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -408,12 +414,12 @@ async fn settle(
         sync::sync_file(mount, file).await?;
         open.tell_failures().await?;
     } else if let Some(watch) = watch {
-        // There is no room set aside for it: it is told if there is none.
+        // No space is reserved for it: if there is none, the write gets the error.
         watch.wait();
         flush::flush(mount, file, range).await;
         flush::recycle_room(mount);
         if let Err(e) = watch.result() {
-            // Its caller knows, and may go on where the file ends without it.
+            // The caller gets the error, and may continue at the end of the file without these bytes.
             file.settled().await;
             let kept = watch.lost_from().map_or(0, |from| from.saturating_sub(range.start));
             return if e.is_no_room() && kept > 0 { Ok(kept as usize) } else { Err(e) };
@@ -472,7 +478,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let source = if part == range { source(range.start, data) } else { Source::Copied(&data[span]) };
         let put = put(mount, file, part.start, source, false, (|| true, || file.touch(now)));
-        // Others may ask for the size between two steps.
+        // Other mounts may request the size between two steps.
         file.size.extend_own(if pinned { range.end } else { part.end });
         drop(pins);
         if let Put::Done { adopted, covered, .. } = put {
@@ -487,13 +493,13 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
     Ok(all_covered)
 }
 
-/// Writes to the targets: all pieces in flight at once, one wait. The caller holds the range lock on
-/// `held`; without `pins` the targets lock for each piece. `may_be_early`: it could have returned early where there is
-/// room, so the answers are to say what room there is for the next one.
+/// Writes to the targets: all pieces in flight at once, one wait. The caller holds the range lock, on `held` if it
+/// keeps other mounts away; without `pins` the targets lock for each piece. `may_be_early`: with free space at the
+/// targets it could have returned early, so the answers are to say what space there is for the next one.
 async fn direct(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
-    (range, held): (ByteRange, ByteRange),
+    (range, held): (ByteRange, Option<ByteRange>),
     data: Buf,
     (hints, may_be_early): (Hints, bool),
     pins: Option<&[Pin]>,
@@ -506,7 +512,7 @@ async fn direct(
     let len = data.len();
     let cover = if may_be_early { Cover::Wanted } else { Cover::None };
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none(), cover };
-    // Whoever asks for the size of the file meanwhile sees the old end or the new one, none in between.
+    // If another mount requests the size of the file meanwhile, it sees the old end or the new one, none in between.
     let end_first = pins.is_some() && (range.end > old_size || !tokens::is_sure(mount, file));
     let Sent { good_to, written_to, error } = send_all(mount, file, range, data, kind, end_first).await;
     if good_to > range.start {
@@ -517,17 +523,18 @@ async fn direct(
     drop(under_way);
     let Some(e) = error else { return Ok(len) };
     let end = good_to.max(old_size);
-    if written_to > end {
+    // Under commit consistency others may have written there meanwhile.
+    if let Some(held) = held.filter(|_| written_to > end) {
         trim(mount, file, held, (end, written_to), pins.is_some()).await;
     }
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }
 }
 
 /// Cuts off what pieces behind a failed one have extended, from `end` to `written_to`. The caller holds the range lock
-/// on `held`, and in company locks on all that it wrote: nobody else has written there.
+/// on `held`, and in shared mode locks on all that it wrote, so no other mount has written there.
 ///
-/// Whoever writes behind that has made the file longer, and it stays so. As the caller holds locks, it waits for
-/// nobody: what cannot be had at once is somebody's who is about to write there, read, or measure the file.
+/// A write behind that has made the file longer, and it stays so. As the caller holds locks, it never waits: a lock
+/// that is not available at once belongs to a mount that is about to write, read or measure the file there.
 async fn trim(mount: &Arc<Mount>, file: &Arc<Inode>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
     let rest = ByteRange::new(held.end, u64::MAX);
     let guard = if rest.is_empty() { None } else { file.range.try_acquire(rest, Hold::Exclusive) };
@@ -540,7 +547,7 @@ async fn trim(mount: &Arc<Mount>, file: &Arc<Inode>, held: ByteRange, (end, writ
             true => locks::try_pin_objects(mount, file, LockMode::Write, ByteRange::new(end, u64::MAX)).await?,
             false => Vec::new(),
         };
-        // Whoever wrote into the cache without the range lock has told its end by now.
+        // A write into the cache without the range lock has stored its end by now.
         mount.cache.barrier();
         if attributes::size_now(mount, file).await? > written_to {
             return Err(Errno::Again);

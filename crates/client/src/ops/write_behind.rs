@@ -1,12 +1,14 @@
 //! The write pipeline (PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on
-//! their way, so that the next one is copied into this process while the disks write this one.
+//! their way, so that the next one is copied into this process while the disks write this one. Under commit consistency
+//! (PeakFS, section III-D) it returns so without a lock, and other mounts may look for the bytes too early.
 //!
-//! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own:
+//! Owns: which writes may return early, how many bytes may be under way, the consequences of a failure. Does not own:
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
 //! Invariants: the targets have granted room for all of it (`grants`), since its caller is told of nothing any more.
 //! Nobody can look for the bytes before they have landed. Until then a mount that is alone stays so (`Begun`), one in
-//! company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here wait. They count as
+//! company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here wait. Of a file of
+//! commit consistency the last holds alone: other mounts find the bytes once they have landed. They count as
 //! dirty and as a flight of the file, so the size (told to others as that of dirty bytes), fsync, the close, a lock
 //! that is called back, a truncate and the unmount treat them as bytes of the cache on their way.
 
@@ -36,29 +38,31 @@ use std::sync::atomic::Ordering::SeqCst;
 /// times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
 
-/// Requests of this size that may be under way to a file that others want too: as many as keep the disks busy. Whoever
-/// waits for one of their locks waits for a few of them at most.
+/// Requests of this size that may be under way to a file that other mounts use too: as many as keep the disks busy. A
+/// mount that waits for one of their locks waits for a few requests at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
-/// What keeps others away from the bytes until they have landed.
+/// What keeps others away from the bytes until they have landed; the guard alone under commit consistency.
 pub(crate) struct Kept {
     /// In company: write locks on all of it.
     pub(crate) pins: Option<Vec<Pin>>,
-    /// Of a mount that is alone.
+    /// For a mount in sole mode.
     pub(crate) begun: Option<Begun>,
     pub(crate) guard: Guard,
 }
 
-/// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller
-/// asked for that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
+/// Whether a direct write that others are kept away from, or one under commit consistency, may return before its bytes
+/// have landed. Not where the caller asked for that (`O_SYNC`, and `O_DIRECT` but under commit consistency), memory is
+/// short, a target may be full or a failure is unreported.
 pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     may_be_early(mount, open, reason, hints) && mount.writeback.free_space.is_ample(&open.file, range)
 }
 
-/// As `admits`, whatever room there is.
+/// As `admits`, without regard to the granted space.
 pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
-    let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append;
+    let direct = (flags.direct || hints.direct) && !mount.is_commit(&open.file);
+    let strict = direct || hints.stable || flags.sync || flags.dsync || flags.append;
     mount.tunables.get(Tunable::PipelineBytes) > 0
         && !strict
         && reason != Reason::DirectMemory
@@ -66,9 +70,9 @@ pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints
         && !mount.life.stopping.load(SeqCst)
 }
 
-/// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back
-/// if its targets have granted too little room for it, or a truncate is in the way. `request`: bytes of the
-/// application's request that this is all or part of.
+/// Sends `data` to the targets and returns when all of it is under way, with the number of bytes; returns everything to
+/// the caller if its targets have granted too little space, or a truncate is under way. `request`: bytes of the
+/// application's request of which this is all or a part.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -80,11 +84,12 @@ pub(crate) async fn write(
     let file = &open.file;
     let data = compact(range, data);
     let memory = data.capacity() as u64;
-    room(mount, open, memory, reason).await;
+    let (locked, unfinished) = (kept.pins.is_some(), kept.pins.is_none() && kept.begun.is_none());
+    room(mount, open, memory, locked && reason == Reason::DirectContention).await;
     file.size.turn();
     flush::flush_and_forget(mount, file, range).await;
     let Some(covered) = grants::cover(mount, file, range) else { return Err((data, kept)) };
-    let Some(id) = submit(mount, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
+    let Some(id) = submit(mount, file, range, memory, (locked, unfinished)) else { return Err((data, kept)) };
     let len = data.len();
     let (mount2, file) = (mount.clone(), file.clone());
     // The first requests leave on this thread; what is left to do is done in the background.
@@ -96,7 +101,7 @@ pub(crate) async fn write(
         let failed = sent.error.is_some();
         // Not before: what is taken in at once, until the pipeline is full, would show the speed of memory.
         learn(&mount2, reason, request, len as u64, !failed);
-        land(&mount2, &file, id, range, memory, sent);
+        land(&mount2, &file, (id, unfinished), range, memory, sent);
         for pin in kept.pins.iter_mut().flatten() {
             if failed { pin.used_up() } else { pin.used_once() }
         }
@@ -107,8 +112,8 @@ pub(crate) async fn write(
     Ok(len)
 }
 
-/// Bytes that lie in much larger memory (that of a front end's largest request) get some of their own: it will be kept
-/// for a while.
+/// Bytes in much larger memory (that of a front end's largest request) are copied to memory of their own size, because
+/// they will be kept for a while.
 fn compact(range: ByteRange, data: Buf) -> Buf {
     if data.len() >= COPY_BELOW_BYTES || data.capacity() <= 2 * data.len() {
         return data;
@@ -119,9 +124,9 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
 }
 
 /// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may
-/// always be.
-async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, reason: Reason) {
-    let few = if reason == Reason::DirectContention { CONTENDED_REQUESTS * memory } else { u64::MAX };
+/// always be. `wanted`: other mounts wait for its locks.
+async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, wanted: bool) {
+    let few = if wanted { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
     let is_full = || {
         let flight_max = mount.flight_max();
@@ -136,8 +141,15 @@ async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, reason: Reason) 
     }
 }
 
-/// Enters the flight, unless a truncate holds bytes back. The caller holds the range lock.
-fn submit(mount: &Mount, file: &Inode, range: ByteRange, memory: u64, locked: bool) -> Option<FlightId> {
+/// Enters the flight, unless a truncate holds bytes back. The caller holds the range lock. `unfinished`: nothing keeps
+/// other mounts away.
+fn submit(
+    mount: &Mount,
+    file: &Inode,
+    range: ByteRange,
+    memory: u64,
+    (locked, unfinished): (bool, bool),
+) -> Option<FlightId> {
     let id = {
         let mut flights = file.flights.lock();
         if flights.frozen_from().is_some_and(|from| range.end > from) {
@@ -151,6 +163,10 @@ fn submit(mount: &Mount, file: &Inode, range: ByteRange, memory: u64, locked: bo
     mount.writeback.piped_bytes.fetch_add(memory, SeqCst);
     mount.stats.bytes(Count::Pipelined, len);
     file.touch(mount.wall());
+    if unfinished {
+        mount.stats.bytes(Count::Unfinished, len);
+        file.size.begin_unfinished(range.end);
+    }
     if locked {
         file.size.extend_own(range.end)
     } else {
@@ -160,14 +176,21 @@ fn submit(mount: &Mount, file: &Inode, range: ByteRange, memory: u64, locked: bo
 }
 
 /// The requests have been answered.
-fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
+fn land(
+    mount: &Arc<Mount>,
+    file: &Arc<Inode>,
+    (id, unfinished): (FlightId, bool),
+    range: ByteRange,
+    memory: u64,
+    sent: Sent,
+) {
     // Of a file that nobody can reach any more nothing is missed.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     let error = sent.error.filter(missed);
     let lost = ByteRange::new(sent.good_to, range.end);
     if let Some(e) = error {
         mount.stats.bytes(Count::WriteBackFailed, lost.len());
-        // None of it is in the cache.
+        // None of the bytes is in the cache.
         file.failures.note(e, lost);
         if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
@@ -176,6 +199,9 @@ fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, m
     file.size.turn();
     file.size.mark_epoch();
     tokens::outdated(mount, file.ino);
+    if unfinished {
+        file.size.finished();
+    }
     file.cached.dirty_bytes.fetch_sub(range.len(), SeqCst);
     file.size.piped_bytes.fetch_sub(memory, SeqCst);
     mount.writeback.piped_bytes.fetch_sub(memory, SeqCst);

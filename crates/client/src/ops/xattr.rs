@@ -1,18 +1,20 @@
 //! Extended attributes: the stored ones, the virtual ones of files and directories, and the hidden control attributes.
 //!
-//! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`),
-//! `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and `user.amphi.checksums` (`auto`,
-//! `on`, `off`); `user.amphi.shards` of directories (a number or `all`, shown as the targets of the shards, or `none`);
-//! `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a file that is open or
-//! cached here), `user.amphi.portrait` (JSON, what its requests look like), `user.amphi.extents` and
-//! `user.amphi.unstable` (read, where it lies and what of it is not stable: see `extents`); what belongs to quotas (see
-//! `quota`). None of them is listed: who copies all attributes of a file shall not take its place along, nor fail where
-//! another one is. Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
+//! Virtual attributes, which users with permission can read and set: `user.amphi.layout` (`striped,size=1M,count=4`,
+//! `growing`, `whole`), `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and
+//! `user.amphi.checksums` (`auto`, `on`, `off`); `user.amphi.shards` of directories (a number or `all`, shown as the
+//! targets of the shards, or `none`); `user.amphi.counters` and `.counters.json` (read only: requests by
+//! reason, locks and messages of a file that is open or cached here), `user.amphi.portrait` (JSON, a summary of its
+//! requests), `user.amphi.extents` and `user.amphi.unstable` (read only: where its bytes are and which are not stable,
+//! see `extents`); quota attributes (see `quota`). None of them is listed: a program that copies all attributes of a
+//! file must not copy its placement, nor fail on another file system. Hidden attributes, on any inode, for root and the
+//! owner of the mount: see `control`.
 
 mod control;
 mod extents;
 mod layout;
 pub(crate) mod quota;
+mod record;
 
 use super::known;
 use crate::api::Ctx;
@@ -27,21 +29,21 @@ use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::TokenKey;
-use amphi_types::{AskedAdvice, ByteRange, Errno, Ino, Kind, Result, limits};
+use amphi_types::{AskedAdvice, ByteRange, Consistency, Errno, Ino, Kind, Result, limits};
 use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const PREFIX: &[u8] = b"user.amphi.";
 const EXTENTS: &[u8] = b"extents";
-/// The attribute that gives capabilities to whoever runs a file.
+/// The attribute that gives capabilities to programs that run a file.
 const CAPABILITY: &[u8] = b"security.capability";
 
 async fn view(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
     attributes::ask(mount, &ctx.cred, ino).await.map(|(view, _)| view)
 }
 
-/// What of a file that is open here would not survive a loss of power.
+/// Bytes of a file that is open here which would not survive a loss of power.
 async fn unstable(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<extents::UnstableBytes> {
     let view = view(mount, ctx, ino).await?;
     if view.attr.kind != Kind::File {
@@ -58,7 +60,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
     mount.stats.count(Count::Xattr);
     if let Some(own) = name.strip_prefix(PREFIX) {
         return match own {
-            b"layout" | b"mode" | b"kernel_cache" | b"checksums" => {
+            b"layout" | b"mode" | b"kernel_cache" | b"checksums" | b"consistency" => {
                 let view = view(&mount, &ctx, ino).await?;
                 if !has_layout(&view) {
                     return Err(Errno::NoData);
@@ -67,6 +69,10 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                     b"mode" => layout::mode_text(view.advice.mode()).into(),
                     b"kernel_cache" => layout::kernel_cache_text(view.advice.kernel_cache()).into(),
                     b"checksums" => layout::checksums_text(view.advice.checksums()).into(),
+                    b"consistency" => {
+                        let all = mount.policy.commit.then_some(Consistency::Commit);
+                        layout::consistency_text(all.unwrap_or(view.advice.consistency())).into()
+                    }
                     _ => layout::text(&view.layout).into(),
                 })
             }
@@ -107,6 +113,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                 extents::get(&mount, &view, of).await
             }
             own if quota::is_own(own) => quota::get(&mount, &ctx, ino, own).await,
+            own if record::is_block(own) => record::get(&mount, &ctx, own),
             own => control::get(&mount, &ctx, own).await,
         };
     }
@@ -161,7 +168,7 @@ pub(crate) async fn set(
         let text = std::str::from_utf8(&value).map_err(|_| Errno::Inval)?.trim_end_matches(['\0', '\n']);
         let op = match own {
             b"layout" => {
-                // A file that has data keeps its layout: the server has to know what is written so far.
+                // A file with data keeps its layout: the server has to know what is written so far.
                 if let Some(known) = known::use_known(&mount, ino) {
                     flush::flush(&mount, known.file(), ByteRange::ALL).await;
                 }
@@ -183,11 +190,17 @@ pub(crate) async fn set(
                     .ok_or_else(|| mount.complain(format!("{text:?} is none of auto, on, off")))?;
                 Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Checksums(asked)) }
             }
+            b"consistency" => {
+                let asked = layout::consistency_of(text)
+                    .ok_or_else(|| mount.complain(format!("{text:?} is none of posix, commit")))?;
+                Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Consistency(asked)) }
+            }
             b"shards" => {
                 let count = layout::shards_of(text).map_err(|text| mount.complain(text))?;
                 Request::SetShards { ino, count }
             }
             own if quota::is_own(own) => return quota::set(&mount, &ctx, ino, own, text).await,
+            b"record" => return record::set(&mount, &ctx, text),
             own => return control::set(&mount, &ctx, own, text).await,
         };
         let mut told = change(&mount, &ctx, ino, op).await?;
@@ -205,7 +218,7 @@ pub(crate) async fn set(
     let op = Request::SetXattr { ino, name: name.clone(), value: value.clone(), mode };
     let mut told = change(&mount, &ctx, ino, op).await?;
     let done = told.take().and_then(|reply| changed_reply(&told, reply));
-    // An answer that was asked for before may have come meanwhile.
+    // An answer to an earlier request may have arrived meanwhile.
     note();
     match done {
         Err(Errno::Stale) => mount.coherence.unlinked.set_xattr(ino, name, value, mode),
@@ -226,7 +239,7 @@ pub(crate) async fn remove(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>)
     }
 }
 
-/// The answer to a change. One of an access control list shows the permissions that go with it.
+/// The answer to a change. A change of an access control list also returns the resulting permissions.
 fn changed_reply(told: &tokens::Told, reply: Reply) -> Result<()> {
     match reply {
         Reply::Inode(view) => {
@@ -237,7 +250,7 @@ fn changed_reply(told: &tokens::Told, reply: Reply) -> Result<()> {
     }
 }
 
-/// Whoever runs the file is given no capabilities any more: its bytes are about to change.
+/// Removes the file's capabilities, because its bytes are about to change.
 pub(crate) async fn drop_capability(mount: &Arc<Mount>, file: &Inode) -> Result<()> {
     let op = Request::RemoveXattr { ino: file.ino, name: CAPABILITY.to_vec() };
     let mut told = change(mount, &Ctx::root(), file.ino, op).await?;

@@ -3,14 +3,14 @@
 //! Owns: which callers were seen lately, and whether their cgroups are short. Does not own: reading cgroups
 //! (`amphi_env::memory_groups`), what follows from the result (`decision`).
 //!
-//! What a program writes is buffered in the memory of the mount's process, not in the program's. Still the program's
-//! own cgroup matters. It pays for the pages of its mappings, and a program at its limit is being reclaimed or about to
-//! be killed. Its bytes should then be safe on the servers rather than wait for write-back.
+//! A program's written bytes are buffered in the memory of the mount's process, not in the program's. Still the
+//! program's own cgroup matters. It pays for the pages of its mappings, and a program at its limit is being reclaimed
+//! or about to be killed. Its bytes should then be safe on the servers rather than wait for write-back.
 //!
-//! Invariants: a request reads no file. It looks its caller up, or notes it, and goes by the last result. The I/O half
-//! looks at `LOOKS_MAX` callers at a time. Caller 0 is in another process name space and stays unknown. What is known
-//! of a caller is at most `LIFE_NS` and one tick old (a tick is `writeback.age_ms` / 4, at most 1 s). If a process id
-//! was reused, the new process is judged by the cgroup of the old one for no longer than that.
+//! Invariants: a request reads no file. It looks its caller up, or notes it, and uses the last result. The I/O half
+//! checks `LOOKS_MAX` callers at a time. Caller 0 is in another process name space and stays unknown. The knowledge
+//! about a caller is at most `LIFE_NS` and one tick old (a tick is `writeback.age_ms` / 4, at most 1 s). If a process
+//! id was reused, the new process is judged by the cgroup of the old one for no longer than that.
 
 use amphi_env::memory_groups::{self, Trees};
 use parking_lot::RwLock;
@@ -136,8 +136,8 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// Goal: callers are judged by their groups, files are read in `look` alone and once for each group, those who have
-    /// gone are forgotten, and so is a number's earlier owner. Method: fake files that count.
+    /// Goal: callers are judged by their groups, files are read only in `look` and once for each group, callers that
+    /// are gone are dropped, and so is the earlier owner of a reused process number. Method: fake files that count.
     #[test]
     fn callers_are_judged_by_their_groups() {
         let (used, reads, moved) = (RefCell::new("100\n"), RefCell::new(Vec::new()), RefCell::new(false));
@@ -172,7 +172,7 @@ mod tests {
         assert!(callers.seen.read().is_empty() && callers.short_callers() == 0, "nobody asked lately");
     }
 
-    /// Goal: the table is bounded, and so is what one look does. Method: more callers than fit.
+    /// Goal: the table is bounded, and so is the work of one check. Method: more callers than fit.
     #[test]
     fn bounds_hold() {
         let (callers, trees) = (CallerMemory::default(), Trees::find(&|_| None));

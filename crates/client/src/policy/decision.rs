@@ -55,7 +55,7 @@ reasons! {
     CacheHit = "cache_hit", "All bytes were in the cache.";
 }
 
-/// What is known of a request.
+/// The known facts about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input {
     /// Bytes that the application requested and that the cache does not serve; pieces of one call are added up.
@@ -66,7 +66,7 @@ pub struct Input {
     pub open_mode: IoMode,
     /// The mode that was set for the file.
     pub file_mode: IoMode,
-    /// The mode that the opening process asks for; `None` if it says nothing.
+    /// The mode that the opening process requests; `None` if it sets none.
     pub process_mode: Option<IoMode>,
     /// The mode of the mount.
     pub mount_mode: IoMode,
@@ -129,7 +129,7 @@ fn by_rules(input: &Input) -> Decision {
         IoMode::Auto => {}
     }
     if input.size >= input.large_bytes {
-        // If the cache is left alone because others need it or because it is short, speed does not count.
+        // If the cache is avoided because others need it or because memory is short, speed does not count.
         let others_lose = input.contended || input.memory_short || input.overcache || !input.no_locality;
         match input.cache_is_faster && !others_lose {
             true => buffered(Reason::BufferedFaster),
@@ -233,8 +233,8 @@ mod tests {
         }
     }
 
-    /// Goal: who counts most among those who asked for a mode: `O_DIRECT`, the open file, the file, the process, the
-    /// mount. Method: all combinations against the order written out.
+    /// Goal: the precedence of settings of the mode: `O_DIRECT`, the open file, the file, the process, the mount.
+    /// Method: all combinations are compared with the order written out.
     #[test]
     fn order_of_those_who_ask() {
         const MODES: [IoMode; 3] = [IoMode::Auto, IoMode::Buffered, IoMode::Direct];

@@ -1,6 +1,6 @@
 //! `Growth`: how much memory the cache may take where new memory is expensive.
 //!
-//! Owns: whether new memory is expensive, and the bound that follows. Does not own: measuring what a page costs
+//! Owns: whether new memory is expensive, and the resulting bound. Does not own: measuring what a page costs
 //! (`amphi_env::buf`) and what the disks carry (`throughput`), eviction (`pagecache`).
 //!
 //! A page that a process touches for the first time costs a third of a microsecond on bare metal. On a virtual machine
@@ -86,7 +86,7 @@ mod tests {
         assert!(!growth.is_dear(), "nothing was measured");
     }
 
-    /// Goal: a cache uses what it has, grows by what comes back, and never beyond its bounds. Method: by hand.
+    /// Goal: a cache uses what it has, grows as freed memory returns, and never exceeds its bounds. Method: by hand.
     #[test]
     fn the_bound_follows_what_comes_back() {
         let memory = Memory { most: 4096 * M, first: 256 * M, used: 0, waiting: 0, returned: 0 };

@@ -1,5 +1,5 @@
-//! Who serves the reads of an open file, the kernel's page cache or the mount: one pure function, beside the hybrid
-//! decision.
+//! The choice of the server of an open file's reads, the kernel's page cache or the mount: one pure function, beside
+//! the hybrid decision.
 //!
 //! Owns: the order of the rules and their names. Does not own: how the inputs are obtained at an open (`ops::front`),
 //! what is known of readers (`readers`), how pages are dropped (`ops::pages`).
@@ -15,7 +15,7 @@
 use super::readers::Pieces;
 use amphi_types::{IoMode, KernelCache};
 
-/// Who serves the reads, and why.
+/// The server of the reads, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
     /// The file is smaller than the size from which reads bypass all caches.
@@ -38,7 +38,7 @@ pub(crate) enum Server {
     MountUser,
     /// A server reported lately that the file is contended.
     MountContended,
-    /// Somebody has the file open for writing, or nobody guarantees that nobody has.
+    /// A program has the file open for writing, or nothing guarantees that none has.
     MountWritten,
     /// The file is large, and the memory cgroup of the mount or of the caller is short, so pages would be taken from
     /// others.
@@ -67,7 +67,7 @@ impl Server {
     }
 }
 
-/// What is known of an open file.
+/// The known facts about an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Input {
     /// The setting of the file, or else that of the mount.
@@ -78,9 +78,9 @@ pub(crate) struct Input {
     pub(crate) asked: IoMode,
     /// A server reported lately that an object of the file is contended.
     pub(crate) contended: bool,
-    /// Somebody has the file open for writing, or may have.
+    /// The file is open for writing, or may be.
     pub(crate) written: bool,
-    /// Somebody may execute the file.
+    /// The file has an execute permission.
     pub(crate) executable: bool,
     /// Bytes of the file.
     pub(crate) size: u64,

@@ -5,7 +5,7 @@
 //!
 //! Several streams of one open file (threads that read different parts) are distinguished by where they continue. For a
 //! sequential stream a window is fetched ahead that doubles with each refill, up to a bound [64 MiB], and is at least
-//! [10] requests of its present size. For a strided stream (same length and same distance, three times) so many
+//! [10] requests of its present size. For a strided stream (same length and same distance, three times) this many
 //! requests are fetched ahead. When much more was fetched than used, more matches are required before anything is
 //! fetched again, twice as many each time; use reverses that. So random access costs nothing, and access that only
 //! looks sequential costs little.
@@ -20,13 +20,13 @@ const SURE_SEQUENTIAL: u32 = 1;
 const SURE_STRIDED: u32 = 3;
 /// Most additional matches that are required.
 const CAUTION_MAX: u32 = 63;
-/// After so many used bytes the required matches are reconsidered.
+/// After this many used bytes the required matches are reconsidered.
 const TRUST_BYTES: u64 = 4 << 20;
 /// First window of a sequential stream, bytes.
 const WINDOW_MIN: u64 = 256 << 10;
 /// How many bytes may be fetched in vain before read-ahead of an open file pauses, as a multiple of the used bytes.
 const WASTE_FACTOR: u64 = 4;
-/// So many bytes in vain are ignored.
+/// This many bytes in vain are ignored.
 const WASTE_MIN: u64 = 16 << 20;
 
 /// Bounds that the tunables set.
@@ -164,7 +164,7 @@ fn sequential(s: &mut Stream, range: ByteRange, size: u64, limits: Limits, plan:
     if s.ahead_to < range.end {
         s.ahead_to = range.end;
     }
-    // Refill when half of the window is used, so that fetching goes on while the program reads.
+    // Refill when half of the window is used, so that fetching continues while the program reads.
     if s.ahead_to - range.end > s.window / 2 {
         return;
     }

@@ -26,7 +26,7 @@ const WRONG_MAX: u32 = 8;
 const HABITS_MAX: usize = 4096;
 /// An open file with fewer reads says nothing about its readers, unless the reads are large.
 const READS_MIN: u64 = 16;
-/// A stream is at least so many times as long as the large threshold.
+/// A stream is at least this many times as long as the large threshold.
 const STREAM_PARTS: u64 = 4;
 
 /// The size of the pieces in which something is read.
@@ -200,7 +200,7 @@ impl Readers {
         self.0.lock().programs.change(reader.program, Habit::looks);
     }
 
-    /// What is known of a reader.
+    /// The known facts about a reader.
     pub(crate) fn known(&self, reader: Reader) -> Known {
         let tables = self.0.lock();
         Known {

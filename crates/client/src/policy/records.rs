@@ -80,7 +80,7 @@ mod tests {
         records.note(ByteRange::at(start, len), count).iter().map(|r| r.start).collect()
     }
 
-    /// Goal: every n-th record is recognised, and each record is asked for once, before its write and not more than
+    /// Goal: every n-th record is recognised, and each record is requested once, before its write and not more than
     /// `count` ahead. Method: 100 records of the proportions of ior-hard.
     #[test]
     fn records_at_a_distance() {
@@ -101,7 +101,7 @@ mod tests {
         assert!(asked.iter().all(|start| (start - 47_008) % distance == 0));
     }
 
-    /// Goal: what follows no pattern asks for nothing, and a pattern that ends is forgotten. Method: random places,
+    /// Goal: what follows no pattern requests nothing, and a pattern that ends is forgotten. Method: random places,
     /// other lengths, a jump, a lock that was gone.
     #[test]
     fn other_writes() {

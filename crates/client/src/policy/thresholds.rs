@@ -35,9 +35,9 @@ const CLASS_MIN_BYTES: u64 = 4 << 10;
 const CLASSES: usize = 13;
 /// By how many classes a threshold may move: to an eighth, or to eight times.
 const REACH: usize = 3;
-/// Samples of each way that decide.
+/// Number of samples of each way that are compared for a decision.
 const SAMPLES: usize = 8;
-/// By so many percent the other way has to be faster.
+/// By this many percent the other way has to be faster.
 const LEAD_PERCENT: u64 = 5;
 /// The share of the time with I/O that trials may cost, as its inverse; `FREE_NS` is free besides.
 const COST_PART: u64 = 50;
@@ -108,7 +108,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// What the trial has cost so far.
+    /// The cost of the trial so far.
     fn cost_ns(&self, io_ns: u64) -> u64 {
         let usual = u128::from(self.landed_bytes) * u128::from(SECOND_NS) / u128::from(self.usual_per_s.max(1));
         io_ns.saturating_sub(self.begun_ns).saturating_sub(usual as u64)
@@ -277,7 +277,7 @@ impl Default for Thresholds {
     }
 }
 
-/// What is known of a request.
+/// The known facts about a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) way: Way,
@@ -285,7 +285,7 @@ pub(crate) struct Asked {
     /// The threshold if none was set.
     pub(crate) default_bytes: u64,
     pub(crate) in_company: bool,
-    /// What goes through the cache is used again, so nothing goes direct that would not by default.
+    /// Cached bytes are used again, so no request goes direct that would not by default.
     pub(crate) is_reused: bool,
     /// No other rule decides about the request.
     pub(crate) may_try: bool,

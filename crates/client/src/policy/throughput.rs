@@ -37,7 +37,7 @@ use parking_lot::Mutex;
 pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
 /// One byte in so many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
-/// If the rate of writes through the cache is not known, so many bytes are tried through it, and again after
+/// If the rate of writes through the cache is not known, this many bytes are tried through it, and again after
 /// `TRIAL_REST` times as many have gone direct. If the cache had a quarter of the speed, that would cost a tenth of the
 /// time.
 const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
@@ -57,9 +57,9 @@ const CLASSES: usize = 8;
 const READ_MIN_BYTES: u64 = CLASS_MIN_BYTES;
 /// Write-back or read-ahead of at most this many bytes beside direct requests does not spoil their measurement.
 pub(crate) const CALM_FLIGHT_BYTES: u64 = 1 << 20;
-/// With so many percent of the cache's rate, direct counts as equally good, because it leaves the cache to others.
+/// With this many percent of the cache's rate, direct counts as equally good, because it leaves the cache to others.
 const EQUAL_PERCENT: u64 = 95;
-/// If so many 1024ths of a file's pages are used again, the file keeps the cache, however fast direct requests are.
+/// If this many 1024ths of a file's pages are used again, the file keeps the cache, however fast direct requests are.
 const SHARE_MAX: u64 = 512;
 
 /// Where bytes went.
@@ -67,7 +67,7 @@ const SHARE_MAX: u64 = 512;
 pub(crate) enum Course {
     /// Through the cache.
     Cached,
-    /// Direct, in application requests of so many bytes.
+    /// Direct, in application requests of this many bytes.
     Direct(u64),
 }
 
@@ -213,7 +213,7 @@ impl Side {
     }
 }
 
-/// What a mount has measured.
+/// The measurements of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Throughput {
     sides: [Mutex<Side>; 2],
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(mixed.shown(), []);
     }
 
-    /// Goal: a stall counts if somebody waited, a pause of the applications does not; both may be as long. Method:
+    /// Goal: a stall counts if a caller waited, a pause of the applications does not; both may be as long. Method:
     /// bursts of 16 MiB within a millisecond, every 100 ms, waited for and not.
     #[test]
     fn waiting_is_no_pause() {
@@ -432,7 +432,8 @@ mod tests {
         }
     }
 
-    /// Goal: direct unless both are known and the cache is clearly faster; sizes are told apart. Method: rates by hand.
+    /// Goal: direct unless both are known and the cache is clearly faster; sizes are distinguished. Method: rates by
+    /// hand.
     #[test]
     fn the_faster_way_wins() {
         let l = Throughput::default();
@@ -559,14 +560,14 @@ mod tests {
         }
     }
 
-    /// Goal: reads are asked for ahead until that is measured, then a sample long not, then as the rates say; equal
-    /// ones are, and the slower way is tried again; sizes are told apart. Method: reads by hand.
+    /// Goal: reads are requested ahead until that is measured, then a sample long not, then as the rates say; equal
+    /// ones are, and the slower way is tried again; sizes are distinguished. Method: reads by hand.
     #[test]
     fn asking_ahead_has_to_pay() {
         let large = 4 << 20;
         let stream = |l: &Throughput, ahead, from_ns: u64, mib_s: u64| {
             for step in 0..200 {
-                // Between two streams nobody waits.
+                // Between two streams no caller waits.
                 let now_ns = from_ns + step * (4000 * MS / mib_s);
                 l.note_large_read(ahead, large, (now_ns, now_ns), true);
             }

@@ -1,19 +1,18 @@
-//! Direct reads one after the other: the next ones are asked for before the program does.
+//! Sequential direct reads: the next ones are requested before the program makes them.
 //!
 //! Owns: recognising such a stream of an open file, the bytes of its next reads and how long they count. Does not own:
 //! which reads go direct (`decision`), streams through the cache (`readahead`).
 //!
-//! The next read of each stream, or as many as make `AHEAD_BYTES`, are asked for while the one before them is still on
-//! its way: so disks, sockets and the program's copy work at the same time. The bytes go to the reader in the buffers
-//! they came in and are dropped with them, so the memory is used again while it is still in the processor's cache.
-//! Reads need not end where what was asked for does: a call that a front end cannot carry as a whole comes in large
-//! pieces and a small one, and what is asked for goes on in large ones. Large reads are asked for ahead only as long as
-//! that was measured to pay (`throughput`).
+//! The next read of each stream, or as many as make `AHEAD_BYTES`, are requested while the previous one is still under
+//! way: so disks, sockets and the program's copy work at the same time. The reader gets the bytes in the buffers in
+//! which they arrived, and they are dropped with them, so the memory is used again while it is still in the processor's
+//! cache. Reads need not end where a request ahead ends: a call that a front end cannot send as a whole arrives in
+//! large pieces and a small one, and requests ahead continue in large pieces. Large reads are requested ahead only as
+//! long as that was measured to pay (`throughput`).
 //!
-//! Invariants: bytes are kept only while the mount is alone, and count as long as one that is cached would: whatever
-//! spoils a fill spoils them (`Inode::spoil`), and a change of the rule of caching ends them. They are looked for only
-//! where the cache has nothing. All of them together are bounded as read-ahead is; unused ones are dropped after
-//! `KEPT_NS`.
+//! Invariants: bytes are kept only in sole mode, and are valid as long as cached ones would be: whatever spoils a fill
+//! spoils them (`Inode::spoil`), and a switch of mode ends them. They are used only for bytes that the cache does not
+//! have. All of them together are bounded like read-ahead; unused ones are dropped after `KEPT_NS`.
 
 use crate::inode::direct_stream::{Ahead, AheadOwner, Data};
 use crate::inode::{Inode, OpenFile};
@@ -34,18 +33,18 @@ use std::sync::{Arc, Weak};
 /// A stream is this far ahead, or by one read, bytes: enough to keep a disk busy, and what is used again and again
 /// stays in the processor's cache.
 const AHEAD_BYTES: u64 = 4 << 20;
-/// Reads below the large threshold are asked for ahead while all that is asked for, ahead and not, is less, bytes:
-/// where many streams read at once, each keeps the disks busy for the others.
+/// Reads below the large threshold are requested ahead while all requests under way, ahead and not, have fewer bytes
+/// than this: if many streams read at once, each keeps the disks busy for the others.
 const BUSY_BYTES: u64 = 8 << 20;
 /// How long bytes are kept for a reader that does not come, nanoseconds.
 const KEPT_NS: u64 = 2_000_000_000;
-/// Most reads that must follow each other before anything is asked for, after that was useless.
+/// Most reads that must follow each other before anything is requested, after that was useless.
 const CAUTION_MAX: u32 = 64;
 /// Reads in a row that are shorter than those before until requests are as short.
 const SHORTER_MAX: u32 = 4;
 
-/// A direct read of `range`, of which nothing is cached, and the request for the one behind it. The caller holds the
-/// range lock shared and has entered the operation as one that keeps the mount alone. `large`: it is above the large
+/// A direct read of `range`, of which nothing is cached, and the request for the next one. The caller holds the range
+/// lock shared and has entered the operation as one that keeps the mount in sole mode. `large`: it is above the large
 /// threshold.
 pub(crate) async fn read(
     mount: &Arc<Mount>,
@@ -67,7 +66,7 @@ pub(crate) async fn read(
     data
 }
 
-/// Whether the next reads are asked for.
+/// Whether the next reads are requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asking {
     /// Unless others keep the disks busy: below the large threshold.
@@ -99,7 +98,7 @@ async fn next(
     let (data, rest) = join(collect(mount, open, taken, asked), direct(mount, &open.file, rest)).await;
     match (data, rest) {
         (Some(mut data), rest) => {
-            // What is contiguous from the start counts.
+            // Only the contiguous bytes from the start count.
             data.append(rest.unwrap_or_default());
             Ok(data)
         }
@@ -107,8 +106,8 @@ async fn next(
     }
 }
 
-/// The bytes of `range` out of what was asked for; what the last one has beyond stays for the next read. Nothing if
-/// some of it does not count.
+/// The bytes of `range` out of the requests ahead; what the last one has beyond stays for the next read. Returns `None`
+/// if some of the bytes are not valid.
 async fn collect(mount: &Arc<Mount>, open: &OpenFile, taken: Taken, range: ByteRange) -> Option<Segments> {
     let mut data = Segments::new();
     for mut ahead in taken {
@@ -128,7 +127,7 @@ async fn collect(mount: &Arc<Mount>, open: &OpenFile, taken: Taken, range: ByteR
     Some(data)
 }
 
-/// What is left of a request, for the read that goes on behind.
+/// The rest of a request, for the read that follows.
 fn give_back(open: &OpenFile, ahead: Ahead) {
     let mut stream = open.streams.direct.lock();
     let goes_on = stream.last_end == ahead.range.start
@@ -162,10 +161,10 @@ impl Drop for Waiting {
 /// Requests one behind the other.
 type Taken = SmallVec<[Ahead; 2]>;
 
-/// Moves the stream on to `range`: what is there or on its way for its beginning, and the next reads are asked for.
+/// Advances the stream to `range`: returns what is there or under way for its beginning, and requests the next reads.
 fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
     let mut stream = open.streams.direct.lock();
-    // What the cache served meanwhile, or a probe brought, was asked for in vain, but the stream goes on.
+    // Bytes that the cache served meanwhile, or a probe brought, were requested in vain, but the stream continues.
     let mut passed = VecDeque::new();
     if stream.ahead.iter().any(|a| a.range.start == range.start) {
         while let Some(a) = stream.ahead.pop_front_if(|a| a.range.start < range.start) {
@@ -213,7 +212,7 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
     taken
 }
 
-/// Whether a read may be asked for ahead.
+/// Whether a read may be requested ahead.
 pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool {
     let streams = &mount.prefetch.direct_streams;
     let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
@@ -237,7 +236,7 @@ fn ask(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Ahead {
     mount.stats.bytes(Count::ReadAheadIssued, range.len());
     let (asker, asked) = (mount.clone(), file.clone());
     mount.spawn(async move {
-        // Nobody may want it any more.
+        // The reader may not need it any more.
         let _ = sender.send(direct(&asker, &asked, range).await);
     });
     let owner: Weak<Mount> = Arc::downgrade(mount);
@@ -269,7 +268,7 @@ fn counts(ahead: &Ahead, mount: &Mount, part: ByteRange) -> bool {
     sharing.is_alone() && sharing.rule() == ahead.rule && !sharing.is_lost() && ahead.file.fills.is_true(ahead.id, part)
 }
 
-/// Drops what nobody came for.
+/// Drops bytes that no reader has taken.
 pub(crate) fn tick(mount: &Mount) {
     let now_ns = mount.clock.now_ns();
     let mut gone = Vec::new();

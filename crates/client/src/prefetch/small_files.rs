@@ -1,30 +1,32 @@
 //! Small files of a directory, fetched ahead of a program that opens them one after the other.
 //!
-//! Owns: the messages that fetch files ahead, handing out what was opened ahead. Does not own: what was
-//! (`tables::prefetch::small_files`), which files come next (`order`), what changes take away
-//! (`coherence::opened_ahead`), the bytes (`cache`), the locks (`locks`), names and attributes in company (`tokens`).
+//! Owns: the messages that open files ahead, and giving prefetched opens to programs. Does not own: the table of these
+//! files (`tables::prefetch::small_files`), which files come next (`order`), what changes and revocations end
+//! (`coherence::opened_ahead`), the bytes (`cache`), the locks (`locks`), names and attributes in shared mode
+//! (`tokens`).
 //!
-//! One message (`ReadBatch`) looks a number of names up, opens the files for reading and brings attributes, a read lock
-//! on stripe 0 and the bytes. The open is a real one: the server checked the caller's permission and counts it. So an
-//! open of the file by the same caller takes it over without a message, the read that follows finds the bytes in the
-//! cache, and what is not taken over is closed as any open file is.
+//! One message (`ReadBatch`) looks up several names, opens the files for reading and brings attributes, a read lock on
+//! stripe 0 and the bytes. The open is a real one: the server checked the caller's permission and counts it. So an open
+//! of the file by the same caller gets it without a message, the read that follows finds the bytes in the cache, and an
+//! open that no program takes over is closed like any open file.
 //!
 //! Invariants:
-//! * **Permission.** What was opened ahead is handed out only to a caller with the very credentials for which the
-//!   server checked it, and only while nothing can have changed since: alone, this mount has changed neither the name
-//!   nor the inode since the question; in company, the attributes token that came with the answer has not been revoked
-//!   since. Both are looked at also for what comes in while the question is under way (`UnderWay::spoiled`). The bytes
-//!   are in the cache like others: only an open file reads them.
-//! * **Bytes.** They enter the cache under the pinned lock that came with them, as a fill, and only of a file that this
-//!   mount knew nothing of from before the question until the answer: so no write, cut or lock of its own can lie
-//!   between (`InodeTable::open_ahead`).
-//! * **Names.** Alone, a look-up is answered from here only for a file with one link, for the same credentials; in
-//!   company the tokens that came along answer it.
-//! * **Waiting.** An open or look-up of a file that is on its way waits for that answer; the server waits for nobody
+//! * **Permission.** A prefetched open is given only to a caller with exactly the credentials for which the server
+//!   checked it, and only while nothing can have changed since: in sole mode, this mount has changed neither the name
+//!   nor the inode since the request; in shared mode, the attributes token that came with the answer has not been
+//!   revoked since. Both are also checked for changes while the request is under way (`UnderWay::spoiled`). The bytes
+//!   are in the cache like others: only an open file can read them.
+//! * **Bytes.** They enter the cache under the pinned lock that came with them, as a fill, and only for a file that was
+//!   not in this mount's table from before the request until the answer: so no write, truncate or lock of this mount
+//!   can lie between (`InodeTable::open_ahead`).
+//! * **Names.** In sole mode, a look-up is answered from here only for a file with one link, for the same credentials;
+//!   in shared mode the tokens that came along answer it.
+//! * **Waiting.** An open or look-up of a file that is under way waits for that answer; the server waits for no mount
 //!   before it gives it.
 //!
-//! Bounds: `READY_MAX` files opened ahead, an eighth of the cache, `UNDER_WAY_MAX` questions; nothing while the memory
-//! group is short. What nobody has opened within `KEPT_NS` is closed; its bytes stay as others do.
+//! Bounds: `READY_MAX` files opened ahead, an eighth of the cache, `UNDER_WAY_MAX` requests; nothing while the memory
+//! group is short. Files that no program has opened within `KEPT_NS` are closed; their bytes stay in the cache like
+//! others.
 
 mod fetch;
 pub(crate) mod kept;
@@ -44,7 +46,7 @@ use amphi_wire::DirEntry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What is fetched ahead now, for people: files, questions under way, and whether nothing may be fetched for a while.
+/// The state of prefetching, for users: files, requests under way, and whether nothing may be fetched for a while.
 pub(crate) fn gauges(mount: &Mount) -> [(&'static str, u64); 3] {
     let state = mount.prefetch.small_files.state.lock();
     let off = state.off_until_ns > mount.clock.boot_ns();
@@ -93,7 +95,7 @@ fn take_ahead(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Opti
     Some(Arc::new(mount.open_file(ready, flags, ctx, true)))
 }
 
-/// Whether what was opened ahead is still what an open would find.
+/// Whether a prefetched open is still what an open would return.
 fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
     let rule = mount.coherence.sharing.rule();
     let Some(file) = ready.opened.file() else { return false };
@@ -114,7 +116,7 @@ pub(crate) async fn arrived(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: Open
     take(mount, ctx, ino, flags)
 }
 
-/// The attributes of a name that was looked up ahead, while this mount is alone.
+/// The attributes of a name that was looked up ahead, in sole mode.
 pub(crate) fn find(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Attr> {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0 {
         return None;
@@ -183,7 +185,7 @@ pub(crate) fn looked_up(mount: &Mount, dir: Ino, attr: &Attr) {
     mount.prefetch.small_files.state.lock().note_home(dir, attr.ino);
 }
 
-/// A part of a listing has come, of what lies behind cookie `from`.
+/// A part of a listing has arrived, the entries behind cookie `from`.
 pub(crate) fn listed(mount: &Mount, dir: Ino, from: u64, entries: &[DirEntry], end: bool) {
     if !is_on(mount) {
         return;
@@ -196,7 +198,7 @@ pub(crate) fn listed(mount: &Mount, dir: Ino, from: u64, entries: &[DirEntry], e
     mount.prefetch.small_files.state.lock().directory(dir).learn(from, to, files);
 }
 
-/// Closes what nobody has opened for a while, ahead or again.
+/// Closes files that no program has opened for a while: prefetched and kept ones.
 pub(crate) fn tick(mount: &Arc<Mount>) {
     if mount.prefetch.small_files.busy.load(Relaxed) > 0 {
         let (now_ns, boot_ns) = (mount.clock.now_ns(), mount.clock.boot_ns());

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use tokens::Tokens;
 use walks::Walks;
 
-/// What this mount has been granted, and what it caches under that.
+/// The grants of this mount, and its cached data under them.
 pub(crate) struct Coherence {
     pub(crate) locks: Locks,
     pub(crate) tokens: Tokens,
@@ -50,7 +50,7 @@ pub(crate) struct Coherence {
 }
 
 impl Coherence {
-    /// The tables of a mount that has been granted nothing yet.
+    /// The tables of a mount to which nothing has been granted yet.
     pub(crate) fn new(tunables: &Tunables) -> Coherence {
         Coherence {
             locks: Locks::new(tunables),

@@ -26,7 +26,7 @@ pub(crate) struct Prefetch {
     pub(crate) joint: JointStreams,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,
-    /// Where files have data and holes, for programs that ask for both in turn.
+    /// Where files have data and holes, for programs that request both in turn.
     pub(crate) seek_maps: Maps,
 }
 

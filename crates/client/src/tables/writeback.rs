@@ -43,7 +43,7 @@ pub(crate) struct WriteBack {
     pub(crate) free_space: FreeSpace,
     /// Free blocks that targets keep for dirty bytes.
     pub(crate) grants: Arc<Grants>,
-    /// What could not be written back.
+    /// The bytes that could not be written back.
     pub(crate) errors: WritebackErrors,
     pub(crate) backlog: Backlog,
     /// Number of requests that have ended, and the tasks that wait for one.

@@ -1,13 +1,14 @@
-//! Jobs: what the requests of a mount are counted by beside files and reasons.
+//! Jobs: the requests of a mount are counted by job, as well as by file and reason.
 //!
-//! Owns: how a job gets its name, the table of jobs and their counters, the print. Does not own: who reads an
-//! environment (front ends, which pass the name with an open), what an open file has not booked yet (`stats::Ledger`).
+//! Owns: how a job gets its name, the table of jobs and their counters, the output. Does not own: reading environments
+//! (front ends, which pass the name with an open), counts that an open file has not added yet (`stats::Ledger`).
 //!
-//! The job of a request is that of the process that opened the file. A request does not come here: the open file holds
-//! its job, and books what it has counted when it is closed and whenever somebody looks.
+//! The job of a request is that of the process that opened the file. A request does not use this table: the open file
+//! refers to its job, and adds its counts when it is closed and whenever the counters are read.
 //!
-//! Bound: `JOBS_MAX` jobs. Beyond, the one whose files were opened or closed longest ago and are all closed is
-//! forgotten; if there is none, the new one is counted with what has no job (`NO_JOB`). Both are counted.
+//! Bound: `JOBS_MAX` jobs. If there are more, the job whose files are all closed, and were opened or closed longest
+//! ago, is dropped; if there is none, the new job is counted with requests that have no job (`NO_JOB`). Both cases are
+//! counted.
 
 use crate::telemetry::stats::{ByReason, Count, Stats, row_json};
 use parking_lot::Mutex;
@@ -99,7 +100,7 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Of a mount whose opens belong to job `own` if they name none.
+    /// The table of a mount whose opens belong to job `own` if they name none.
     pub(crate) fn new(own: Option<JobName>, variables: Vec<String>) -> Jobs {
         let table = Table::from([(NO_JOB.into(), Arc::default())]);
         Jobs { table: Mutex::new(table), turns: AtomicU64::new(0), own, variables }
@@ -134,16 +135,16 @@ impl Jobs {
         oldest.is_some_and(|oldest| table.remove(&oldest).is_some())
     }
 
-    /// Starts again from zero; jobs without open files are forgotten. What open files have counted must have been
-    /// booked.
+    /// Sets all counters to zero; jobs without open files are dropped. The counts of open files must have been added
+    /// before.
     pub(crate) fn reset(&self) {
         let mut table = self.table.lock();
         table.retain(|name, job| !is_idle(job) || &**name == NO_JOB);
         table.values().for_each(|job| job.reset());
     }
 
-    /// As JSON, those behind `after` in the order of their names, as many as fit: `more` says whether there are others.
-    /// What open files have counted must have been booked.
+    /// As JSON, the jobs behind `after` in the order of their names, as many as fit: `more` says whether there are
+    /// others. The counts of open files must have been added before.
     pub(crate) fn json(&self, after: Option<&str>) -> String {
         let table = self.table.lock();
         let from = after.map_or(Unbounded, Excluded);

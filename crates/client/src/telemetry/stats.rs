@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 pub(crate) enum Copied {
     /// With the request: all of its bytes were copied, once.
     Along,
-    /// Where it is made, if it is.
+    /// Where the copy is made, if there is one.
     Apart,
 }
 
@@ -114,6 +114,7 @@ counters! {
     WriteBackFailed = "writeback_failed", "bytes";
     Adopted = "write_adopted", "bytes";
     Pipelined = "write_pipelined", "bytes";
+    Unfinished = "write_commit", "bytes";
     BatchRequests = "batch_requests", "reqs";
     BatchFiles = "batch_files", "files";
     BatchBytes = "batch_bytes", "bytes";
@@ -144,12 +145,14 @@ counters! {
     JobForgotten = "jobs_forgotten", "jobs";
     JobRefused = "jobs_refused", "opens";
     Calls = "server_calls", "reqs";
+    PayloadPassed = "payload_passed", "bytes";
+    PayloadInline = "payload_inline", "bytes";
 }
 
 const REASONS: usize = Reason::ALL.len();
 /// Rows that are shown: the counters above, then reads, then writes by reason.
 const TOTAL: usize = NAMES.len() + 2 * REASONS;
-/// Behind them reads and writes by reason once more, those whose copies are counted along.
+/// After them come the rows of reads and writes by reason once more, for requests whose copies are counted along.
 const ROWS: usize = TOTAL + 2 * REASONS;
 const SHARDS: usize = 8;
 
@@ -187,7 +190,7 @@ fn io_index(way: Way, reason: Reason) -> usize {
     NAMES.len() + if way == Way::Write { REASONS } else { 0 } + reason as usize
 }
 
-/// Of requests whose copies are counted along.
+/// For requests whose copies are counted along.
 fn copied_index(way: Way, reason: Reason) -> usize {
     io_index(way, reason) + 2 * REASONS
 }
@@ -202,7 +205,7 @@ fn name_of(index: usize) -> (String, &'static str) {
     }
 }
 
-/// One counter summed over its shards.
+/// One counter, summed over its shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sum {
     samples: u64,
@@ -247,7 +250,7 @@ impl Stats {
         }
     }
 
-    /// One request of `bytes` went the way `reason` says.
+    /// Counts one request of `bytes` with this reason.
     pub(crate) fn io(&self, way: Way, reason: Reason, bytes: u64, copied: Copied) {
         self.add(if copied == Copied::Along { copied_index(way, reason) } else { io_index(way, reason) }, bytes);
     }
@@ -264,7 +267,7 @@ impl Stats {
         self.add(what as usize, 1);
     }
 
-    /// One event over `bytes`, or whatever the counter counts.
+    /// Counts one event over `bytes`, or another amount, depending on the counter.
     pub(crate) fn bytes(&self, what: Count, bytes: u64) {
         self.add(what as usize, bytes);
     }
@@ -303,7 +306,7 @@ impl Stats {
         }
     }
 
-    /// Requests and bytes that went the way `reason` says.
+    /// Requests and bytes with this reason.
     #[cfg(test)]
     pub(crate) fn io_of(&self, way: Way, reason: Reason) -> (u64, u64) {
         let s = self.sum(io_index(way, reason));
@@ -392,8 +395,8 @@ mod tests {
         assert_eq!(s.of(Count::Lookup), (0, 0));
     }
 
-    /// Goal: requests whose copies are counted along show under their reason and among the copies, each once; others
-    /// under their reason alone. Method: both kinds of both ways, and a copy without a request.
+    /// Goal: requests whose copies are counted along appear under their reason and among the copies, each once; others
+    /// only under their reason. Method: both kinds of reads and writes, and a copy without a request.
     #[test]
     fn copies_are_counted_along() {
         let s = Stats::new(0);

@@ -1,4 +1,4 @@
-//! The status of a cluster as JSON, from the map and what each server says of itself.
+//! The status of a cluster as JSON, from the map and from each server's answer.
 //!
 //! Owns: the shape of that text, which `amphi status` prints. Does not own: asking.
 
@@ -27,7 +27,7 @@ fn list<T>(out: &mut String, items: impl IntoIterator<Item = T>, mut one: impl F
     out.push(']');
 }
 
-/// What the master, which answers first, heard last of a server.
+/// When the master, which answers first, last heard a server.
 fn last_heard(answers: &[Option<Reply>], id: u64) -> Option<&ServerStatus> {
     match answers.first() {
         Some(Some(Reply::Status { servers, .. })) => servers.iter().find(|s| s.info.id == id),
@@ -55,10 +55,12 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
             match sessions.get_mut(&s.session) {
                 Some(known) => {
                     (known.opens, known.locks) = (known.opens + s.opens, known.locks + s.locks);
-                    // Of several connections the one that is protected least is shown.
+                    // Of several connections the one with the least protection is shown.
                     known.secure = known.secure.into_iter().chain(s.secure).min();
+                    known.memory |= s.memory;
                 }
-                // The master, which comes first, knows who is a client; without it the others have to do.
+                // The master, which comes first, knows all clients; without its answer those of the other servers are
+                // used.
                 None if at == 0 || uptimes[0].is_none() => drop(sessions.insert(s.session, s.clone())),
                 None => {}
             }
@@ -116,18 +118,20 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
         let _ = write!(
             out,
             "{{\"session\":\"{:016x}\",\"name\":\"{}\",\"connected\":{},\"opens\":{},\"locks\":{},\"key\":\"{}\",\
-             \"secure\":\"{}\"}}",
+             \"subtree\":\"{}\",\"secure\":\"{}\",\"memory\":{}}}",
             s.session.0,
             plain(&s.name),
             s.connected,
             s.opens,
             s.locks,
             plain(&s.key),
+            plain(&s.subtree),
             match s.secure {
                 Some(level) => level.to_string(),
                 None if s.connected => "local".into(),
                 None => String::new(),
-            }
+            },
+            s.memory
         );
     });
     out.push('}');

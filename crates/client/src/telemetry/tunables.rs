@@ -1,7 +1,7 @@
 //! Tunables of a mount: the table.
 //!
-//! Owns: names, units, bounds, defaults, help. Does not own: what a row and a pattern mean (`types::tunable`), what a
-//! tunable steers, nor the server's (`server.*` goes there). Reading one is one relaxed load.
+//! Owns: names, units, bounds, defaults, help. Does not own: the form of rows and patterns (`types::tunable`), what a
+//! tunable controls, nor the servers' tunables (`server.*` is sent to them). Reading a tunable is one relaxed load.
 
 use amphi_types::tunable::{Puts, Values};
 use amphi_types::{IoMode, KernelCache};
@@ -75,7 +75,7 @@ impl Tunables {
         self.get(knob) != 0
     }
 
-    /// Whether somebody has set it, be it to the default.
+    /// Whether a user has set it, even to the default.
     pub(crate) fn is_set(&self, knob: Tunable) -> bool {
         self.0.is_set(knob as usize)
     }

@@ -1,4 +1,5 @@
-//! Small files that leave together: what is sent when, what becomes of each file, and that nothing else changes.
+//! Small files that are written back together: what is sent when, the result for each file, and that nothing else
+//! changes.
 
 use super::world::World;
 use crate::OpenFile;
@@ -149,8 +150,8 @@ fn a_refused_part_is_its_files_alone() {
     w.check_clean();
 }
 
-/// Goal: a part that the server wants alone, and one that was sent before a truncate of somebody else, come again and
-/// land, the others are not held up. Method: both in one batch.
+/// Goal: a part that the server refuses in a batch, and one that was sent before another mount's truncate, are sent
+/// again and land, the others are not delayed. Method: both in one batch.
 #[test]
 fn parts_come_again() {
     let mut w = World::new(15, &[]);
@@ -192,9 +193,9 @@ fn runs_of_one_file() {
     w.check_clean();
 }
 
-/// Goal: whatever programs do with many small files, what is read is what was written, and at the end it is on the
+/// Goal: whatever programs do with many small files, reads return the written bytes, and at the end they are on the
 /// server. Method: random creates, writes, truncates, renames away, unlinks, syncs and time, with callbacks of locks
-/// and parts that have to come alone, against a map of vectors.
+/// and parts that have to be sent alone, against a map of vectors.
 #[test]
 fn many_small_files_match_a_model() {
     let mut batches = 0;
@@ -280,8 +281,8 @@ fn many_small_files_match_a_model() {
     assert!(batches > 200, "{batches} batches");
 }
 
-/// Goal: a truncate that is under way keeps its file out of batches beyond the new end, and the batch of the others
-/// goes. Method: freeze by hand.
+/// Goal: a truncate that is under way keeps its file out of batches beyond the new end, and the batch of the others is
+/// sent. Method: freeze by hand.
 #[test]
 fn frozen_files_stay_out() {
     let mut w = World::new(17, &[]);
@@ -300,10 +301,10 @@ fn frozen_files_stay_out() {
     w.check_clean();
 }
 
-/// Goal: scattered small runs of a large file leave together, by object, and each byte arrives; long ones and those
-/// that share a block with the one before go alone, and so does what the server wants alone; a refusal is told. Method:
-/// random runs over many stripes against a copy, more than may be under way; `fsync`, and old bytes in the background;
-/// requests are counted.
+/// Goal: scattered small runs of a large file are sent together, by object, and each byte arrives; long ones and those
+/// that share a block with the one before are sent alone, and so are parts that the server refuses in a batch; a
+/// refusal is reported. Method: random runs over many stripes against a copy, more than may be under way; `fsync`, and
+/// old bytes in the background; requests are counted.
 #[test]
 fn scattered_runs_leave_together() {
     const END: usize = 60 << 20;

@@ -1,4 +1,4 @@
-//! Files that a mount changes all the time while it asks what others have done to them.
+//! Files that a mount changes all the time while it requests the changes of others.
 
 use super::cluster::{create, dir_on, in_cluster, open, root, write};
 use crate::api::{Hints, OpenFlags};

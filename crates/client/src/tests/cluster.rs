@@ -140,7 +140,7 @@ pub(super) async fn write(client: &Client, file: &Arc<OpenFile>, at: u64, bytes:
     }
 }
 
-/// Reads what the cache has; `None` if a server has to be asked.
+/// Reads from the cache; `None` if a request to a server is needed.
 fn cached(client: &Client, file: &Arc<OpenFile>, len: usize) -> Option<Vec<u8>> {
     let mut buf = vec![0; len];
     client.try_read(&root(), file, 0, &mut buf, Hints::default()).map(|n| buf[..n].to_vec())
@@ -193,9 +193,9 @@ fn two_mounts_of_three_servers_agree() {
     }
 }
 
-/// Goal: in company there is a connection to each server, and a mount that has just come has one too; a server that is
-/// restarted under two mounts goes on as soon as both have said what they hold, not after the time of grace. Method:
-/// one server is killed on which one of the mounts has never been.
+/// Goal: in shared mode there is a connection to each server, and a new mount has one too; a server that is restarted
+/// under two mounts continues as soon as both have presented their state, not after the time of grace. Method: one
+/// server is killed on which one of the mounts has never been.
 #[test]
 fn a_restarted_server_waits_for_nobody_who_is_there() {
     in_cluster(11, 3, async |c| {
@@ -245,8 +245,8 @@ fn a_silent_server_stops_what_it_granted() {
     });
 }
 
-/// Goal: a mount that one server evicts fails its calls and holds nobody up on any server. Method: its link to one
-/// server is cut while it has dirty bytes under locks of two; the other mount wants both.
+/// Goal: a mount that one server evicts fails its calls and blocks no other mount on any server. Method: its link to
+/// one server is cut while it has dirty bytes under locks of two; the other mount wants both.
 #[test]
 fn a_mount_evicted_by_one_server_is_over() {
     in_cluster(13, 3, async |c| {
@@ -296,9 +296,9 @@ fn locks_of_a_smaller_cluster_go_back() {
     });
 }
 
-/// Goal: a lone mount that has lost the master and still reaches another server does not act alone there when others
-/// may have come; when the master is back and nobody came, it is alone again. Method: its way to the master is cut,
-/// once with another mount coming and once without.
+/// Goal: a mount in sole mode that has lost the master and still reaches another server does not act as the only one
+/// there when others may have been admitted; when the master is back and none was, it is in sole mode again. Method:
+/// its way to the master is cut, once with another mount coming and once without.
 #[test]
 fn a_lone_mount_without_the_master_is_cautious() {
     in_cluster(15, 2, async |c| {
@@ -339,9 +339,9 @@ fn a_lone_mount_without_the_master_is_cautious() {
     });
 }
 
-/// Goal: who asks for the size of a file while another mount cuts it gets the old end or the new one, not that of what
-/// the other wrote before. Method: one mount has written up to the old end, another over the middle of it, and cuts
-/// before that; a third, which holds no lock, looks all the time.
+/// Goal: a request for the size of a file during another mount's truncate returns the old end or the new one, not the
+/// end of an earlier write of that mount. Method: one mount has written up to the old end, another over the middle of
+/// it, and truncates before that; a third, which holds no lock, reads the size all the time.
 #[test]
 fn a_stat_during_a_truncate() {
     for seed in 0..4 {

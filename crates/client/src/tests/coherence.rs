@@ -1,4 +1,4 @@
-//! What concurrent operations see of each other, and what abandoned ones leave behind.
+//! Visibility between concurrent operations, and the effects of abandoned ones.
 
 use super::world::World;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
@@ -32,9 +32,9 @@ fn world(seed: u64) -> World {
     w
 }
 
-/// Goal: a read or write is one event, whichever way each goes (Promise S2). Method: two writers, one buffered and one
-/// direct or both of a kind, and two readers on overlapping ranges that cross units and stripes, in random order; each
-/// reader sees the old bytes or one writer's in every part that both share, and so does who reads afterwards.
+/// Goal: a read or write is one event, by either way (Promise S2). Method: two writers, one buffered and one direct or
+/// both of a kind, and two readers on overlapping ranges that cross units and stripes, in random order; each reader
+/// sees the old bytes or one writer's in every part that both share, and so does who reads afterwards.
 #[test]
 fn overlapping_requests_are_events() {
     for seed in 0..150 {
@@ -84,9 +84,9 @@ fn overlapping_requests_are_events() {
     }
 }
 
-/// Goal: what a hole has replaced is not shown again, however near others read meanwhile (Promise S2). Method: a hole
-/// in a page while its other bytes are read, then the whole page; and the same for zeros and for a write past the
-/// cache.
+/// Goal: bytes replaced by a hole are not shown again, even with reads of neighbouring bytes meanwhile (Promise S2).
+/// Method: a hole in a page while its other bytes are read, then the whole page; and the same for zeros and for a write
+/// past the cache.
 #[test]
 fn holes_beside_readers_stay_holes() {
     for seed in 0..90 {
@@ -209,9 +209,9 @@ fn abandoned_operations_leave_nothing() {
     }
 }
 
-/// Goal: a file that is cut by its path is the same one for whoever opens it meanwhile, and what that one writes is
-/// counted right. Method: a truncate that the server answers late; all that was cached goes, then the file is opened
-/// and written.
+/// Goal: a file that is truncated by its path is the same one for a program that opens it meanwhile, and the bytes that
+/// this one writes are counted right. Method: a truncate that the server answers late; all cached data is dropped, then
+/// the file is opened and written.
 #[test]
 fn a_file_being_cut_is_not_forgotten() {
     let mut w = World::new(3, &[]);
@@ -291,7 +291,7 @@ fn hits_by_threads_are_atomic() {
 }
 
 /// Goal: a hit over several units is one event: it shows no write without an earlier one of the same thread (Promise
-/// S2). Method: one thread writes a number at 0, then at 1 MiB; the other reads both in one hit, and now and then the
+/// S2). Method: one thread writes a number at 0, then at 1 MiB; the other reads both in one hit, and sometimes the
 /// first one waits for it.
 #[test]
 fn hits_over_several_units_are_one_event() {
@@ -335,8 +335,8 @@ fn hits_over_several_units_are_one_event() {
     w.check_clean();
 }
 
-/// Goal: locks go on under the names that a restarted server gives them, and dirty data survives. Method: rename every
-/// lock of the server as a restart does, then call one back by its new name.
+/// Goal: locks continue under the names that a restarted server gives them, and dirty data survives. Method: rename
+/// every lock of the server as a restart does, then call one back by its new name.
 #[test]
 fn locks_survive_a_restart_under_new_names() {
     let mut w = World::new(9, &[]);
@@ -363,8 +363,8 @@ fn locks_survive_a_restart_under_new_names() {
     w.check_clean();
 }
 
-/// Goal: the lock that comes with the answer to a create goes back if it was asked back before that answer came, and a
-/// later one is not taken for it. Method: the callback first, then the lock, with and without a create under way.
+/// Goal: the lock granted in the answer to a create is returned if it was called back before that answer arrived, and a
+/// later one is not mistaken for it. Method: the callback first, then the lock, with and without a create under way.
 #[test]
 fn a_lock_of_a_new_file_is_asked_back_early() {
     for under_way in [true, false] {
@@ -379,12 +379,12 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
         drop(making);
         let covered = open.file.locks.cover_stripes(1);
         assert_eq!(covered, !under_way, "an early callback counts while a file is being made, and only then");
-        // Nothing more is run: the server of these tests has not granted it.
+        // The test ends here: the server of these tests has not granted it.
     }
 }
 
-/// Goal: a callback that comes again, at once, or after its lock was given back and a newer one was taken on the same
-/// object, is answered once and takes neither the newer lock nor what is dirty under it. Method: buffered writes under
+/// Goal: a callback that is repeated, at once, or after its lock was returned and a newer one was taken on the same
+/// object, is answered once and takes neither the newer lock nor the dirty data under it. Method: buffered writes under
 /// two locks, one after the other; the server of these tests refuses a second return.
 #[test]
 fn a_repeated_callback_takes_nothing_newer() {
@@ -420,8 +420,8 @@ fn a_repeated_callback_takes_nothing_newer() {
     }
 }
 
-/// Goal: a question that a server asks again is answered once as long as the answer is on its way, and again when it
-/// has come: a server that sends everything unanswered again with each new connection must not drown in answers.
+/// Goal: a push that a server repeats is answered once as long as the answer is on its way, and again when it has
+/// arrived: a server that repeats everything unanswered with each new connection must not get ever more answers.
 /// Method: a glimpse and a revocation, 100 times each, without an answer in between.
 #[test]
 fn questions_that_are_repeated_are_answered_once() {

@@ -19,9 +19,9 @@ fn set(w: &mut World, assignment: &str) -> Result<()> {
     w.run(op)
 }
 
-/// Goal: a pattern that could mean the servers' tunables need not; one that means both sets both or neither; a name
-/// that nobody has is no attribute, and what the server says against a question is passed on. Method: patterns for
-/// tunables of a server that has two.
+/// Goal: a pattern that could match the servers' tunables need not match one; one that matches both sets both or
+/// neither; an unknown name is no attribute, and the server's refusal is passed on. Method: patterns for tunables of a
+/// server that has two.
 #[test]
 fn patterns_over_mount_and_servers() {
     let mut w = World::new(1, &[]);
@@ -43,8 +43,8 @@ fn patterns_over_mount_and_servers() {
     assert!(shown.contains("client.spin_us=70 # ") && shown.contains("\nserver.spin_us=70 # help\n"), "{shown}");
 }
 
-/// Goal: of a threshold it is said whether it was set or is learnt, and what is in force. Method: one that has moved,
-/// then set to its default, which is a setting as well; learning switched off.
+/// Goal: of a threshold it is shown whether it was set or is learnt, and the value in force. Method: one that has
+/// moved, then set to its default, which is a setting as well; learning switched off.
 #[test]
 fn thresholds_say_what_is_learnt() {
     let mut w = World::new(1, &[]);
@@ -76,8 +76,8 @@ fn thresholds_say_what_is_learnt() {
     assert_eq!(end(shown(&mut w)), "# hybrid.large_write_bytes: 2M was set and is in force");
 }
 
-/// Goal: what other servers have of a tunable, or that they do not say, is shown beside the master's value. Method: a
-/// server without targets, which cannot be asked.
+/// Goal: the values of a tunable on other servers, or their missing answers, are shown beside the master's value.
+/// Method: a server without targets, which cannot be reached.
 #[test]
 fn servers_that_do_not_answer_are_named() {
     let mut w = World::new(2, &[]);

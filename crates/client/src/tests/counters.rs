@@ -1,4 +1,4 @@
-//! What is counted by job, of a file, and of copies.
+//! Counters by job, of a file, and of copies.
 
 use super::policy::{io, read, sent, write};
 use super::world::World;
@@ -114,9 +114,9 @@ fn a_library_has_one_job() {
     );
 }
 
-/// Goal: the table of jobs is bounded: who has no open file and was used longest ago goes; if there is none, a new job
-/// counts for `-`. What an attribute cannot hold is shown in parts, each job once. Method: a table full of open jobs,
-/// of which two close.
+/// Goal: the table of jobs is bounded: a job without an open file that was used longest ago is dropped; if there is
+/// none, a new job counts for `-`. A table too long for an attribute is shown in parts, each job once. Method: a table
+/// full of open jobs, of which two close.
 #[test]
 fn jobs_are_bounded() {
     let w = World::new(1, &[]);
@@ -173,8 +173,8 @@ fn throttled_writers_are_counted_by_job() {
     w.check_clean();
 }
 
-/// Goal: a file counts its messages, the locks it asked for, those that were asked back, what it was told of others,
-/// and its hits while it is open. Method: one file, so that every message is about it; a fill, a callback, a contended
+/// Goal: a file counts its messages, its lock requests, the callbacks of its locks, the reports of others' sizes, and
+/// its hits while it is open. Method: one file, so that every message is about it; a fill, a callback, a contended
 /// write.
 #[test]
 fn a_file_counts_its_locks_and_messages() {
@@ -234,8 +234,8 @@ fn a_file_counts_the_batches_that_carry_it() {
     w.check_clean();
 }
 
-/// Goal: what a stream reads next is brought near if the page cache has it, up to the end of the file, and for reads of
-/// bounded size; one that jumps about is left alone. Method: calls by hand, and the counter.
+/// Goal: the next bytes of a stream are touched ahead if the page cache has them, up to the end of the file, and for
+/// reads of bounded size; one that jumps about is left alone. Method: calls by hand, and the counter.
 #[test]
 fn what_a_stream_reads_next_is_warmed() {
     let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
@@ -268,9 +268,9 @@ fn what_a_stream_reads_next_is_warmed() {
     w.check_clean();
 }
 
-/// Goal: bytes copied into the cache, out of it to readers and out of it for the way back are counted, each copy once,
-/// and nothing of what was lent or adopted. Method: small and large requests by both ways, hits and misses, and the
-/// counters after each.
+/// Goal: bytes copied into the cache, out of it to readers and out of it for write-back are counted, each copy once,
+/// and none of lent or adopted memory. Method: small and large requests by both ways, hits and misses, and the counters
+/// after each.
 #[test]
 fn copies_are_counted() {
     let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
@@ -290,7 +290,7 @@ fn copies_are_counted() {
     let op = w.client.read(&ctx, &file, 0, 20, hints);
     assert_eq!(w.run(op).expect("read").len(), 20);
     assert_eq!(copied(&w), [130, 70, 0, 0]);
-    // A whole unit keeps its memory and is lent; the copy for the way back is made of both units, since they are few.
+    // A whole unit keeps its memory and is lent; the copy for write-back is made of both units, since they are few.
     let mut unit = Buf::scratch(UNIT_BYTES);
     unit.fill(1);
     assert_eq!(w.client.try_write_buf(&ctx, &file, KIB64, &mut unit, hints), Some(UNIT_BYTES));
@@ -301,7 +301,7 @@ fn copies_are_counted() {
     let op = w.client.fsync(&ctx, &file, false);
     w.run(op).expect("fsync");
     assert_eq!(copied(&w), [130, 70, 130 + KIB64, 2 * KIB64]);
-    // A fill of a page is copied in and out; that of a unit keeps the memory it came in, and is lent.
+    // A fill of a page is copied in and out; that of a unit keeps the memory it arrived in, and is lent.
     let planted = w.server.plant("g", &vec![7; 1 << 20], Pattern::Whole);
     let other = open_for(&mut w, planted, None);
     let before = copied(&w);

@@ -27,13 +27,13 @@ fn world(seed: u64, tunables: &[(&str, &str)]) -> (World, std::sync::Arc<crate::
     (w, file)
 }
 
-/// Where the first damaged page behind `at` begins, or the file ends.
+/// The start of the first damaged page behind `at`, or the end of the file.
 fn good_until(at: u64) -> u64 {
     BAD.iter().map(|page| page * PAGE).find(|bad| bad + PAGE > at).unwrap_or(LEN)
 }
 
 /// Goal: a read ends before a page that cannot be served, and fails if it begins in one; every other byte can be read,
-/// and is right; a page cache in front gets all of what it asks for or an error (Promise S24). Method: reads of one
+/// and is right; a page cache in front gets all bytes of its request or an error (Promise S24). Method: reads of one
 /// page and of many, from places before, between, in and behind damaged pages, through the cache and past it, with
 /// read-ahead and without.
 #[test]

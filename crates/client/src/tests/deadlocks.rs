@@ -1,5 +1,5 @@
-//! The deadlocks that other file systems of this kind have met, as stories of real mounts and a real server: each has
-//! to end, without anybody being evicted. Callbacks have 30 s; every story is over long before.
+//! Deadlocks known from other file systems of this kind, as tests with real mounts and a real server: each has to end,
+//! without an eviction. Callbacks have 30 s; every story is over long before.
 
 use super::sharing::*;
 use crate::api::{Hints, OpenFlags};
@@ -81,10 +81,10 @@ async fn opened(client: &Client, name: &str, mode: IoMode) -> Arc<OpenFile> {
     file
 }
 
-/// Goal: direct requests that fill every place a mount has under way, and that wait for a lock, do not keep the holder
-/// of that lock, the same mount, from writing back what has to be written before (LU-17190). Method: one mount has the
-/// file dirty; another wants it, so the lock is called back; behind that come more direct requests of the holder than
-/// it has places.
+/// Goal: direct requests that occupy all places that a mount has for requests under way, and that wait for a lock, do
+/// not prevent the holder of that lock, the same mount, from writing back the data that has to be written before
+/// (LU-17190). Method: one mount has the file dirty; another requests it, so the lock is called back; behind that come
+/// more direct requests of the holder than it has places.
 #[test]
 fn direct_requests_leave_room_for_the_flush() {
     for seed in 0..3 {

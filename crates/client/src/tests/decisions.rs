@@ -47,9 +47,9 @@ fn scan(w: &mut World, file: &Arc<OpenFile>, range: std::ops::Range<u64>) {
     }
 }
 
-/// Goal: what a server said of contention is believed for as long as it should be, from replies of every kind, and
-/// direct replies keep it up; locality learns nothing meanwhile and loses no probe. Method: a server that says so for a
-/// while, and time.
+/// Goal: a server's report of contention is used for its full time, from replies of every kind, and direct replies
+/// renew it; locality learns nothing meanwhile and loses no probe. Method: a server that reports it for a while, and
+/// time.
 #[test]
 fn contention_is_latched() {
     let mut w = World::new(1, &[("hybrid.contended_ms", "4000"), ("readahead.max_bytes", "0")]);
@@ -88,8 +88,8 @@ fn contention_is_latched() {
     w.check_clean();
 }
 
-/// Goal: what any reply about locks or data says of contention is believed of its file, of a batch for each part.
-/// Method: a server that says it with one kind of reply alone; that kind is caused, on a file of its own.
+/// Goal: a report of contention in any reply about locks or data is used for its file, of a batch for each part.
+/// Method: a server that reports it with one kind of reply alone; that kind is caused, on a file of its own.
 #[test]
 fn contention_is_told_by_replies_of_every_kind() {
     let ctx = Ctx::root();
@@ -194,8 +194,8 @@ fn memory_that_is_short() {
     w.check_clean();
 }
 
-/// Goal: a program whose group is short goes direct, another one does not; nothing is read on the way of a request.
-/// Method: two callers, a group that fills, a look as the I/O half takes it.
+/// Goal: requests of a program whose memory group is short go direct, those of another one do not; no file is read on
+/// the path of a request. Method: two callers, a group that fills, a sample as the I/O half takes it.
 #[test]
 fn callers_that_are_short_of_memory() {
     let (full, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -244,8 +244,8 @@ fn callers_that_are_short_of_memory() {
     w.check_clean();
 }
 
-/// Goal: memory that is short only until the mount has given back what it kept for later sends nobody another way; what
-/// stays short does, until it ends. Method: a group that is full for so many looks.
+/// Goal: memory that is short only until the mount has returned what it kept for later changes no decision; lasting
+/// shortage does, until it ends. Method: a group that is full for this many samples.
 #[test]
 fn own_memory_is_given_back_first() {
     let full_for = Arc::new(AtomicU64::new(0));
@@ -270,8 +270,8 @@ fn own_memory_is_given_back_first() {
     }
 }
 
-/// Goal: a file with much in the cache goes direct until it has less, others do not. Method: fill the bound, then the
-/// same bytes direct, which takes them out of the cache.
+/// Goal: requests of a file with much in the cache go direct until it has less, those of others do not. Method: fill
+/// the bound, then the same bytes direct, which takes them out of the cache.
 #[test]
 fn over_caching_is_per_file() {
     let mut w = World::new(1, &[("hybrid.overcache_bytes", "1M")]);
@@ -302,9 +302,9 @@ const QUICK: [(&str, &str); 4] = [
     ("readahead.max_bytes", "0"),
 ];
 
-/// Goal: a stream over more than the cache shows no locality, with one probe in so many; reuse that comes back is
-/// noticed although nothing leaves the cache by then; contention in between costs no probe. Method: a stream, then a
-/// small part over and over.
+/// Goal: a stream over more than the cache shows no locality, with one probe in so many; reuse that resumes is noticed
+/// although nothing is evicted by then; contention in between costs no probe. Method: a stream, then a small part over
+/// and over.
 #[test]
 fn reuse_that_comes_back_is_noticed() {
     let mut w = World::new(1, &QUICK);
@@ -366,8 +366,8 @@ fn working_sets_keep_their_cache() {
     w.check_clean();
 }
 
-/// Goal: files with a target on rotating storage have thresholds of their own, others do not; the switch and what a
-/// server says later count. Method: one of four targets rotates; files on one target and on all.
+/// Goal: files with a target on rotating storage have thresholds of their own, others do not; the switch and later
+/// reports of a server take effect. Method: one of four targets rotates; files on one target and on all.
 #[test]
 fn rotating_storage_raises_the_threshold() {
     let mut w = World::new(1, &[]);
@@ -398,8 +398,8 @@ fn rotating_storage_raises_the_threshold() {
     w.check_clean();
 }
 
-/// Goal: what the opener's environment asked for counts for that open file alone, below the file's own mode and above
-/// the mount's. Method: three opens of one file by different processes, the modes of file and mount changed.
+/// Goal: the mode in the opener's environment applies to that open file alone, below the file's own mode and above the
+/// mount's. Method: three opens of one file by different processes, the modes of file and mount changed.
 #[test]
 fn processes_ask_for_a_mode() {
     let mut w = World::new(1, &[]);
@@ -469,8 +469,8 @@ fn switching_costs_one_message() {
     w.check_clean();
 }
 
-/// Goal: a direct request takes the file's bytes out of the cache and no lock; what was dirty there reaches the server
-/// before it (sanity 277, 398a). Method: a dirty range, a direct write and a direct read over part of it.
+/// Goal: a direct request removes the file's bytes from the cache and takes no lock; dirty data there reaches the
+/// server before it (sanity 277, 398a). Method: a dirty range, a direct write and a direct read over part of it.
 #[test]
 fn direct_requests_leave_nothing_cached() {
     let mut w = World::new(1, &[]);
@@ -559,15 +559,15 @@ fn reuse_has_to_pay() {
     }
 }
 
-/// Goal: without locality the way that was measured to carry more is taken, and told as such; each rule has its switch;
-/// a new file begins as the mount has found all files to be, unless that is switched off. Method: rates told by hand
-/// after a stream.
+/// Goal: without locality the way with the higher measured throughput is taken, and reported as such; each rule has its
+/// switch; a new file begins with the mount's average over all files, unless that is switched off. Method: rates set by
+/// hand after a stream.
 #[test]
 fn what_was_measured_decides_without_locality() {
     let mut w = World::new(1, &QUICK);
     let ino = w.server.plant("f", &vec![7; 32 << 20], Pattern::Whole);
     let file = open(&mut w, ino);
-    // What leaves the cache counts, though nobody asks.
+    // Evictions are counted without a request.
     set(&w, "hybrid.locality", "off");
     scan(&mut w, &file, 0..24 << 20);
     set(&w, "hybrid.locality", "on");
@@ -598,9 +598,9 @@ fn what_was_measured_decides_without_locality() {
     w.check_clean();
 }
 
-/// Goal: what write-back carries is learnt while a program waits for much of it, though no writer waits for room; not
-/// from what lands by itself or is little. Method: a large file and small ones, in a cache with room for all, told to
-/// the disk or left alone.
+/// Goal: the throughput of write-back is learnt while a program waits for much of it, though no writer waits for space;
+/// not from data that lands by itself or is little. Method: a large file and small ones, in a cache with space for all,
+/// synced or left alone.
 #[test]
 fn a_program_that_waits_shows_what_write_back_carries() {
     for (each, count, sync, learns) in

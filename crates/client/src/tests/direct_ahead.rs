@@ -1,4 +1,4 @@
-//! Direct reads that are asked for ahead: that they are, that nothing stale comes of them, that they do not stay.
+//! Direct reads requested ahead: that they happen, that they return no stale data, that they do not stay.
 
 use super::world::World;
 use crate::OpenFile;
@@ -37,8 +37,9 @@ fn kept(w: &World) -> u64 {
     w.client.mount.prefetch.fill_bytes.load(SeqCst)
 }
 
-/// Goal: all but the first two reads of a stream are asked for ahead and each byte is fetched once, up to the end of
-/// the file and not beyond; reads all over the file ask for nothing. Method: count reads, and requests of the server.
+/// Goal: all but the first two reads of a stream are requested ahead and each byte is fetched once, up to the end of
+/// the file and not beyond; reads all over the file request nothing ahead. Method: count reads, and requests of the
+/// server.
 #[test]
 fn streams_are_asked_for_ahead() {
     let (mut w, _, file, bytes) = world(1);
@@ -60,9 +61,10 @@ fn streams_are_asked_for_ahead() {
     assert_eq!((used(&w), kept(&w)), (14, 0));
 }
 
-/// Goal: a stream of calls that come in large pieces and a small one is asked for ahead as one of large ones is; no
-/// byte is fetched twice but for the small pieces that end behind what was asked for. Method: calls of two large pieces
-/// and 8 bytes, one after the other; bytes, requests of the server, and the stream's share of what was asked for ahead.
+/// Goal: a stream of calls that arrive in large pieces and a small one is requested ahead as one of large ones is; no
+/// byte is fetched twice but for the small pieces that end behind the requested range. Method: calls of two large
+/// pieces and 8 bytes, one after the other; bytes, requests of the server, and the stream's share of the bytes
+/// requested ahead.
 #[test]
 fn pieces_of_unequal_length_are_one_stream() {
     let (mut w, _, file, bytes) = world(1);
@@ -86,9 +88,9 @@ fn pieces_of_unequal_length_are_one_stream() {
     assert!(requests <= FILE / STEP + 4, "{requests}");
 }
 
-/// Goal: what was asked for ahead does not count any more once the file has changed there, however it was changed and
-/// however far the request had come. Method: a stream, then in many orders of its background a change of what comes
-/// next, compared with a vector of bytes.
+/// Goal: data requested ahead is not used any more once the file has changed there, however it was changed and however
+/// far the request had progressed. Method: a stream, then in many orders of its background a change of what comes next,
+/// compared with a vector of bytes.
 #[test]
 fn changes_end_them() {
     const PART: u64 = 4096;
@@ -99,7 +101,7 @@ fn changes_end_them() {
             (0..3).for_each(|i| drop(read(&mut w, &file, i * STEP)));
             let (change, of_a_rest) = (change % 6, change >= 6);
             let next = if of_a_rest {
-                // What comes next is left over.
+                // The next read is still left.
                 let hints = Hints { may_continue: true, ..Hints::default() };
                 let op = w.client.read(&Ctx::root(), &file, next, 8192, hints);
                 assert_eq!(w.run(op).expect("read").len(), 8192);
@@ -164,7 +166,7 @@ fn changes_end_them() {
     }
 }
 
-/// Goal: what nobody comes for is dropped after a while, and with the close. Method: the count of bytes under way.
+/// Goal: unused data is dropped after a while, and with the close. Method: the count of bytes under way.
 #[test]
 fn nothing_stays() {
     let (mut w, _, file, _) = world(1);
@@ -182,8 +184,8 @@ fn nothing_stays() {
     assert_eq!(kept(&w), 0);
 }
 
-/// Goal: a stream of which the cache served a read in between goes on, and loses just that one. Method: leave one read
-/// out, which has the same effect, and count.
+/// Goal: a stream of which the cache served a read in between continues, and loses just that one. Method: leave one
+/// read out, which has the same effect, and count.
 #[test]
 fn a_stream_goes_on_behind_what_the_cache_served() {
     let (mut w, _, file, bytes) = world(1);
@@ -195,8 +197,8 @@ fn a_stream_goes_on_behind_what_the_cache_served() {
     assert_eq!(w.server.log.iter().filter(|l| *l == "Read").count(), FILE / STEP);
 }
 
-/// Goal: reads that jump forward, out of what was asked for, are no stream: less is asked for each time. Method: pairs
-/// of reads with a gap behind them in a long file, and what was asked for altogether.
+/// Goal: reads that jump forward, out of the range requested ahead, are no stream: less is requested each time. Method:
+/// pairs of reads with a gap behind them in a long file, and the sum of the bytes requested ahead.
 #[test]
 fn jumps_ask_for_less_each_time() {
     let (mut w, _, file, _) = world(1);
@@ -209,8 +211,8 @@ fn jumps_ask_for_less_each_time() {
     assert!(reads < 40 * 3 + 30, "{reads}");
 }
 
-/// Goal: reads below the large threshold are asked for ahead only while little is under way. Method: the question
-/// itself, beside reads that wait.
+/// Goal: reads below the large threshold are requested ahead only while little is under way. Method: a call of the
+/// decision itself, beside reads that wait.
 #[test]
 fn many_streams_keep_each_other_busy() {
     let (w, ..) = world(1);
@@ -224,8 +226,8 @@ fn many_streams_keep_each_other_busy() {
     assert!(wanted(IfIdle));
 }
 
-/// Goal: a stream of large reads that were measured to come sooner without is not asked for ahead, until learning is
-/// switched off. Method: rates by hand, and what was used.
+/// Goal: a stream of large reads that measurements show to be faster without is not requested ahead, until learning is
+/// switched off. Method: rates by hand, and the bytes that were used.
 #[test]
 fn a_stream_that_it_slows_is_left_alone() {
     let (mut w, _, file, bytes) = world(1);

@@ -13,7 +13,7 @@ async fn stat(client: &Client, dir: Ino) -> Attr {
     client.getattr(&root(), dir).await.expect("stat")
 }
 
-/// What the server says: the answer to a look-up is not cached alone.
+/// The state on the server: the answer to a look-up is not from the cache alone.
 async fn truth(client: &Client, name: &str) -> Attr {
     client.lookup(&root(), Ino::ROOT, name.as_bytes()).await.expect("it is there")
 }
@@ -26,7 +26,7 @@ async fn make(client: &Client, dir: Ino, name: &str) {
     client.create(&root(), dir, name.as_bytes(), 0o644, OpenFlags::WRITE).await.expect("create");
 }
 
-/// Stat of `d`: how many messages it costs; what it shows is what the server says.
+/// Stat of `d`: the number of its messages; its result is that of the server.
 async fn cost(client: &Client, dir: Ino) -> u64 {
     let before = calls(client);
     let shown = stat(client, dir).await;
@@ -35,8 +35,8 @@ async fn cost(client: &Client, dir: Ino) -> u64 {
     cost
 }
 
-/// Goal: alone, the attributes of a directory are known after a name was made, linked or removed in it, as the server
-/// has them; after anything else that may have changed them the server is asked; the switch turns it off. Method: each
+/// Goal: in sole mode, the attributes of a directory are known after a name was made, linked or removed in it, as the
+/// server has them; after any other possible change of them a request is sent; the switch turns it off. Method: each
 /// change, then stat, counting messages.
 #[test]
 fn alone_a_change_brings_its_directory() {
@@ -78,9 +78,9 @@ fn alone_a_change_brings_its_directory() {
     }
 }
 
-/// Goal: alone, what a look-up, a listing or a stat has shown of a directory is known until something may have changed
-/// it, also what was asked for while that happened; of a removed directory nothing is known. Method: each way of seeing
-/// it and each change, then stat, counting messages.
+/// Goal: in sole mode, attributes of a directory from a look-up, a listing or a stat are known until a possible change,
+/// also if requested during one; of a removed directory nothing is known. Method: each way of seeing it and each
+/// change, then stat, counting messages.
 #[test]
 fn alone_what_was_seen_of_a_directory_is_kept() {
     in_cluster(21, 2, async |c| {
@@ -152,9 +152,9 @@ async fn storm(client: &Client, dir: Ino, who: u64) {
     join_all((0..10).map(caller)).await;
 }
 
-/// Goal: answers that overtake each other leave nothing wrong behind, alone and with several mounts at the same
-/// directory. Method: storms; after each, stat on every mount is what the server says, and one more name costs no
-/// message alone.
+/// Goal: answers that overtake each other leave no wrong state behind, in sole mode and with several mounts at the same
+/// directory. Method: storms; after each, stat on every mount equals the state on the server, and one more name costs
+/// no message in sole mode.
 #[test]
 fn storms_leave_the_truth() {
     for seed in 30..36 {
@@ -177,9 +177,9 @@ fn storms_leave_the_truth() {
     }
 }
 
-/// Goal: in company a change brings a token with the attributes: no message for a stat, and what another mount changes
-/// is seen at once; where two change a directory all the time it brings none, which the other would have to revoke.
-/// Method: two mounts change one directory in turn, at first slowly.
+/// Goal: in shared mode a change returns a token with the attributes: no message for a stat, and a change of another
+/// mount is seen at once; where two change a directory all the time it returns none, which the other would have to
+/// revoke. Method: two mounts change one directory in turn, at first slowly.
 #[test]
 fn in_company_a_change_brings_a_token() {
     for servers in [1, 2] {
@@ -211,8 +211,8 @@ fn in_company_a_change_brings_a_token() {
     }
 }
 
-/// Goal: what was known alone does not outlive it, with changes under way as the rule changes. Method: a mount makes
-/// names all the time while another comes, makes one, sees all, and goes; several seeds.
+/// Goal: attributes known in sole mode do not outlive it, with changes under way as the mode changes. Method: a mount
+/// makes names all the time while another is admitted, makes one, sees all, and leaves; several seeds.
 #[test]
 fn company_ends_what_was_known_alone() {
     for seed in 40..46 {

@@ -1,4 +1,4 @@
-//! What programs read without calls, beside changes of this mount and of another one.
+//! Reads of programs without calls, beside changes of this mount and of another one.
 
 use super::sharing::{create, in_cluster, open, read, root, write};
 use crate::api::{Hints, OpenFlags};
@@ -14,12 +14,12 @@ fn export(client: &Client, file: &OpenFile) -> Arc<Export> {
     client.export(file, |size| Export::new(1, size).ok().map(Arc::new)).expect("an export")
 }
 
-/// What a program finds now.
+/// The bytes that a program reads now.
 fn found(client: &Client, export: &Export, at: u64, len: u64) -> Result<Vec<u8>, Miss> {
     export.try_read(at, len, client.mount.clock.boot_ns())
 }
 
-/// A read that comes as a call, and what follows it.
+/// A read by a call, and its effects.
 async fn called(client: &Client, file: &Arc<OpenFile>, at: u64, len: u64) {
     read(client, file, at, len as usize).await;
     client.show(file, at, len as usize);

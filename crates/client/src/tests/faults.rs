@@ -23,8 +23,9 @@ fn filled(len: usize, byte: u8) -> Buf {
     buf
 }
 
-/// Goal: a failed write-back is reported once on each open file that was open then, and the file shows what the server
-/// has from then on (Promise S16). Method: the server refuses one write; two handles, a reader, one that comes later.
+/// Goal: a failed write-back is reported once on each open file that was open then, and the file shows the server's
+/// state from then on (Promise S16). Method: the server refuses one write; two handles, a reader, one that is opened
+/// later.
 #[test]
 fn write_back_errors_are_told_once_per_handle() {
     let mut w = World::new(3, &[]);
@@ -62,9 +63,9 @@ fn write_back_errors_are_told_once_per_handle() {
     w.check_clean();
 }
 
-/// Goal: what nobody was told of is told to who syncs next, once, also if the file was closed, and forgotten, in
-/// between (Promise S16); until then the end of the mount says so. Method: a file that is closed before its write-back
-/// fails, while it is known and when it is not, opened again; the same, removed.
+/// Goal: an unreported loss is reported to the next program that syncs, once, also if the file was closed, and
+/// forgotten, in between (Promise S16); until then the end of the mount reports it. Method: a file that is closed
+/// before its write-back fails, while it is known and when it is not, opened again; the same, removed.
 #[test]
 fn a_loss_of_a_closed_file_is_told_to_the_next() {
     for (known, removed) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -119,9 +120,9 @@ fn a_loss_of_a_closed_file_is_told_to_the_next() {
     }
 }
 
-/// Goal: two mounts show the same when one of them has lost bytes, and so does whoever is told (Promise S16). Method: a
-/// real server whose disk takes no data between a write and the end of its write-back; over an old file and behind its
-/// end, by a write that is too large to be answered from the server's memory.
+/// Goal: two mounts show the same when one of them has lost bytes, and so does every program that gets the error
+/// (Promise S16). Method: a real server whose disk refuses data between a write and the end of its write-back; over an
+/// old file and behind its end, by a write that is too large to be answered from the server's memory.
 #[test]
 fn mounts_agree_after_a_loss() {
     for seed in 0..8 {
@@ -163,9 +164,10 @@ fn mounts_agree_after_a_loss() {
     }
 }
 
-/// Goal: Promise S16: a mount whose connection broke while the server could not flush what it had accepted tells each
-/// open file once, however often the connection breaks around the news; a mount that wrote nothing tells nobody.
-/// Method: direct writes to a server whose data writes fail while the mount is away; connections that break again.
+/// Goal: Promise S16: a mount whose connection broke while the server could not flush accepted data reports this to
+/// each open file once, however often the connection breaks around the message; a mount that wrote nothing reports
+/// nothing. Method: direct writes to a server whose data writes fail while the mount is away; connections that break
+/// again.
 #[test]
 fn a_refused_flush_is_told_behind_a_broken_connection() {
     for breaks in 0..4 {
@@ -200,8 +202,8 @@ fn a_refused_flush_is_told_behind_a_broken_connection() {
     }
 }
 
-/// Goal: whoever waits for dirty bytes until there are none knows of a failure. Method: one is told in the very moment
-/// in which the failure becomes known.
+/// Goal: each call that waits until there are no dirty bytes gets a failure of their write-back. Method: one call
+/// returns at the very moment at which the failure becomes known.
 #[test]
 fn who_waits_for_dirty_bytes_is_told() {
     let mut w = World::new(4, &[]);
@@ -244,8 +246,8 @@ fn writing_again_survives_a_failed_write_back() {
     w.check_clean();
 }
 
-/// Goal: a direct write of which a part failed returns what is contiguous from its start, or the error, and what failed
-/// pieces extended is cut off (Promise S17). Method: refuse one piece of four at each place.
+/// Goal: a direct write of which a part failed returns the contiguous length from its start, or the error, and an
+/// extension by failed pieces is cut off (Promise S17). Method: refuse one piece of four at each place.
 #[test]
 fn partly_failed_direct_writes() {
     for refused in 0..4u64 {
@@ -260,8 +262,8 @@ fn partly_failed_direct_writes() {
                 let op = w.client.write(&root, &file, 0, filled(old, b'o'), Hints::default());
                 assert_eq!(w.run(op), Ok(old));
             }
-            // Answers come in random order; the refusal counts for the first write at or behind the offset, so the last
-            // piece is refused exactly, others at least behind the offset.
+            // Answers arrive in random order; the refusal counts for the first write at or behind the offset, so the
+            // last piece is refused exactly, others at least behind the offset.
             w.server.refuse_writes = vec![(refused * 65536, Errno::NoSpace)];
             let op = w.client.write(&root, &file, 0, filled(4 * 65536, b'n'), Hints::default());
             let result = w.run(op);
@@ -284,10 +286,10 @@ fn partly_failed_direct_writes() {
     }
 }
 
-/// Goal: what a partly failed direct write cuts off is its own: a write behind it that has returned stays, whenever it
-/// comes (Promise S17). Method: both at the same time in random orders of messages, one piece of four refused; the
-/// other write through the cache or past it; size and bytes at the end. Often enough there is something to cut, with
-/// and without the other in the way.
+/// Goal: a partly failed direct write cuts off only its own bytes: a completed write behind it stays, at any moment
+/// (Promise S17). Method: both at the same time in random orders of messages, one piece of four refused; the other
+/// write through the cache or past it; size and bytes at the end. In enough rounds there is something to cut, with and
+/// without the other write.
 #[test]
 fn a_failed_write_cuts_off_nothing_of_others() {
     const FAR: usize = 8 * 65536;
@@ -345,10 +347,10 @@ pub(super) async fn fill_target_1(client: &Client) {
     }
 }
 
-/// Goal: what a partly failed direct write has extended is cut off in company as well, whoever has read or written the
-/// file before; what another mount writes behind it stays, whenever it comes (Promise S17). Method: a real server with
-/// a full target, two mounts, a write over three targets; the other mount does nothing, has read all, or writes behind
-/// it at any moment. Size and bytes on both.
+/// Goal: the extension by a partly failed direct write is cut off in shared mode as well, whichever mount has read or
+/// written the file before; bytes that another mount writes behind it stay, at any moment (Promise S17). Method: a real
+/// server with a full target, two mounts, a write over three targets; the other mount does nothing, has read all, or
+/// writes behind it at any moment. Size and bytes on both.
 #[test]
 fn a_failed_write_in_company_cuts_off_its_own() {
     let (mut cut, mut stayed) = (0, 0);
@@ -437,9 +439,9 @@ fn scattered_runs_are_written_back_in_bounded_numbers() {
     w.check_clean();
 }
 
-/// Goal: a full file system below the zones is ENOSPC for who writes, loses nothing that was written, shows in
-/// `statfs`, and can be emptied and filled again; names and overwrites go on meanwhile (Promise S15). Method: a real
-/// server whose node has little room; direct writes until one is refused, twice, with a removal between; then no room
+/// Goal: a full file system below the zones is ENOSPC for a writer, loses no written data, shows in `statfs`, and can
+/// be emptied and filled again; operations on names and overwrites continue meanwhile (Promise S15). Method: a real
+/// server whose node has little space; direct writes until one is refused, twice, with a removal between; then no space
 /// at all.
 #[test]
 fn a_full_file_system_below_is_no_space() {
@@ -509,10 +511,10 @@ fn a_full_file_system_below_is_no_space() {
     }
 }
 
-/// Goal: Promise S16 for what a server has accepted into memory: when its disk does not take it, each open file of each
-/// mount that wrote it is told once, by `fsync` or when it is closed; files and mounts that did not write it are not,
-/// and all bytes are there. Method: two mounts write small pieces past their caches, a third one has the file open;
-/// writes of data fail on the server for a while.
+/// Goal: Promise S16 for data that a server has accepted into memory: when its disk refuses it, each open file of each
+/// mount that wrote it gets the error once, by `fsync` or when it is closed; files and mounts that did not write it do
+/// not, and all bytes are there. Method: two mounts write small pieces past their caches, a third one has the file
+/// open; writes of data fail on the server for a while.
 #[test]
 fn a_refused_flush_is_told_to_each_open_file() {
     in_cluster(31, async |c: &Cluster| {

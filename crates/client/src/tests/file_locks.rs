@@ -1,5 +1,4 @@
-//! Locks of applications: what a mount's owners hold is what the server says, whatever the order of answers and
-//! signals.
+//! Locks of applications: a mount's table of them equals that of the server, whatever the order of answers and signals.
 
 use super::World;
 use crate::{FileLockFamily, FileLockOwner, FileLockSpec, Interrupt, LockMode, Pending, TakenLock};
@@ -137,7 +136,7 @@ impl World {
         }
     }
 
-    /// What the client says it holds.
+    /// The locks that the client believes to hold.
     fn held(&self) -> Vec<(Ino, u64, ByteRange, bool)> {
         let row = |l: FileLockSpec| (l.ino, l.owner.id, l.range, l.mode == LockMode::Write);
         let mut all: Vec<_> = self.client.mount.coherence.file_locks.specs().into_iter().map(row).collect();
@@ -149,8 +148,8 @@ impl World {
 const R: LockMode = LockMode::Read;
 const W: LockMode = LockMode::Write;
 
-/// Goal: a lock that is not kept is given back, with what was held before as it was; kept, it stays until the close,
-/// which sends nothing if nothing is held. Method: fresh, upgraded and mixed locks that are dropped.
+/// Goal: a lock that is not kept is released, and the former locks are restored; kept, it stays until the close, which
+/// sends nothing if nothing is held. Method: fresh, upgraded and mixed locks that are dropped.
 #[test]
 fn what_is_not_kept_is_given_back() {
     let mut w = World::new(1, &[]);
@@ -230,8 +229,8 @@ fn waits_and_signals() {
     assert!(granted > 10 && interrupted > 10, "{granted} {interrupted}");
 }
 
-/// Goal: without a server a signal ends a wait at once, and the lock that may come later is given back. Method:
-/// interrupt with the connection down, then let the server grant.
+/// Goal: without a server a signal ends a wait at once, and a lock that is granted later is released. Method: interrupt
+/// with the connection down, then let the server grant.
 #[test]
 fn signals_without_a_server() {
     for seed in 0..20 {
@@ -252,9 +251,9 @@ fn signals_without_a_server() {
     }
 }
 
-/// Goal: what is left behind of a wait, or of a lock that nobody kept, does not take away what its owner asks for next,
-/// of the same bytes. Method: interrupted without a connection, at several stages of the wait, and dropped; the next
-/// request at once.
+/// Goal: the remains of a wait, or of a lock that was not kept, do not release the next lock of the same owner on the
+/// same bytes. Method: interrupted without a connection, at several stages of the wait, and dropped; the next request
+/// at once.
 #[test]
 fn what_comes_next_is_not_given_back() {
     for seed in 0..40 {
@@ -284,9 +283,9 @@ fn what_comes_next_is_not_given_back() {
     }
 }
 
-/// Goal: what the client would present is what the server has, whenever nothing is under way; at any moment it is no
-/// more than that. Method: random calls of several owners at once, answers in any order, another mount in between,
-/// signals, abandoned calls; the two tables after every step.
+/// Goal: the locks that the client would present are those of the server, whenever nothing is under way; at any moment
+/// they are no more than that. Method: random calls of several owners at once, answers in any order, another mount in
+/// between, signals, abandoned calls; the two tables after every step.
 #[test]
 fn the_table_is_the_servers() {
     for seed in 0..40 {

@@ -265,7 +265,7 @@ fn server_bytes(server: &Server, ino: Ino) -> Vec<u8> {
     server.contents(ino)
 }
 
-/// Goal: whatever way requests take, reads return what was written (Promise S1, S3). Method: random reads, writes
+/// Goal: by whichever way requests go, reads return the written bytes (Promise S1, S3). Method: random reads, writes
 /// (buffered, large, `O_DIRECT`, append), truncates, punches, copies, flushes, evictions and lock callbacks on one
 /// file, answers in random order, compared with a vector; at the end with the server, and nothing may be left behind.
 #[test]

@@ -1,4 +1,4 @@
-//! Mounts that overwrite what is there in a target without room.
+//! Mounts that overwrite existing data in a target without space.
 
 use super::cluster::dir_on;
 use super::faults::fill_target_1;
@@ -7,10 +7,10 @@ use crate::api::{Hints, OpenFlags};
 use amphi_env::{Buf, Env};
 use amphi_wire::XattrMode;
 
-/// Goal: programs that overwrite what is there are never told that there is no room, by `write`, `fsync`
-/// or `close`, in a target that is full to its last block; both mounts see all of it. Method: a file and small files,
-/// made before another mount fills the target; random overwrites of both mounts through their caches and past them,
-/// with and without checksums, against bytes.
+/// Goal: programs that overwrite existing data never get a lack of space, by `write`, `fsync` or `close`, in a target
+/// that is full to its last block; both mounts see all of it. Method: a file and small files, made before another mount
+/// fills the target; random overwrites of both mounts through their caches and past them, with and without checksums,
+/// against bytes.
 #[test]
 fn overwrites_are_not_refused() {
     for seed in 60..64 {

@@ -1,5 +1,4 @@
-//! What calls leave behind that were given up, since their server could not be reached for longer than
-//! `transport.give_up_s`.
+//! The effects of calls that failed because their server could not be reached for longer than `transport.give_up_s`.
 
 use super::cluster::{Cluster, create, dir_on, in_cluster, open, root, write};
 use crate::telemetry::tunables::Tunable;
@@ -55,7 +54,7 @@ async fn heal(c: &Cluster, b: &Client, dir: Ino) {
     b.getattr(&root(), dir).await.expect("the server is back");
 }
 
-/// The first mount gets all of the file at once, and long after that nobody has been evicted.
+/// The first mount gets all of the file at once, and long after that no mount has been evicted.
 async fn all_is_free(c: &Cluster, [a, b]: [&Client; 2], dir: Ino, names: &[&str]) {
     for name in names {
         let begun = c.env.now();
@@ -70,10 +69,10 @@ async fn all_is_free(c: &Cluster, [a, b]: [&Client; 2], dir: Ino, names: &[&str]
     b.getattr(&root(), dir).await.expect("it goes on");
 }
 
-/// Goal: locks that a mount gives back and files that it closes while their server cannot be reached are given back and
-/// closed when it can, however long that was: nobody is evicted for a lock that it does not know, and the space of
+/// Goal: locks that a mount returns and files that it closes while their server cannot be reached are returned and
+/// closed when it can, after any length of time: no mount is evicted for a lock that it does not know, and the space of
 /// removed files is free (Promise S6). Method: locks that age, groups that end, locks of applications and files that
-/// are closed during such a time; then another mount wants them.
+/// are closed during such a time; then another mount requests them.
 #[test]
 fn what_was_given_back_meanwhile_is_given_back() {
     in_cluster(21, 2, async |c| {
@@ -109,9 +108,9 @@ fn what_was_given_back_meanwhile_is_given_back() {
     });
 }
 
-/// Goal: locks and opens that a server grants to calls that have been given up do not stay: nobody is evicted for a
+/// Goal: locks and opens that a server grants to calls that have already failed do not stay: no mount is evicted for a
 /// lock that it does not know, and the space of removed files is free (Promise S6). Method: a lock, a file that is made
-/// and an open wait for another mount, come when the connection is gone, and their callers when the time is over.
+/// and an open wait for another mount, and are granted when the connection is gone and their calls have failed.
 #[test]
 fn what_was_granted_meanwhile_is_given_back() {
     in_cluster(22, 2, async |c| {
@@ -123,7 +122,7 @@ fn what_was_granted_meanwhile_is_given_back() {
         assert_eq!(a.lookup(&root(), dir, b"made").await.err(), Some(Errno::NoEnt), "the name is under a token");
         let shown = a.getattr(&root(), ours.ino()).await.expect("the attributes are under a token");
         assert_eq!(shown.size, 4);
-        // What the server asks of the first mount arrives later than what it grants the second.
+        // The server's callback to the first mount arrives later than the grant to the second.
         c.sim.cut("m1", "s1");
         let written = soon(c, b.write(&root(), &ours, 0, amphi_env::Buf::copy_of(b"by b"), Default::default()));
         let made = soon(c, b.create(&root(), dir, b"made", 0o644, crate::api::OpenFlags::READ_WRITE));

@@ -34,8 +34,9 @@ fn read_in_turn(ranks: usize, own: usize) -> (usize, u64) {
 }
 
 /// Goal: two processes of a mount that read the records of a file in turn are one stream: large pieces are fetched, no
-/// byte twice, and not a record at a time. One that has every second record is left to itself. Method: 400 records of
-/// 47,008 bytes by two opens, and by one of two ranks; requests of the server, bytes fetched.
+/// byte twice, and not a record at a time. A process that reads every second record alone is not joined with
+/// another. Method: 400 records of 47,008 bytes by two opens, and by one of two ranks; requests of the server, bytes
+/// fetched.
 #[test]
 fn records_in_turn_are_fetched_in_large_pieces() {
     let (requests, bytes) = read_in_turn(2, 2);

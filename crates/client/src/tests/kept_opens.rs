@@ -1,4 +1,4 @@
-//! Opens that are kept for the next program: what they save, whom they serve, when they end.
+//! Opens that are kept for the next program: the messages that they save, which programs may use them, when they end.
 
 use super::cluster::{Cluster, create, dir_on, in_cluster, read, root, write};
 use super::policy::sent;
@@ -26,8 +26,8 @@ fn later(w: &mut World, seconds: u64) {
     w.settle();
 }
 
-/// Goal: whoever opens a file again needs no message, for as long as an open is kept; the server closes it then. Others
-/// ask: those with other rights, those who write, those who execute. Method: opens of one file, counted.
+/// Goal: a repeated open of a file needs no message, for as long as an open is kept; the server closes it then. Other
+/// opens send a request: those with other rights, for writing, or for execution. Method: opens of one file, counted.
 #[test]
 fn the_next_open_takes_it_over() {
     let mut w = World::new(1, &[]);
@@ -59,8 +59,8 @@ fn the_next_open_takes_it_over() {
     w.check_clean();
 }
 
-/// Goal: a change of the inode or of its last name ends a kept open, also one that comes between the answer to the open
-/// and the close, and one that comes while the open is being asked for. Method: each.
+/// Goal: a change of the inode or of its last name ends a kept open, also one between the answer to the open and the
+/// close, and one during the request of the open. Method: each.
 #[test]
 fn own_changes_end_it() {
     let mut w = World::new(2, &[]);
@@ -95,8 +95,8 @@ fn own_changes_end_it() {
     w.check_clean();
 }
 
-/// Goal: in company an open is kept under the attributes token: others' changes of rights are obeyed at once, whoever
-/// may read takes it over, and a file that another mount removes is closed. Method: two mounts.
+/// Goal: in shared mode an open is kept under the attributes token: others' changes of rights are obeyed at once, any
+/// program that may read takes it over, and a file that another mount removes is closed. Method: two mounts.
 #[test]
 fn others_changes_end_it() {
     in_cluster(1, 1, async |c: &Cluster| {
@@ -111,7 +111,7 @@ fn others_changes_end_it() {
         let one = b.lookup(&root(), dir, b"one").await.expect("there").ino;
         let two = b.lookup(&root(), dir, b"two").await.expect("there").ino;
         let kept = || b.mount.stats.of(Count::OpenKept).0;
-        // Nobody is granted the attributes of what was changed a moment ago.
+        // A mount is not granted the attributes of an inode that was changed a moment ago.
         for round in 0.. {
             b.lookup(&root(), dir, b"one").await.expect("there");
             let file = b.open(&root(), one, OpenFlags::READ).await.expect("open");

@@ -53,10 +53,10 @@ async fn set(client: &Client, ino: Ino, name: &[u8], value: &[u8]) {
     client.setxattr(&root(), ino, name, value, XattrMode::Set).await.expect("set");
 }
 
-/// Goal: a file that becomes contended changes sides at once, also for open files that the kernel serves: writes beside
-/// the pages that these have read take none of them back (docs/HYBRID.md, "Who serves reads"). Method: a mount reads
-/// one page of a file as its kernel does, another one writes others; before the file is contended the first such write
-/// takes the pages back, after it none does, and one of the same page does.
+/// Goal: reads of a file that becomes contended move from the kernel to the mount at once, also for open files that the
+/// kernel serves: writes beside the pages that these have read invalidate none of them (docs/HYBRID.md, "Who serves
+/// reads"). Method: a mount reads one page of a file as its kernel does, another one writes others; before the file is
+/// contended the first such write invalidates the pages, after it none does, and one of the same page does.
 #[test]
 fn a_contended_file_changes_sides_at_once() {
     for contended in [false, true] {
@@ -68,7 +68,7 @@ fn a_contended_file_changes_sides_at_once() {
             let fb = open(&b, "f", OpenFlags::READ).await;
             let drops = Arc::new(Drops::default());
             b.set_pages(Some(drops.clone()));
-            // Who writes is there already: only the setting of the file leaves its reads to the kernel.
+            // A writer exists already: only the setting of the file leaves its reads to the kernel.
             fb.front.serves.store(true, SeqCst);
             if contended {
                 let until = b.mount.clock.now_ns() + 60_000_000_000;
@@ -92,9 +92,9 @@ fn a_contended_file_changes_sides_at_once() {
     }
 }
 
-/// Goal: in company no reads are left to a kernel that may go by an older size (docs/HYBRID.md, "Who serves reads").
-/// Method: opens of a small file that nobody writes any more, beside the same with a kernel that goes by what it is
-/// told, which comes to serve them.
+/// Goal: in shared mode no reads are left to a kernel that may use an older size (docs/HYBRID.md, "Who serves reads").
+/// Method: opens of a small file without a writer, beside the same with a kernel that uses the notified size, which
+/// comes to serve them.
 #[test]
 fn a_kernel_that_drops_sizes_serves_no_reads_in_company() {
     for follows in [true, false] {
@@ -119,10 +119,10 @@ fn a_kernel_that_drops_sizes_serves_no_reads_in_company() {
     }
 }
 
-/// Goal: what the kernel asks for to serve the reads of a large file passes the cache; a program whose long streams it
-/// serves is looked at, what is seen counts from then on, and once it was wrong the next look is further
-/// (docs/HYBRID.md, "Who serves reads"). Method: opens by one program, read as its kernel does or as it does itself,
-/// whoever serves them.
+/// Goal: the kernel's requests for reads of a large file pass the cache; a program whose long streams it serves is
+/// sampled, the result counts from then on, and after a wrong guess the next sample is later (docs/HYBRID.md, "Who
+/// serves reads"). Method: opens by one program, read as its kernel does or as the program itself does, whichever
+/// serves them.
 #[test]
 fn long_streams_through_the_kernel_are_looked_at() {
     const BYTES: usize = 2 << 20;
@@ -158,8 +158,8 @@ fn long_streams_through_the_kernel_are_looked_at() {
     assert_eq!((opens(&w, Count::OpenMountLook), opens(&w, Count::OpenMountLarge)), (2, 2));
 }
 
-/// Goal: the setting of a file and of its directory travels to other mounts, one setting leaves the others alone, and
-/// each word means itself (docs/HYBRID.md, "Who serves reads"). Method: set and read back on two mounts.
+/// Goal: the setting of a file and of its directory reaches other mounts, one setting leaves the others alone, and each
+/// word means itself (docs/HYBRID.md, "Who serves reads"). Method: set and read back on two mounts.
 #[test]
 fn the_setting_is_kept_and_inherited() {
     in_cluster(2, async |c| {

@@ -1,4 +1,4 @@
-//! Pages of a kernel that cannot be taken back before the lock over them goes.
+//! Pages of a kernel that cannot be invalidated before the lock over them is returned.
 
 use super::sharing::{create, in_cluster, open, read, root, write};
 use crate::api::{Hints, KernelPages, WriteTo};
@@ -78,9 +78,9 @@ impl Kernel {
 
 /// Goal: a truncate that the kernel of a mount waits for, and a write of another mount that waits for a page of that
 /// kernel, do not wait for each other; and neither the write nor the store that is written back after it is lost
-/// (docs/locking/kernel_pages.md). Method: a kernel that gives its page back when its truncate is answered; a
-/// write elsewhere to other bytes of that page, before the truncate is asked for, at the same time, and where a page is
-/// read anew before all are taken. On one target and on several.
+/// (docs/locking/kernel_pages.md). Method: a kernel that gives its page back when its truncate is answered; a write
+/// elsewhere to other bytes of that page, before the truncate is requested, at the same time, and where a page is read
+/// anew before all are taken. On one target and on several.
 #[test]
 fn a_lock_goes_before_pages_that_cannot_be_had() {
     for (seed, size, touched_again) in [(1u64, 2 * PAGE, false), (2, 300, false), (3, 3 * PAGE, true), (4, 0, false)] {
@@ -115,7 +115,7 @@ fn a_lock_goes_before_pages_that_cannot_be_had() {
             fb.file.signal.notify();
             assert!(c.env.now() < before + Duration::from_millis(500), "took {:?}", c.env.now().since(before));
             assert_eq!(b.mount.stats.of(Count::PagesLeft).1, 1);
-            // The page that is read anew may wait for its lock until all others are taken back. Of an empty file
+            // The page that is read anew may wait for its lock until all others are invalidated. Of an empty file
             // nothing is written back.
             let stores = u64::from(size > 0) + u64::from(touched_again);
             let is_over = || !fb.file.pages.is_taking() && kernel.written.load(SeqCst) == stores;
@@ -158,10 +158,10 @@ impl KernelPages for Reading {
     }
 }
 
-/// Goal: while pages of a file are taken back, a read of bytes that another mount has written, and keeps, is answered
-/// with these; and what is taken back does not wait for that read, whose lock may have to wait for it. Method: a mount
-/// with dirty bytes keeps its lock until the other one has taken its pages back; that one's kernel gives no page back
-/// where it reads.
+/// Goal: while pages of a file are invalidated, a read of bytes that another mount has written, and keeps, returns
+/// these; and the invalidation does not wait for that read, whose lock may have to wait for it. Method: a mount with
+/// dirty bytes keeps its lock until the other one has invalidated its pages; that one's kernel drops no page where it
+/// reads.
 #[test]
 fn reads_while_pages_are_taken_back_show_what_others_have() {
     in_cluster(5, async |c| {

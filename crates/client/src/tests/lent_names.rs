@@ -1,4 +1,5 @@
-//! Names that a front end keeps under tokens: when they are lent, and who waits until they are back.
+//! Names under a timeout that a front end keeps under tokens: when they get one, and which operations wait for their
+//! invalidation.
 
 use super::sharing::{Cluster, calls, in_cluster, lookup, root};
 use crate::api::{KernelPages, LentName, NameShows, OpenFlags};
@@ -50,9 +51,9 @@ fn directory(n: &str, ino: Ino) -> LentName {
     name(n, NameShows::Directory(ino))
 }
 
-/// Goal: a name is lent as long as its token is held; another mount's change of it is answered, and an own change sent,
-/// when the front end has given it back, and not before; then it rests. Method: two mounts, a front end that gives back
-/// when the test says so.
+/// Goal: a name has a timeout as long as its token is held; another mount's change of it is answered, and an own change
+/// sent, when the front end has invalidated it, and not before; then it gets none for a while. Method: two mounts, a
+/// front end that invalidates when the test tells it.
 #[test]
 fn changes_wait_until_a_name_is_back() {
     in_cluster(21, async |c| {
@@ -127,9 +128,9 @@ async fn waits_for(c: &Cluster, front: &Front, lent: LentName, change: impl Futu
     futures_util::join!(change, give);
 }
 
-/// Goal: names of files and names that are not there are lent as those of directories, each while a token shows just
-/// that; whoever makes such a name, or takes it away, waits until it is back. Method: two mounts, one file with two
-/// names and one name that is not there; the front end gives back when the test says so.
+/// Goal: names of files and absent names get a timeout as those of directories do, each while a token shows just that;
+/// an operation that makes or removes such a name waits until it is invalidated. Method: two mounts, one file with two
+/// names and one absent name; the front end invalidates when the test tells it.
 #[test]
 fn files_and_absent_names_are_lent() {
     in_cluster(23, async |c| {
@@ -169,8 +170,8 @@ fn files_and_absent_names_are_lent() {
     });
 }
 
-/// Goal: when tokens are lost the front end gives back what it has, and a mount that is alone lends no names under
-/// tokens. Method: the other mount leaves while a name is lent.
+/// Goal: when tokens are lost the front end invalidates its names, and a mount in sole mode gives no timeouts under
+/// tokens. Method: the other mount leaves while a name has a timeout.
 #[test]
 fn names_go_with_the_rule() {
     in_cluster(22, async |c| {

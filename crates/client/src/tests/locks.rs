@@ -1,4 +1,4 @@
-//! Locks as open files ask for them: groups, lock-ahead, exact locks, age, cancels, and the deadlocks that must not be.
+//! Locks as open files request them: groups, lock-ahead, exact locks, age, cancels, and the deadlocks that must not be.
 
 use super::sharing::*;
 use crate::api::{Hints, OpenFlags};
@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What an operation has come to.
+/// The result of an operation so far.
 type Outcome<T> = Rc<RefCell<Option<Result<T>>>>;
 
 fn soon<T: Send + 'static>(c: &Cluster, op: Pending<T>) -> Outcome<T> {
@@ -58,9 +58,9 @@ async fn truncate(client: &Client, file: &OpenFile, size: u64) {
     client.setattr(&root(), file.ino(), set, None).await.expect("a size");
 }
 
-/// Goal: while a group has a file, I/O of strangers waits, on other mounts and on this one; members go on, stat does
-/// not wait and knows the end, what members wrote is there for everybody afterwards, and what was cached before is not
-/// used after (sanityn 107). Method: two members on two mounts, a stranger on each of them and on a third.
+/// Goal: while a group has a file, I/O of strangers waits, on other mounts and on this one; members continue, stat does
+/// not wait and knows the end, bytes written by members are there for everybody afterwards, and earlier cached data is
+/// not used after (sanityn 107). Method: two members on two mounts, a stranger on each of them and on a third.
 #[test]
 fn a_group_keeps_others_out() {
     for seed in 0..4 {
@@ -111,8 +111,8 @@ fn a_group_keeps_others_out() {
 }
 
 /// Goal: group after group on one file, also by several open files of one mount, each seeing what the one before wrote;
-/// none is lost. Method: two mounts with two open files each count a number up under groups of their own, by turns that
-/// nobody arranges.
+/// none is lost. Method: two mounts with two open files each increment a number under groups of their own, in an order
+/// that is not arranged.
 #[test]
 fn groups_take_turns() {
     in_cluster(210, async |c| {
@@ -141,9 +141,9 @@ fn groups_take_turns() {
     });
 }
 
-/// Goal: what a lock-ahead meets (255c): granted just as asked, the same again, another one that covers it, somebody in
-/// the way; with and without growth; bad input. And sizes are right with such locks (sanityn 16e, 103). Method: two
-/// mounts, counters and answers.
+/// Goal: the results of a lock-ahead (255c): granted exactly as requested, the same again, another one that covers it,
+/// a conflicting holder; with and without growth; bad input. And sizes are right with such locks (sanityn 16e, 103).
+/// Method: two mounts, counters and answers.
 #[test]
 fn lock_ahead_and_exact_locks() {
     in_cluster(220, async |c| {
@@ -182,7 +182,7 @@ fn lock_ahead_and_exact_locks() {
         write(&a, &fa, 2 << 20, &[3; 100]).await;
         assert_eq!(b.getattr(&root(), fb.ino()).await.map(|x| x.size), Ok((2 << 20) + 100));
         assert_eq!(locked(&a, Count::LockEnqueue) + locked(&b, Count::LockEnqueue), before, "no further lock");
-        // Without growth strided writers leave each other alone.
+        // Without growth strided writers do not conflict.
         let callbacks = locked(&a, Count::LockCallback) + locked(&b, Count::LockCallback);
         fa.set_no_expand(true);
         fb.set_no_expand(true);
@@ -198,7 +198,7 @@ fn lock_ahead_and_exact_locks() {
     });
 }
 
-/// Makes mounts give back all locks by their age.
+/// Makes mounts return all locks by their age.
 async fn drop_locks(c: &Cluster, clients: [&Client; 2]) {
     for client in clients {
         client.mount.tunables.set("locks.max_age_s", "1").unwrap();
@@ -237,14 +237,14 @@ fn locks_age_unless_they_are_used() {
         assert_eq!(locked(&a, Count::LockEnqueue), asked, "the one in use was not asked for again");
         let (messages, locks) = a.mount.stats.of(Count::LockCancel);
         assert_eq!((locks, messages), (locks, locked(&a, Count::LockCancelMessages)));
-        // What was given back when the mounts met is counted as well.
+        // Locks returned when the mounts met are counted as well.
         assert!(messages < locks, "{messages} messages, {locks} locks");
         assert_eq!(read(&b, &open(&b, "y", OpenFlags::READ).await, 0, 10).await, [5; 10], "it was written back");
     });
 }
 
-/// Goal: a removed file leaves no locks behind, which the server hears with others, and what is open keeps its own.
-/// Method: files that are written, synced, closed and removed, one of them while it is open, one by a rename over it.
+/// Goal: a removed file leaves no locks behind, whose return travels with others, and open files keep theirs. Method:
+/// files that are written, synced, closed and removed, one of them while it is open, one by a rename over it.
 #[test]
 fn locks_of_removed_files_go_back() {
     in_cluster(212, async |c| {

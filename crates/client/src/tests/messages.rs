@@ -1,4 +1,4 @@
-//! How many messages and locks requests cost, by size and way: what others check with a watch is counted here.
+//! The number of messages and locks of requests, by size and way, as exact counts.
 
 use super::policy::{io, read, sent, write};
 use super::sharing::{self, in_cluster, root};
@@ -127,9 +127,9 @@ fn a_request_is_one_message() {
     w.check_clean();
 }
 
-/// Goal: a direct write or read whose place is known takes no lock; a direct append takes one, on the object that has
-/// the end, and keeps it for the next ones (sanity 398a). Method: two mounts, so that locks matter; one object, made by
-/// the other mount; locks asked for, and what lies in the file in the end.
+/// Goal: a direct write or read at a known offset takes no lock; a direct append takes one, on the object that has the
+/// end, and keeps it for the next ones (sanity 398a). Method: two mounts, so that locks matter; one object, made by the
+/// other mount; requested locks, and the bytes of the file in the end.
 #[test]
 fn a_direct_append_takes_one_lock() {
     in_cluster(231, async |c| {
@@ -158,9 +158,9 @@ fn a_direct_append_takes_one_lock() {
     });
 }
 
-/// Goal: a program that looks for data and holes in turn asks each object once for many of them, and what it is told
-/// follows every change of the file. Method: 400 runs of one block; all pairs, counted; then a write, a hole and a cut
-/// in between, after each of which all pairs are right.
+/// Goal: a program that looks for data and holes in turn sends one request to each object for many of them, and its
+/// results follow every change of the file. Method: 400 runs of one block; all pairs, counted; then a write, a hole and
+/// a truncate in between, after each of which all pairs are right.
 #[test]
 fn data_and_holes_are_asked_for_once() {
     let mut w = World::new(1, &[]);
@@ -210,9 +210,9 @@ fn data_and_holes_are_asked_for_once() {
     w.check_clean();
 }
 
-/// Goal: a mount that appends to a file which nobody else uses asks for its end once, and then for nothing as long as
-/// it keeps the locks; what another mount appends or cuts in between counts. Method: two mounts, appends through the
-/// cache of one; messages about the file; then appends and cuts in turns.
+/// Goal: a mount that appends to a file without other users requests its end once, and then nothing as long as it keeps
+/// the locks; appends and truncates of another mount in between are seen. Method: two mounts, appends through the cache
+/// of one; messages about the file; then appends and truncates in turn.
 #[test]
 fn appends_ask_for_the_end_once() {
     in_cluster(232, async |c| {

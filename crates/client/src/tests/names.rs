@@ -5,7 +5,7 @@ use crate::api::{Ctx, OpenFlags, StatFs};
 use amphi_types::{Cred, Errno, Ino, Kind, Pattern};
 use amphi_wire::{RenameMode, XattrMode};
 
-/// Goal: names work end to end, `.` and `..` included. Method: a story.
+/// Goal: names work end to end, `.` and `..` included. Method: a sequence of steps.
 #[test]
 fn a_story_of_names() {
     let mut w = World::new(1, &[]);

@@ -1,4 +1,4 @@
-//! A tree that another mount has written is walked over: what the one that wrote it has to give back travels together.
+//! A walk over a tree that another mount has written: locks and tokens of the writer are returned together.
 
 use super::cluster::{Cluster, create, dir_on, in_cluster, read, root, write};
 use crate::Client;
@@ -49,9 +49,9 @@ fn counted(client: &Client, count: Count) -> u64 {
     client.mount.stats.of(count).0
 }
 
-/// Goal: a walk over many files that another mount has just written, or wrote a while ago, takes one message for many
-/// from it, in one large directory and in many small ones, also if that one has just read it all, and keeps its opens.
-/// Method: two mounts; what the first one is asked for and what it answers is counted while the second one reads
+/// Goal: a walk over many files that another mount has just written, or wrote a while ago, needs one message for many
+/// from that mount, in one large directory and in many small ones, also if that mount has just read it all, and keeps
+/// its opens. Method: two mounts; callbacks to the first one and its answers are counted while the second one reads
 /// everything.
 #[test]
 fn a_tree_of_another_mount() {

@@ -14,7 +14,7 @@ async fn make(client: &Client, dir: Ino, name: &str) -> Ino {
     client.create(&root(), dir, name.as_bytes(), 0o644, OpenFlags::WRITE).await.expect("create").attr.ino
 }
 
-/// What a look-up says, and how many messages it costs.
+/// The result of a look-up, and the number of its messages.
 async fn look(client: &Client, ctx: &Ctx, dir: Ino, name: &str) -> (Result<Ino, Errno>, u64) {
     let before = calls(client);
     let found = client.lookup(ctx, dir, name.as_bytes()).await.map(|attr| attr.ino);
@@ -23,8 +23,9 @@ async fn look(client: &Client, ctx: &Ctx, dir: Ino, name: &str) -> (Result<Ino, 
 
 const ABSENT: (Result<Ino, Errno>, u64) = (Err(Errno::NoEnt), 0);
 
-/// Goal: alone, a name that was never made in a directory of this mount's own costs no message; whatever may have made
-/// it does, and is found; so do names in other directories. Method: each way to make a name, then look-ups.
+/// Goal: in sole mode, a name that was never made in a directory that this mount made costs no message; after any
+/// operation that may have made it, a message is sent and the name found; so do names in other directories. Method:
+/// each way to make a name, then look-ups.
 #[test]
 fn alone_absent_names_are_known() {
     for servers in [1, 2] {
@@ -63,7 +64,8 @@ fn alone_absent_names_are_known() {
     }
 }
 
-/// Goal: who may not search the directory is refused, who may is answered. Method: a user, before and after chmod.
+/// Goal: a user who may not search the directory is refused, one who may gets the answer. Method: a user, before and
+/// after chmod.
 #[test]
 fn permission_comes_first() {
     in_cluster(21, 1, async |c| {
@@ -78,8 +80,8 @@ fn permission_comes_first() {
     });
 }
 
-/// Goal: once another mount is there it counts what it makes, also in directories from before and after it has left.
-/// Method: a second mount makes names between look-ups of the first.
+/// Goal: once another mount exists the names that it makes are seen, also in directories from before and after it has
+/// left. Method: a second mount makes names between look-ups of the first.
 #[test]
 fn others_end_it() {
     in_cluster(22, 1, async |c| {

@@ -21,7 +21,7 @@ const FOR_PAGES: Hints = Hints {
 };
 const WRITE_BACK: Hints = Hints { for_pages: false, write_back: true, ..FOR_PAGES };
 
-/// A kernel with one page of a file, in which somebody changes bytes.
+/// A kernel with one page of a file, in which a program changes bytes.
 struct OnePage {
     client: Client,
     file: Arc<OpenFile>,
@@ -94,7 +94,7 @@ impl KernelPages for Dropper {
 
 /// Goal: a store to a page beside a `write` to the same page loses neither (docs/SEMANTICS.md, Mappings): the page,
 /// read before the write, is written back after it. A page that is read anew before the write has returned is written
-/// back whole. Method: a kernel of one page; alone and beside another mount; through the cache and past it.
+/// back whole. Method: a kernel of one page; in sole mode and beside another mount; through the cache and past it.
 #[test]
 fn a_page_that_was_read_before_takes_no_write_back() {
     for (seed, sharing, direct, touched_again) in [
@@ -129,7 +129,7 @@ fn a_page_that_was_read_before_takes_no_write_back() {
             page.page.lock().clear();
             let drops = page.drops.load(SeqCst);
             if !touched_again {
-                // Nobody has read the page since.
+                // The page was not read since.
                 write(&a, &f, 100, b"x").await;
                 assert_eq!(page.drops.load(SeqCst), drops, "nothing is dropped that was not read");
             }

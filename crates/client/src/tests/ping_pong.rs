@@ -24,8 +24,8 @@ fn count(client: &Client, way: Way, reason: Reason) -> u64 {
     client.mount.stats.io_of(way, reason).0
 }
 
-/// Both write records side by side, one a millisecond, until one goes direct. Returns how many went through their
-/// caches, and whether one did.
+/// Both write records side by side, one a millisecond, until one goes direct. Returns how many records went through
+/// their caches, and whether one went direct.
 async fn ping_pong(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
     let fa = create(a, Ino::ROOT, "f").await;
     let fb = open(b, Ino::ROOT, "f").await;

@@ -98,6 +98,22 @@ fn a_large_write_returns_early() {
     w.check_clean();
 }
 
+/// Goal: a large write that is to be stable when it returns waits until it is, however its file was opened (Promise
+/// S10). Method: one with the flag of `RWF_DSYNC` beside a plain one.
+#[test]
+fn a_stable_write_waits() {
+    let mut w = World::new(2, &[]);
+    let file = spread(&mut w, OpenFlags::READ_WRITE);
+    assert!(begin(&w, &file, 8 * MIB, b'a', Hints::default()).1);
+    let (stable, done) = begin(&w, &file, 10 * MIB, b'b', Hints { stable: true, ..Hints::default() });
+    assert!(!done, "it returns when it is stable");
+    let syncs = sent(&w, "Sync");
+    assert_eq!(w.run(stable), Ok(2 << 20));
+    assert!(sent(&w, "Sync") > syncs && w.server.contents(file.ino()).len() as u64 == 12 * MIB);
+    drop(file);
+    w.check_clean();
+}
+
 /// Goal: whoever waits for what is written, dirty, under way or both, does not wait for what is written meanwhile; all
 /// that was written before is there then (Promise S10). Method: a stream through the cache and one past it go on
 /// without end, beside `fsync`, `sync`, a close and a change of times of the same file.
@@ -159,7 +175,7 @@ fn a_stream_keeps_nobody_waiting() {
 }
 
 /// Goal: where a target may be full, a write waits for its answer (Promise S15), from the first one on. Method: a
-/// server that says so for a while, and a file on targets that have not been heard of.
+/// server that reports this for a while, and a file on targets without a report yet.
 #[test]
 fn a_target_that_may_be_full_is_waited_for() {
     let mut w = World::new(4, &[]);
@@ -196,9 +212,10 @@ fn blocks(file: &OpenFile, at: u64) -> BTreeMap<TargetId, u64> {
     blocks
 }
 
-/// Goal: a write returns early only if its targets have granted room for all of its blocks beside what is on its way:
-/// nobody could be told later (Promise S15). Method: a server that calls its targets roomy, and grants nothing, as much
-/// as one write needs, and one block less than one needs that begins and ends inside of blocks.
+/// Goal: a write returns early only if its targets have granted space for all of its blocks beside the writes under
+/// way: a later error could not be reported (Promise S15). Method: a server that reports ample space on its targets,
+/// and grants nothing, as much as one write needs, and one block less than one needs that begins and ends inside of
+/// blocks.
 #[test]
 fn what_has_no_room_set_aside_is_waited_for() {
     let mut w = World::new(9, &[]);
@@ -245,8 +262,8 @@ fn what_has_no_room_set_aside_is_waited_for() {
     w.check_clean();
 }
 
-/// Goal: who asked for more than that gets it: `O_DIRECT`, `O_SYNC`, appends; and the switch turns it off. Method: one
-/// write each that must not return without an answer.
+/// Goal: stricter writes wait for their answer: `O_DIRECT`, `O_SYNC`, appends; and the switch turns early returns off.
+/// Method: one write each that must not return without an answer.
 #[test]
 fn strict_writes_wait() {
     let plain = OpenFlags::READ_WRITE;
@@ -351,8 +368,8 @@ fn what_follows_comes_behind() {
     }
 }
 
-/// Goal: a mount that comes while writes are on their way sees all of them (Promise S1). Method: large writes that have
-/// returned, then another mount reads; the size is asked for first.
+/// Goal: a mount that is admitted while writes are on their way sees all of them (Promise S1). Method: large writes
+/// that have returned, then another mount reads; the size is requested first.
 #[test]
 fn company_sees_what_was_on_its_way() {
     for seed in 0..6 {
@@ -377,9 +394,9 @@ fn company_sees_what_was_on_its_way() {
     }
 }
 
-/// Goal: among several mounts a large write that has returned is seen by the other one as if it had landed: its bytes,
-/// size and time, and what is written there after it stays (Promises S1, S2). Method: two mounts write large pieces in
-/// turn, each over the end of the other's, and look at all of it.
+/// Goal: among several mounts the other one sees a completed large write as if it had landed: its bytes, size and time,
+/// and a later write there stays (Promises S1, S2). Method: two mounts write large pieces in turn, each over the end of
+/// the other's, and read all of it.
 #[test]
 fn company_waits_for_what_is_on_its_way() {
     for seed in 0..8 {
@@ -412,10 +429,9 @@ fn company_waits_for_what_is_on_its_way() {
     }
 }
 
-/// Goal: on a contended file a write that has returned is seen by the other mounts (Promise S1), its lock came before
-/// it and goes back with others, before anybody asks for it. Method: two mounts write every
-/// second record of a file in turn, and read what the other one wrote; the records share blocks and lie on several
-/// objects.
+/// Goal: on a contended file the other mounts see a completed write (Promise S1), its lock is requested before it and
+/// returned together with others, before a callback. Method: two mounts write every second record of a file in turn,
+/// and read the records of the other one; the records share blocks and lie on several objects.
 #[test]
 fn records_of_a_contended_file() {
     for (seed, ahead) in [(0, "8"), (1, "8"), (2, "0")] {
@@ -448,7 +464,8 @@ fn records_of_a_contended_file() {
             assert!(went > 20, "seed {seed}: {went} records went direct");
             assert!(counted(Count::Pipelined) > 0, "seed {seed}");
             assert_eq!(counted(Count::LockAheadGranted) > 0, ahead != "0", "seed {seed}");
-            // A second later what is given back has left; ahead are at most 8 records, a few of them on two objects.
+            // A second later the returned locks have been sent; ahead are at most 8 records, a few of them on two
+            // objects.
             c.env.sleep(Duration::from_secs(3)).await;
             let held = b.mount.coherence.locks.held();
             assert!(held <= 16, "seed {seed}: {held} locks are still held");

@@ -1,4 +1,4 @@
-//! Which way requests go, what is sent for them, and what is counted.
+//! The way of requests, their messages, and their counters.
 
 use super::world::World;
 use crate::api::{Ctx, Hints, OpenFlags};
@@ -39,8 +39,8 @@ pub(super) fn sent(w: &World, name: &str) -> usize {
     w.server.log.iter().filter(|l| *l == name).count()
 }
 
-/// Goal: the memory of a buffered write of just one unit stays in the cache, by both ways in, and nothing else does;
-/// what was lent of the unit before stays as it was, and the server gets what was written last. Method: addresses of
+/// Goal: the memory of a buffered write of just one unit stays in the cache, by both ways in, and no other memory does;
+/// lent memory of the former unit is unchanged, and the server gets the last written bytes. Method: addresses of
 /// memory, and the counter.
 #[test]
 fn whole_units_keep_their_memory() {
@@ -62,7 +62,7 @@ fn whole_units_keep_their_memory() {
     assert_eq!(w.run(op), Ok(UNIT_BYTES));
     assert_eq!(adopted(&w), 1);
     assert_eq!(lend(&w, at)[0].as_ptr(), first);
-    // The quick way: an exchange while nobody borrows it.
+    // The quick way: an exchange while it has no borrower.
     let mut unit = unit_of(2);
     let second = unit.as_ptr();
     assert_eq!(w.client.try_write_buf(&ctx, &file, at, &mut unit, hints), Some(UNIT_BYTES));
@@ -132,9 +132,9 @@ fn cold_units_are_written_in_place() {
     w.client.mount.cache.check();
 }
 
-/// Goal: chunks that were written in one call, or in the course of a long stream, leave as they lie, and so do units
-/// that were given away; what arrives is what was written. Method: a chunk at once, a stream of quarters behind it, a
-/// chunk that is given away; counters, and what the server has.
+/// Goal: chunks that were written in one call, or in the course of a long stream, are sent without a copy, and so are
+/// adopted units; the written bytes arrive. Method: a chunk at once, a stream of quarters behind it, a chunk that is
+/// adopted; counters, and the bytes on the server.
 #[test]
 fn whole_chunks_leave_without_a_copy() {
     const QUARTER: usize = 256 << 10;
@@ -163,7 +163,7 @@ fn whole_chunks_leave_without_a_copy() {
     let op = w.client.fsync(&ctx, &file, false);
     w.run(op).unwrap();
     let of = |count: Count| w.client.mount.stats.of(count).1;
-    // Of the stream what comes behind 4 MiB of the file.
+    // The part of the stream behind 4 MiB of the file.
     let lent = (1 + 3 + 1) << 20;
     assert_eq!((of(Count::WriteBack), of(Count::WriteBackLent)), ((7 << 20) + QUARTER as u64, lent));
     let op = w.client.read(&ctx, &file, 0, 8 << 20, Hints { direct: true, ..hints });
@@ -251,13 +251,13 @@ fn requests_of_small_files() {
         for (name, n) in singles.into_iter().chain([("WriteBatch", together)]) {
             assert_eq!(sent(&w, name), n, "{name} with batches {batch}");
         }
-        // Where the writes leave one by one the closes do not fall due together.
+        // Where the writes are sent one by one the closes do not fall due together.
         let closes = (sent(&w, "Close"), sent(&w, "CloseBatch"));
         assert!(closes == (0, 1) || batch == "off" && closes.0 + closes.1 < 10, "{closes:?} with batches {batch}");
     }
 }
 
-/// Goal: what is dirty in a file without a name is never written, once nobody has it open. Method: write and close,
+/// Goal: dirty data of a file without a name is never written, once it is not open any more. Method: write and close,
 /// then unlink; the same with an open, which still finds its bytes until it is closed.
 #[test]
 fn nameless_files_are_not_written() {
@@ -277,8 +277,8 @@ fn nameless_files_are_not_written() {
     assert_eq!((sent(&w, "Discard"), sent(&w, "Close"), sent(&w, "Write")), (2, 0, 0));
 }
 
-/// Goal: the cache holds nothing of a file that nobody here can come to any more. Method: files that were written back
-/// or read, which are unlinked, replaced by a rename, or unlinked while they are open and closed then.
+/// Goal: the cache holds no data of a file that no program here can reach any more. Method: files that were written
+/// back or read, which are unlinked, replaced by a rename, or unlinked while they are open and closed then.
 #[test]
 fn the_cache_holds_nothing_of_removed_files() {
     let mut w = World::new(1, &[]);
@@ -313,7 +313,7 @@ fn the_cache_holds_nothing_of_removed_files() {
     w.check_clean();
 }
 
-/// Goal: what a read was lent stays as it was, and later reads see the write. Method: lend over two units, write into
+/// Goal: memory lent to a read stays unchanged, and later reads see the write. Method: lend over two units, write into
 /// both.
 #[test]
 fn loans_do_not_change() {
@@ -398,9 +398,8 @@ fn write_back_by_size_and_age() {
     w.check_clean();
 }
 
-/// Goal: a file that is not read again goes direct in the window, with probes (H5), also while all that is asked for
-/// was read ahead. Method: stream a file through a small cache in requests of the window, without read-ahead and with
-/// it.
+/// Goal: a file that is not read again goes direct in the window, with probes (H5), also while all reads were
+/// prefetched. Method: stream a file through a small cache in requests of the window, without read-ahead and with it.
 #[test]
 fn files_without_locality_go_direct() {
     for ahead in ["0", "64M"] {
@@ -447,9 +446,9 @@ fn locks_outlive_files() {
     w.check_clean();
 }
 
-/// Goal: a program that waits for a few bytes does not wait for all that a stream has left in the cache before; the
-/// stream's bytes follow. Method: much more than may be under way, then a small file that is synced; what was written
-/// back until then.
+/// Goal: a program that waits for a few bytes does not wait for all bytes that a stream has left in the cache before;
+/// the stream's bytes follow. Method: much more than may be under way, then a small file that is synced; the bytes
+/// written back until then.
 #[test]
 fn a_sync_goes_before_what_streams_left_behind() {
     for seed in 0..20 {

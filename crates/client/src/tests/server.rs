@@ -1,4 +1,5 @@
-//! A reference server: plain maps and vectors, no disk, no threads. It checks what a client must never do.
+//! A reference server: plain maps and vectors, no disk, no threads. It checks the rules that a client must never
+//! violate.
 
 use amphi_env::Buf;
 use amphi_types::{
@@ -36,14 +37,14 @@ pub(crate) struct Server {
     pub(crate) refuse_writes: Vec<(u64, Errno)>,
     /// Bytes that cannot be read.
     pub(crate) damaged: Vec<ByteRange>,
-    /// Files whose next part of a batch is to come alone.
+    /// Files whose next part of a batch is to be sent alone.
     pub(crate) alone: std::collections::BTreeSet<Ino>,
     pub(crate) contended: bool,
-    /// Requests of this name alone are told so.
+    /// Only requests of this name get that report.
     pub(crate) contended_only: Option<&'static str>,
     /// Blocks that its targets grant.
     pub(crate) grant_blocks: u64,
-    /// Its targets have little room.
+    /// Its targets have little space.
     pub(crate) is_tight: bool,
     /// Files whose locks others keep: not to be had ahead, once.
     pub(crate) kept_elsewhere: std::collections::BTreeSet<Ino>,
@@ -53,7 +54,7 @@ pub(crate) struct Server {
     pub(crate) runs_max: usize,
     pub(crate) clock_ns: u64,
     pub(crate) file_locks: super::file_locks::Desk,
-    /// What was set of its tunables.
+    /// The values set for its tunables.
     pub(crate) tuned: BTreeMap<String, String>,
     next: u64,
 }

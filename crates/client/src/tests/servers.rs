@@ -1,4 +1,5 @@
-//! Several servers: which connections are opened when, what goes where, what a server that is down holds up.
+//! Several servers: which connections are opened when, which request goes to which server, what a server that is down
+//! delays.
 //!
 //! Each server answers for its own targets only; behind them is one reference server.
 
@@ -33,8 +34,8 @@ struct Shared {
     represented: RefCell<Vec<(usize, TargetId)>>,
     /// Servers that bytes were written to.
     written: RefCell<Vec<usize>>,
-    /// Mount sessions that the master has begun, what it says of their number beyond that, and how long it takes to say
-    /// that it has begun one.
+    /// Mount sessions that the master has begun, its reported number of mounts beyond that, and how long its answer
+    /// takes when it has begun one.
     begun: Cell<u64>,
     others: Cell<u64>,
     pause: Cell<Duration>,
@@ -128,6 +129,7 @@ impl Handler for Served {
             mounts: self.shared.begun.get() + self.shared.others.get(),
             links: self.shared.links.get().min(hello.links),
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
     fn connected(&self, _: Guest, _: &Peer) {}
@@ -272,8 +274,8 @@ async fn check(client: &Client, name: &str, seed: u8) {
 }
 
 /// Goal: any server leads to the master, which admits the session; others are connected to on first use; a server that
-/// is down holds up its own targets only, and fails their calls after the bound; after a restart it alone is told what
-/// is held. Method: three servers in the simulated world, of which one is killed and started again twice.
+/// is down delays its own targets only, and fails their calls after the bound; after a restart the mount presents its
+/// state to it alone. Method: three servers in the simulated world, of which one is killed and started again twice.
 #[test]
 fn each_server_has_its_own_connection() {
     let sim = Rc::new(Sim::new(7, Default::default()));
@@ -321,10 +323,10 @@ fn each_server_has_its_own_connection() {
     .expect("the simulation ends");
 }
 
-/// Goal: a mount has as many connections to each server as the server says, sends the requests for a target by one of
-/// them, always the same, and presents there what it holds after a restart; where a server lets none but the first in,
-/// or the mount may open no other, everything goes by that; the goodbye comes last. Method: one and two servers that
-/// say 1 to 4; writes over all targets, a restart of each server, writes again.
+/// Goal: a mount has as many connections to each server as the server offers, sends the requests for a target by one of
+/// them, always the same, and presents its state of that target there after a restart; where a server admits none but
+/// the first, or the mount may open no other, all requests use that; the goodbye is sent last. Method: one and two
+/// servers that offer 1 to 4; writes over all targets, a restart of each server, writes again.
 #[test]
 fn each_worker_has_its_own_connection() {
     let one: &[&[u16]] = &[&[0, 1, 2, 3]];
@@ -372,11 +374,11 @@ fn each_worker_has_its_own_connection() {
     }
 }
 
-/// Goal: where a session has ended and begun anew, nothing of what it had before reaches a server until the master has
-/// said that the mount may go on, and nothing at all if it may not (Promise S22), also where that word was lost on its
-/// way. Method: all servers forget the session of a mount with dirty bytes, the master takes a while to welcome it
-/// again, and somebody else has come in between, or nobody; the connection breaks meanwhile, so that the next welcome
-/// is of a session that the master knows, or not.
+/// Goal: where a session has ended and begun anew, none of its former state reaches a server until the master has
+/// permitted the mount to continue, and never if it does not (Promise S22), also where that answer was lost on its way.
+/// Method: all servers forget the session of a mount with dirty bytes, the master takes a while to welcome it again,
+/// and another mount was admitted in between, or none; the connection breaks meanwhile, so that the next welcome is of
+/// a session that the master knows, or not.
 #[test]
 fn a_session_begun_anew_waits_for_the_master() {
     for (disturbed, lost) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -428,8 +430,8 @@ fn a_session_begun_anew_waits_for_the_master() {
     }
 }
 
-/// Goal: a call to a target that the mount's map does not have makes it ask for the map; a server that is not there yet
-/// is waited for. Method: a fourth target joins unannounced while a file with stripes on it is written.
+/// Goal: a call to a target that the mount's map does not have makes it request the map; it waits for a server that is
+/// not there yet. Method: a fourth target joins unannounced while a file with stripes on it is written.
 #[test]
 fn a_growing_cluster_is_followed() {
     let sim = Rc::new(Sim::new(11, Default::default()));
@@ -466,7 +468,7 @@ fn a_growing_cluster_is_followed() {
     .expect("the simulation ends");
 }
 
-/// Goal: who cannot be reached at any address is told what was wrong with each. Method: two wrong addresses.
+/// Goal: the error of a mount that can be connected to no address names the fault of each. Method: two wrong addresses.
 #[test]
 fn every_address_is_named() {
     let sim = Rc::new(Sim::new(3, Default::default()));

@@ -101,7 +101,7 @@ impl Cluster {
         client
     }
 
-    /// The file system below the server's zones has so many bytes left.
+    /// The file system below the server's zones has this many bytes left.
     pub(super) fn set_room(&self, bytes: Option<u64>) {
         self.sim.set_room("server", bytes);
     }
@@ -158,9 +158,9 @@ pub(super) fn calls(client: &Client) -> u64 {
     client.mount.stats.of(Count::Calls).1
 }
 
-/// Goal: a mount that was alone for long, and so has noted nothing of its server, uses the tokens that it is granted in
-/// company, also if it reads and writes no file. Method: a minute alone, another mount; names and attributes twice,
-/// counting messages; a change elsewhere is seen.
+/// Goal: a mount that was in sole mode for long, and so has recorded nothing of its server, uses the tokens that it is
+/// granted in shared mode, also if it reads and writes no file. Method: a minute in sole mode, another mount; names and
+/// attributes twice, counting messages; a change by the other mount is seen.
 #[test]
 fn tokens_count_behind_a_long_time_alone() {
     in_cluster(7, async |c| {
@@ -219,8 +219,8 @@ fn names_and_attributes_are_cached_and_revoked() {
     });
 }
 
-/// Goal: a cached name is not shown to who may not search the directory. Method: a directory of root with mode 700,
-/// warmed by root, asked by somebody else.
+/// Goal: a cached name is not shown to a user who may not search the directory. Method: a directory of root with mode
+/// 700, cached by root, requested by another user.
 #[test]
 fn a_cached_name_needs_permission() {
     in_cluster(2, async |c| {
@@ -244,8 +244,8 @@ fn a_cached_name_needs_permission() {
     });
 }
 
-/// Goal: bytes written here are read there, buffered on both sides; a cut elsewhere is seen by reads and sizes at once
-/// (Promises S1, S3). Method: write, read, cut and write again in turn, small and large, with warm caches.
+/// Goal: bytes written here are read there, buffered on both sides; another mount's truncate is seen by reads and sizes
+/// at once (Promises S1, S3). Method: write, read, truncate and write again in turn, small and large, with warm caches.
 #[test]
 fn data_goes_back_and_forth() {
     in_cluster(3, async |c| {
@@ -311,7 +311,7 @@ fn appends_of_two_mounts_land_whole() {
     }
 }
 
-/// Goal: a write is one event for another mount's read, whichever way each goes (Promise S2). Method: one mount writes
+/// Goal: a write is one event for another mount's read, by either way of each (Promise S2). Method: one mount writes
 /// the same range with changing letters, over several objects, in one call each; the other reads all of it: one letter.
 #[test]
 fn a_write_is_one_event_elsewhere() {
@@ -342,9 +342,9 @@ fn a_write_is_one_event_elsewhere() {
     }
 }
 
-/// Goal: a second mount is let in only after nothing lent alone is used any more; alone again, the remaining mount may
-/// lend, and knows what the other one did. Method: a loan held by hand delays the second mount; then it writes and
-/// leaves.
+/// Goal: a second mount is admitted only after no loan from sole mode is used any more; back in sole mode, the
+/// remaining mount may give loans, and sees the changes of the other one. Method: a loan held by hand delays the second
+/// mount; then it writes and leaves.
 #[test]
 fn company_comes_and_goes() {
     in_cluster(7, async |c| {
@@ -428,7 +428,7 @@ impl KernelPages for OnePage {
                 assert_eq!(client.write(&root(), &file, 0, Buf::copy_of(&bytes), hints).await, Ok(bytes.len()));
             }
             if drops.fetch_add(1, SeqCst) < 2 {
-                // Somebody touches it once more meanwhile, and the kernel waits for that read.
+                // A read touches it once more meanwhile, and the kernel waits for that read.
                 let hints = Hints { for_pages: true, ..Hints::default() };
                 client.read(&root(), &file, 0, 4096, hints).await.expect("a page is read while it is being dropped");
             }

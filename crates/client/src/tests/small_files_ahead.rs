@@ -113,8 +113,8 @@ fn files_in_order_travel_together() {
     }
 }
 
-/// Goal: nobody has to list the directory: after some files of it were looked up and opened, its names are asked for.
-/// Method: files are looked up first, as by `stat`, then opened by their inodes.
+/// Goal: no listing of the directory is needed: after some files of it were looked up and opened, the mount requests
+/// its names. Method: files are looked up first, as by `stat`, then opened by their inodes.
 #[test]
 fn names_are_asked_for() {
     let mut w = World::new(2, &[]);
@@ -161,7 +161,7 @@ fn started(w: &mut World, count: usize) -> Vec<(String, Ino)> {
 }
 
 /// Goal: what the server has checked for one caller serves no other (permission). Method: the super-user reads in
-/// order; a user whom the server refuses asks for files that were opened ahead.
+/// order; a user whom the server refuses requests files that were opened ahead.
 #[test]
 fn others_are_checked_by_the_server() {
     let mut w = World::new(4, &[]);
@@ -178,8 +178,8 @@ fn others_are_checked_by_the_server() {
     w.check_clean();
 }
 
-/// Goal: what this mount changes is not shown as it was before: mode, size, name, also while an answer is on its way.
-/// Method: each change of a file that was fetched, then of files whose fetch is under way.
+/// Goal: the own changes of this mount are seen: mode, size, name, also while an answer is on its way. Method: each
+/// change of a file that was fetched, then of files whose fetch is under way.
 #[test]
 fn own_changes_are_seen() {
     let mut w = World::new(5, &[]);
@@ -226,7 +226,7 @@ fn own_changes_are_seen() {
     w.check_clean();
 }
 
-/// Goal: an answer that is given again has lost its bytes; what could not be had without waiting is asked for once
+/// Goal: a repeated answer has lost its bytes; files that the server refused in order not to wait are requested once
 /// more. Method: a server that sends no payloads, then one that refuses some files once.
 #[test]
 fn incomplete_answers() {
@@ -253,8 +253,8 @@ fn incomplete_answers() {
     w.check_clean();
 }
 
-/// Goal: what nobody opens is closed after a while, and a directory where that happens much is left alone. Method: a
-/// few files each of many regions of a large directory are read in order.
+/// Goal: a file that is not opened is closed after a while, and a directory where that happens often is left alone.
+/// Method: a few files each of many regions of a large directory are read in order.
 #[test]
 fn waste_ends_it() {
     let mut w = World::new(8, &[]);

@@ -1,5 +1,5 @@
-//! Small files fetched ahead with several mounts of real servers: what another mount changes is seen, what it keeps is
-//! asked back.
+//! Small files fetched ahead with several mounts of real servers: another mount's changes are seen, its cached locks
+//! are called back.
 
 use super::cluster::{Cluster, calls, create, dir_on, in_cluster, read, root, write};
 use crate::api::{Ctx, OpenFlags};
@@ -190,8 +190,8 @@ fn permission_taken_elsewhere() {
     });
 }
 
-/// Goal: nobody has to list the directory in company either. Method: files are looked up by one mount after another one
-/// has made them, then opened in the order in which they were made; locks are kept by their maker.
+/// Goal: no listing of the directory is needed in shared mode either. Method: files are looked up by one mount after
+/// another one has made them, then opened in the order in which they were made; locks are kept by their maker.
 #[test]
 fn unlisted_files_of_another_mount() {
     in_cluster(40, 1, async |c: &Cluster| {

@@ -18,7 +18,7 @@ fn set(w: &World, name: &str, value: &str) {
     w.client.mount.tunables.set(name, value).expect("a tunable");
 }
 
-/// Requests went so, of so many a second.
+/// Requests went so, of this many a second.
 fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
     for _ in 0..200 {
         let now_ns = w.clock.0.fetch_add(1_000_000, SeqCst) + 1_000_000;
@@ -77,8 +77,7 @@ fn large_requests_that_the_cache_carries_sooner() {
     w.check_clean();
 }
 
-/// Goal: what large direct writes carry is learnt from them, so that there is something to compare. Method: enough of
-/// them; the gauge.
+/// Goal: the throughput of large direct writes is learnt from them, for comparison. Method: enough of them; the gauge.
 #[test]
 fn large_writes_are_measured() {
     let mut w = World::new(1, &[]);
@@ -94,9 +93,9 @@ fn large_writes_are_measured() {
     w.check_clean();
 }
 
-/// Goal: with `hybrid.unaligned` off only whole blocks go past the cache: what would have gone is buffered and told as
-/// such, with `O_DIRECT` it is refused as Linux does; bytes are right. Method: requests beside blocks and on them, both
-/// ways, with the switch on and off.
+/// Goal: with `hybrid.unaligned` off only whole blocks go past the cache: other requests are buffered and reported as
+/// such, with `O_DIRECT` they are refused as on Linux; bytes are right. Method: requests beside blocks and on them,
+/// both ways, with the switch on and off.
 #[test]
 fn only_whole_blocks_pass_the_cache_if_told_so() {
     let mut w = World::new(1, &[("hybrid.mode", "direct")]);
@@ -129,8 +128,8 @@ fn only_whole_blocks_pass_the_cache_if_told_so() {
     w.check_clean();
 }
 
-/// Goal: a direct request to one object is locked by its target, and no lock is asked for; the other mount sees the
-/// bytes. Method: two mounts; a write and a read past the cache; locks that were asked for.
+/// Goal: a direct request to one object is locked by its target, and no lock is requested; the other mount sees the
+/// bytes. Method: two mounts; a write and a read past the cache; locks that were requested.
 #[test]
 fn who_locks_for_direct_requests() {
     in_cluster(7, async |cluster| {
@@ -138,7 +137,7 @@ fn who_locks_for_direct_requests() {
         let file = create(&a, "f").await;
         let there = super::sharing::open(&b, "f", OpenFlags::READ_WRITE).await;
         write_in(&b, &there, 0, &[1; 8192]).await;
-        // The target alone is asked for bytes that are known to be there.
+        // The request for bytes that are known to be there goes to the target alone.
         assert_eq!(a.getattr(&root(), file.ino()).await.map(|attr| attr.size), Ok(8192));
         let past = Hints { direct: true, ..Hints::default() };
         let before = locked(&a, Count::LockEnqueue);

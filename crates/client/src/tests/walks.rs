@@ -9,9 +9,9 @@ use amphi_wire::{RenameMode, XattrMode};
 use futures_util::future::join;
 use std::time::Duration;
 
-/// Goal: what a repeated walk was shown is there for the operation that follows, although another mount has replaced
-/// the name by then, whatever kind it is; without one it is stale; and nothing stays behind. Method: one mount looks a
-/// name up, the other renames over it, the first goes on with the inode.
+/// Goal: the inode that a repeated walk returned exists for the operation that follows, although another mount has
+/// replaced the name by then, whatever kind it is; without a repeated walk it is stale; and no state stays behind.
+/// Method: one mount looks a name up, the other renames over it, the first continues with the inode.
 #[test]
 fn what_a_repeated_walk_is_shown_stays() {
     in_cluster(1, async |cluster| {
@@ -53,8 +53,8 @@ fn what_a_repeated_walk_is_shown_stays() {
     });
 }
 
-/// Goal: a create at the end of a repeated walk waits for a link that others will take away, and not for ever; without
-/// one it is told at once. Method: a link that another mount removes later, or never.
+/// Goal: a create at the end of a repeated walk waits for a link that other mounts will remove, for a bounded time;
+/// without a repeated walk the error is returned at once. Method: a link that another mount removes later, or never.
 #[test]
 fn a_repeated_create_waits_for_a_link_to_go() {
     in_cluster(1, async |cluster| {

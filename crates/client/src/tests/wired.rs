@@ -36,6 +36,7 @@ impl Handler for Served {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
     fn connected(&self, _: Guest, _: &Peer) {}
@@ -106,7 +107,7 @@ fn play(seed: u64) -> u64 {
         })
         .expect("the simulation ends");
     let server = server.server.borrow();
-    // Nobody waits for the answers to closes.
+    // The answers to closes are not waited for.
     let last = server.log.iter().rev().find(|name| !name.starts_with("Close"));
     assert_eq!(last.map(String::as_str), Some("Goodbye"));
     for i in 0..4u64 {

@@ -212,7 +212,7 @@ impl World {
         for _ in 0..SHARDS_OF_A_STORY {
             mount.cache.evict(0).iter().for_each(|f| mount.files.reap(f));
         }
-        // What waits for the rest of streams goes back when nobody writes.
+        // Write-back that waits for the rest of streams runs when there is no writer.
         mount.cache.rest();
         assert_eq!(mount.cache.used_bytes(), 0, "everything can be evicted");
         assert!(mount.files.all().is_empty(), "files without use are forgotten");

@@ -1,12 +1,13 @@
 //! Dirty bytes that the bound of write-back under way has left behind.
 //!
-//! Owns: their order. What somebody waits for sets out first, then full chunks in the order in which they became full.
-//! Without that an `fsync` of few bytes, or a lock that is asked back, would wait for all that streams have written
-//! into the cache before; on slow storage a session would end for it. Does not own: the bound, requests (`writeback`).
+//! Owns: the order of these bytes. Bytes for which a task waits are sent first, then full chunks in the order in which
+//! they became full. Without that an `fsync` of few bytes, or the return of a lock, would wait for everything that
+//! streams have written into the cache before; on slow storage a session would end because of that. Does not own: the
+//! bound, requests (`writeback`).
 //!
-//! Invariants: an entry is only a hint: what is dirty there is looked up when its turn comes. While somebody waits
-//! nothing else that is new takes the room. As long as there are entries requests are under way, or somebody is about
-//! to begin them: each that lands goes on here. Both lists are bounded by the dirty share of the cache.
+//! Invariants: an entry is only a hint: the dirty bytes of its range are looked up when its turn comes. While a task
+//! waits, no other new bytes take the space. As long as there are entries, requests are under way, or a task is about
+//! to send some: each request that ends continues here. Both lists are bounded by the dirty share of the cache.
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -23,8 +24,8 @@ pub(crate) fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     pump(mount);
 }
 
-/// Waits until all bytes of `range` that are dirty now have set out, before what nobody waits for. Returns whether some
-/// were held up (`flush::Left::held_up`).
+/// Waits until all bytes of `range` that are dirty now have been sent, before bytes for which no task waits. Returns
+/// whether some were held up (`flush::Left::held_up`).
 pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> bool {
     let step = flush::WRITE_MAX;
     let ticket = Arc::<Ticket>::default();
@@ -53,7 +54,7 @@ pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteR
     ticket.0.load(SeqCst)
 }
 
-/// A request has landed, or something was left: sets out what there is room for.
+/// A request has ended, or bytes were left over: sends what the bound permits.
 pub(crate) fn pump(mount: &Arc<Mount>) {
     let mut told = false;
     while let Some(left) = mount.writeback.backlog.next() {
@@ -63,7 +64,7 @@ pub(crate) fn pump(mount: &Arc<Mount>) {
         }
         if behind.by_bound {
             mount.writeback.backlog.put_back(left);
-            // What was under way may have landed before it was put back: then nobody else goes on.
+            // All requests under way may have ended before the bytes were put back: then nothing else would continue.
             if mount.flight_is_full() {
                 break;
             }

@@ -1,19 +1,19 @@
 //! Cross-file batching: dirty bytes of many small files leave in one request to their target, and so do
 //! the small runs that are scattered over one object of a large file.
 //!
-//! Owns: the list of small files that nobody writes any more, for each target, and the bounds at which they leave;
-//! making a batch of what is due, sending it, and what becomes of each part. Does not own: what is dirty (`cache`),
-//! what one request of write-back means to its file (`writeback`).
+//! Owns: the list of small files that no program writes any more, for each target, and the bounds at which they are
+//! sent; making a batch, sending it, and processing the result of each part. Does not own: dirty ranges (`cache`), how
+//! one request of write-back affects its file (`writeback`).
 //!
 //! A file has few dirty bytes if they are at most `writeback.small_bytes`; only those of its first stripe, which lies
 //! with the inode, travel so. When the last writer closes such a file it enters the list of its target. The list leaves
 //! when the next file does not fit a batch with it, and along with any of its files that has become old.
 //!
 //! Invariants: those of `writeback`, for each part by itself: a part is a request under way of its file from before its
-//! bytes are taken until it has landed, and an error is its file's alone. Whoever waits for one file (`fsync`, a
-//! callback) starts that file alone; it waits for a batch only if its bytes are in one already, and the server lets no
-//! part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, a list as much; bytes
-//! under way are bounded as all write-back is.
+//! bytes are taken until its answer was processed, and an error concerns only its file. A caller that waits for one
+//! file (`fsync`, a callback) starts that file alone; it waits for a batch only if its bytes are in one already, and
+//! the server lets no part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, and
+//! so has a list; bytes under way are bounded like all write-back.
 
 use crate::coherence::closes;
 use crate::conn::replies::unexpected;
@@ -50,9 +50,8 @@ pub(crate) fn released(mount: &Arc<Mount>, file: &Arc<Inode>) {
     }
 }
 
-/// Sends off what is dirty of these files, the small ones together and with the others on the lists of their targets,
-/// as far as the bound of bytes under way allows. Does not wait. Returns whether the bound may have left anything
-/// behind.
+/// Sends the dirty bytes of these files, small files together and with the others on the lists of their targets, as far
+/// as the bound of bytes under way permits. It does not wait. Returns whether the bound may have left bytes over.
 pub(crate) fn start(mount: &Arc<Mount>, due: impl IntoIterator<Item = (Arc<Inode>, ByteRange)>) -> bool {
     let (mut left, mut scattered) = (false, Scattered::default());
     let mut small: BTreeMap<Ino, (Arc<Inode>, Vec<ByteRange>)> = BTreeMap::new();
@@ -136,7 +135,7 @@ impl Batch {
         same_target && self.parts.len() < BATCH_PARTS_MAX && self.bytes + piece.len() as usize <= BATCH_BYTES_MAX
     }
 
-    /// Sends what there is and starts anew.
+    /// Sends the batch and begins a new one.
     fn send(&mut self, mount: &Arc<Mount>) {
         let Batch { mut parts, bytes } = std::mem::take(self);
         if parts.len() > 1 {
@@ -153,8 +152,8 @@ impl Batch {
 pub(crate) struct Scattered(BTreeMap<ObjectId, Batch>);
 
 impl Scattered {
-    /// Adds a run that was taken out. Returned is what has to go alone: large ones, which gain nothing, and those that
-    /// begin in the block in which the one before ends, or before it.
+    /// Adds a run that was taken out of the cache. Returns runs that have to be sent alone: large ones, which gain
+    /// nothing, and those that begin in the block in which the previous one ends, or before it.
     pub(crate) fn add(&mut self, mount: &Arc<Mount>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
         let (file, piece) = (&flight.file, flight.range);
         if buf.len() > SCATTERED_MAX_BYTES || !mount.tunables.on(Tunable::Batch) {
@@ -198,7 +197,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
             Err(e) => Err(*e),
         };
         match result {
-            // What follows takes its time: the others do not wait for it.
+            // The following steps take some time, and the other parts do not wait for them.
             Err(Errno::Stale) => {
                 let mount2 = mount.clone();
                 mount.spawn(async move { flush::ended(&mount2, &flight, Err(Errno::Stale)).await });
@@ -208,7 +207,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
                 flush::again(&mount, &flight);
                 flush::start(&mount, &flight.file, flight.range);
             }
-            // It has not left: too much waits for the connection.
+            // The batch was not sent, because too many calls wait for the connection.
             Err(Errno::Again) => flush::again(&mount, &flight),
             result => {
                 flush::landed(&mount, &flight, result);
@@ -217,7 +216,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
             }
         }
     }
-    // After all of them: what sets out now finds room for a whole batch.
+    // This comes after all parts: what is sent now finds space for a whole batch.
     flush::pump(&mount);
     closes::send(&mount, due);
 }

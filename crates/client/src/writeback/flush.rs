@@ -1,16 +1,16 @@
 //! Write-back: dirty bytes leave in large requests, in the background by size and age.
 //!
-//! Owns: cutting dirty runs along the layout, requests under way and their bound, what a failure leaves behind,
-//! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that
-//! leave together (`batch`), the order of what the bound leaves behind (`backlog`).
+//! Owns: cutting dirty runs along the layout, requests under way and their bound, the consequences of a failure,
+//! throttling of writers. Does not own: dirty state (`cache`), when a lock needs a flush (`locks`), small files that
+//! are sent together (`batch`), the order of what the bound leaves over (`backlog`).
 //!
-//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs (`tables::writeback`). A connection takes
-//! 65,536 calls that wait; scattered small runs would be twice as many for the bytes alone, and what it refuses would
-//! be lost. Those of an object leave together (`batch`).
+//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs (`tables::writeback`). A connection accepts
+//! 65,536 waiting calls; small scattered runs would be twice as many within the bound of bytes alone, and those that it
+//! refuses would be lost. Runs of one object are sent together (`batch`).
 //!
-//! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
-//! dirty again. Nothing sets out beyond `Flights::frozen_from()`. Write-back takes no range lock and needs no credits
-//! that ordinary requests use, so whoever holds the range lock may wait for it.
+//! Invariants: a byte is in at most one request under way; meanwhile it stays readable, and a write to it makes it
+//! dirty again. Nothing beyond `Flights::frozen_from()` is sent. Write-back takes no range lock and needs no credits of
+//! ordinary requests, so a holder of the range lock may wait for it.
 
 use crate::coherence::{attributes, closes, tokens};
 use crate::inode::{FlightId, Inode, OpenFile};
@@ -36,14 +36,15 @@ pub(crate) const WRITE_MAX: u64 = 4 << 20;
 /// Why dirty bytes have not set out, but for those that are being written back and were written again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Left {
-    /// The bound of what may be under way was reached.
+    /// The bound of bytes under way was reached.
     pub(crate) by_bound: bool,
-    /// A truncate is in the way, or it is being found out what sets out there.
+    /// A truncate is under way, or another task is determining what is sent there.
     pub(crate) held_up: bool,
 }
 
-/// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what
-/// cannot be lent are made on the calling thread. Returns whether the bound may have left anything behind.
+/// Sends the dirty bytes of `range`, as far as the bound of bytes under way permits. It does not wait. Bytes that
+/// cannot be sent from their own memory are copied on the calling thread. Returns whether the bound may have left bytes
+/// over.
 pub(crate) fn start(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> bool {
     send_off(mount, file, range).by_bound
 }
@@ -63,7 +64,7 @@ pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange
 
 fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> Left {
     let mut left = Left::default();
-    // To look for what is dirty takes its time, and writers who wait for room look again and again.
+    // Searching dirty bytes takes time, and writers who wait for space search again and again.
     if mount.flight_is_full() {
         return Left { by_bound: true, ..left };
     }
@@ -77,7 +78,7 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scatte
                     return Left { by_bound: true, ..left };
                 }
                 let Some((flight, buf)) = begin_flight(mount, file, object, part) else {
-                    // Somebody else has taken it, perhaps not all that lies behind.
+                    // Another task has taken the run, perhaps not all that lies behind it.
                     match mount.cache.dirty_runs(file, rest).first() {
                         Some(next) if next.start > rest.start => {
                             rest = ByteRange::new(next.start, rest.end);
@@ -103,12 +104,12 @@ pub(crate) struct Flight {
     pub(crate) file: Arc<Inode>,
     pub(crate) object: ObjectId,
     pub(crate) range: ByteRange,
-    /// Whether there is room for them.
+    /// Whether space is granted for the bytes.
     pub(crate) cover: Cover,
     id: FlightId,
 }
 
-/// Takes the dirty bytes at the start of `part` out, to be sent, unless they are under way or held up.
+/// Takes the dirty bytes at the start of `part` out of the cache, to be sent, unless they are under way or held up.
 pub(crate) fn begin_flight(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -165,7 +166,7 @@ pub(crate) fn end_flight(file: &Inode, id: FlightId) {
 pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     match result {
         Err(Errno::Stale) if attributes::reload(mount, &flight.file).await.is_ok() => again(mount, flight),
-        // It has not left: too much waits for the connection.
+        // The request was not sent, because too many calls wait for the connection.
         Err(Errno::Again) => again(mount, flight),
         result => {
             landed(mount, flight, result);
@@ -179,12 +180,12 @@ pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()
 pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     let failure = match result {
         Ok(()) => None,
-        // Nobody can reach the file any more.
+        // No program can reach the file any more.
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
             mount.stats.bytes(Count::WriteBackFailed, flight.range.len());
             if e == Errno::Quota {
-                // A matter between the program, which is told, and whoever has limited it.
+                // This concerns only the program, which gets the error, and the administrator who has set the limit.
                 tracing::debug!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}");
             } else if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
                 tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
@@ -202,7 +203,7 @@ pub(crate) fn again(mount: &Arc<Mount>, flight: &Flight) {
     pump(mount);
 }
 
-/// Something has landed: what was left behind sets out, and who waited looks.
+/// A request has ended: bytes that were left over are sent, and waiting tasks are woken.
 pub(crate) fn pump(mount: &Arc<Mount>) {
     backlog::pump(mount);
     mount.writeback.landed.notify();
@@ -210,7 +211,7 @@ pub(crate) fn pump(mount: &Arc<Mount>) {
 
 fn complete(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Option<Errno>) {
     let file = &flight.file;
-    // Attributes that were asked for before this are older than what has just been written.
+    // Attributes that were requested before this are older than what has just been written.
     file.size.mark_epoch();
     tokens::outdated(mount, file.ino);
     let tell = || failure.into_iter().for_each(|e| file.failures.note(e, flight.range));
@@ -218,7 +219,7 @@ fn complete(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Opti
     mount.writeback.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
     mount.writeback.flight_parts.fetch_sub(1, SeqCst);
     if landing == Landing::Done {
-        // Writers wait for room, or soon will, or somebody waits for much.
+        // Writers wait for space, or soon will, or a program waits for many bytes.
         let waited = mount.dirty_is_high() || mount.writeback.drains.load(SeqCst) > 0;
         mount.policy.throughput.note_write_back(flight.range.len(), mount.clock.now_ns(), waited);
     }
@@ -232,11 +233,11 @@ fn complete(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Opti
     }
 }
 
-/// Writes all bytes of `range` back that are dirty or under way when it is called, and waits for them, not for what is
-/// written meanwhile. Failures stay with the file.
+/// Writes back all bytes of `range` that are dirty or under way when it is called, and waits for them, not for what is
+/// written meanwhile. Failures are noted in the file.
 ///
-/// Two rounds do that: what is dirty sets out in the first one, or is under way and was written again; then it sets out
-/// when that has landed, in the second.
+/// Two rounds are sufficient: bytes that are dirty are sent in the first one; bytes that are under way and were written
+/// again are sent in the second one, when the first request has ended.
 pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     let mut rounds = 0;
     let mut came_back = file.flights.lock().came_back();
@@ -274,9 +275,10 @@ pub(crate) async fn flush_and_forget(mount: &Arc<Mount>, file: &Arc<Inode>, rang
     }
 }
 
-/// Waits until the cache takes `bytes` more dirty ones, in `room` bytes of memory.
+/// Waits until the cache accepts `bytes` more dirty bytes, in `room` bytes of memory.
 pub(crate) async fn throttle(mount: &Arc<Mount>, open: &OpenFile, bytes: u64, room: u64) {
-    // Without dirty bytes there is nothing to wait for: what is left is in use by others and will go.
+    // Without dirty bytes there is nothing to wait for: the rest of the cache is in use by other calls and will be
+    // freed.
     let full = || mount.dirty_is_full(bytes) || (!mount.make_room(room) && mount.cache.dirty_bytes() > 0);
     let mut first = true;
     while full() {
@@ -292,14 +294,15 @@ pub(crate) async fn throttle(mount: &Arc<Mount>, open: &OpenFile, bytes: u64, ro
     }
 }
 
-/// A write found no room set aside: what holds some leaves, and the targets grant it anew if they can.
+/// A write found no granted space: bytes that hold grants are written back, and the targets grant the space again if
+/// they can.
 pub(crate) fn recycle_room(mount: &Arc<Mount>) {
     if !mount.writeback.backlog.is_waited_for() && mount.flight_has_room() {
         batch::start(mount, dirty_files(mount));
     }
 }
 
-/// Starts what has been dirty for too long, and what the bound left behind.
+/// Writes back what has been dirty for too long, and what the bound left over.
 pub(crate) fn tick(mount: &Arc<Mount>) {
     if mount.cache.dirty_bytes() == 0 {
         mount.cache.rest();
@@ -319,8 +322,8 @@ fn dirty_files(mount: &Mount) -> Vec<(Arc<Inode>, ByteRange)> {
     dirty.map(|file| (file, ByteRange::ALL)).collect()
 }
 
-/// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted. One that was
-/// written back before may well be written again: it stays until it is old or memory gets scarce.
+/// A chunk became dirty as a whole: it is sent now, or with its neighbours if larger runs are wanted. A chunk that was
+/// written back before will probably be written again: it stays until it is old or memory is short.
 pub(crate) fn chunk_is_full(mount: &Arc<Mount>, file: &Arc<Inode>, chunk: ByteRange, rewritten: bool) {
     if rewritten && !mount.dirty_is_high() {
         return;
@@ -368,7 +371,8 @@ pub(crate) async fn flush_all(mount: &Arc<Mount>) {
     loop {
         let landings = mount.writeback.landings.load(SeqCst);
         let is_left = batch::start(mount, dirty.iter().cloned());
-        // With others that write on, the bound is always reached: what is still left of this goes before theirs below.
+        // If other tasks write on, the bound is always reached: what is left of this range is sent before theirs,
+        // below.
         if !is_left || sent().wrapping_sub(before) >= bytes {
             break;
         }
@@ -382,7 +386,7 @@ pub(crate) async fn flush_all(mount: &Arc<Mount>) {
     futures_util::future::join_all(all.collect::<Vec<_>>()).await;
 }
 
-/// Sends off what is dirty of files that lie on a target. Does not wait.
+/// Sends the dirty bytes of files on a target. It does not wait.
 pub(crate) fn start_target(mount: &Arc<Mount>, target: TargetId) {
     let mut dirty = dirty_files(mount);
     dirty.retain(|(file, _)| file.layout().stripes_on(file.ino, target).next().is_some());

@@ -1,12 +1,12 @@
 //! Asking targets for room, giving it back, and covering writes that go past the cache.
 //!
-//! Owns: the messages, what covers a write on its way. Does not own: what was granted (`tables::writeback::grants`),
-//! which blocks of the page cache are covered (the page cache).
+//! Owns: the messages, and how a write under way is covered by a grant. Does not own: the granted blocks
+//! (`tables::writeback::grants`), which blocks of the page cache are covered (the page cache).
 //!
-//! A target is asked once, before the first bytes for it are dirty. From then on the answers to write-back say what it
-//! keeps for this mount, and those to direct writes that could have returned early. Bytes that cannot be covered are
-//! written back at once, and whoever writes them waits for that and is told (`ops::write`); a direct write that cannot
-//! be covered waits for its answer (`ops::write_behind`).
+//! A target is asked for a grant once, before the first bytes for it are dirty. Later the answers to write-back, and
+//! those to direct writes that could have returned early, report what it keeps for this mount. Bytes that cannot be
+//! covered are written back at once, and their writer waits for that and gets the error (`ops::write`); a direct write
+//! that cannot be covered waits for its answer (`ops::write_behind`).
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -31,7 +31,8 @@ impl Drop for Covered {
     }
 }
 
-/// Covers all blocks of `range`, if its targets have granted so much more than what is dirty or under way.
+/// Counts all blocks of `range` against the grants, if its targets have granted enough beyond what is dirty or under
+/// way.
 pub(crate) fn cover(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Option<Covered> {
     let layout = file.layout();
     let mut covered = Covered { mount: mount.clone(), blocks: SmallVec::new() };
@@ -57,7 +58,7 @@ pub(crate) async fn ask(mount: &Arc<Mount>, file: &Inode, range: ByteRange) {
         if !mount.writeback.grants.is_known(target) {
             let op = Request::Grant { give_back: None };
             let answer = mount.send(Lane::Urgent, target, &Cred::root(), op, None, 0).await;
-            // Without an answer bytes go through, and are told.
+            // Without an answer, bytes are written through, and their writer gets the error.
             if let Ok((answer, _)) = answer {
                 mount.writeback.grants.told_by(target, &answer);
             }
@@ -65,8 +66,9 @@ pub(crate) async fn ask(mount: &Arc<Mount>, file: &Inode, range: ByteRange) {
     }
 }
 
-/// `Push::GrantWanted`: gives back what nothing dirty needs, and writes back what is dirty there: overwrites need none
-/// of what covers them, so the target asks again. Nothing is waited for: what is under way may wait for this answer.
+/// `Push::GrantWanted`: returns blocks that no dirty bytes need, and writes back what is dirty there: write-back of
+/// overwrites uses up none of their blocks, so the target asks again. It waits for nothing, because requests under way
+/// may wait for this answer.
 pub(crate) fn wanted(mount: &Arc<Mount>, target: TargetId) {
     flush::start_target(mount, target);
     let blocks = mount.writeback.grants.leave(target);

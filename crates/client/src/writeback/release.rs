@@ -1,10 +1,10 @@
-//! What follows the last reference to an open file, and the last name of a file.
+//! The work after the last reference to an open file, and after the last name of a file.
 //!
-//! Owns: when a close is sent, giving up what nobody can come to any more, holding write-back back for that and for
-//! truncates. Does not own: sending closes (`coherence::closes`), batches of small files (`batch`).
+//! Owns: when a close is sent, dropping bytes that no program can reach any more, and holding back write-back for that
+//! and for truncates. Does not own: sending closes (`coherence::closes`), batches of small files (`batch`).
 //!
-//! Invariant: the server hears of a writer's close only after its dirty bytes have been written, since after the last
-//! writer's close the owner alone knows the size.
+//! Invariant: the server gets a writer's close only after its dirty bytes have been written, since after the last
+//! writer's close only the target of the inode knows the size.
 
 use super::batch;
 use crate::coherence::{closes, opened_ahead};
@@ -28,7 +28,8 @@ pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, lin
         known.closes.push(access);
         known.accessed_due
     };
-    // In company all who cache the attributes are asked to forget them for an access time: of many files at once.
+    // In shared mode an access time causes a revocation to all mounts that cache the attributes: it is made for many
+    // files at once.
     let linger = linger || brings_time && !access.write && !mount.coherence.sharing.is_alone();
     batch::released(mount, file);
     if file.life.nameless.load(SeqCst) && file.open_count() == 0 {
@@ -42,9 +43,8 @@ pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, lin
     }
 }
 
-/// The last name of a file has gone: if nobody here has it open, or when it is closed, what is cached of it is of no
-/// use any more, and what is still dirty need not be written. The server decides that, because an open of it may be on
-/// its way.
+/// The last name of a file is gone: if no program on this mount has it open, or when it is closed, its cached bytes are
+/// useless, and dirty ones need not be written. The server decides that, because an open of the file may be on its way.
 pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
     opened_ahead::nameless(mount, ino);
     let Some(file) = mount.files.get(ino) else { return mount.files.nameless(ino) };
@@ -54,8 +54,8 @@ pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
     }
 }
 
-/// Nobody here can come to the bytes of a file any more. That its pages leave unused says nothing of locality: nothing
-/// else needed their room.
+/// No program on this mount can reach the bytes of a file any more. That its pages leave the cache unused does not
+/// count for locality, since no other file needed their space.
 fn useless(mount: &Arc<Mount>, file: Arc<Inode>) {
     if file.cached.dirty_bytes.load(SeqCst) == 0 {
         if file.cached.bytes.load(SeqCst) > 0 {
@@ -102,7 +102,7 @@ pub(crate) struct Frozen {
 }
 
 impl Frozen {
-    /// Holds back what lies from `from` on.
+    /// Holds back the bytes from `from` on.
     pub(crate) fn from(mount: &Arc<Mount>, file: &Arc<Inode>, from: u64) -> Frozen {
         file.flights.lock().freeze(from);
         Frozen { file: file.clone(), mount: mount.clone(), from }

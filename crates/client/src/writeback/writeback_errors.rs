@@ -1,10 +1,11 @@
-//! Bytes that could not be written back: what this mount shows afterwards, and who is told.
+//! Bytes that could not be written back: what this mount shows afterwards, and to whom the failure is reported.
 //!
 //! Owns: that a file shows what the servers have as soon as bytes of it were lost. Does not own: the losses, for
-//! whoever asks about all files (`tables::writeback::errors`), who was told of one file's failures (`inode::failures`).
+//! callers that ask about all files (`tables::writeback::errors`), to whom one file's failures were reported
+//! (`inode::failures`).
 //!
-//! The cache forgets lost bytes when they are lost, so that this mount and others show the same. Its size, and what a
-//! front end caches of the bytes, follow in a task of the file; whoever is told of a failure waits for that.
+//! The cache drops lost bytes at once, so that this mount and others show the same. The size, and the front end's pages
+//! of these bytes, are updated by a task of the file; a caller that gets the failure waits for that task.
 
 use crate::cache::dirty_end;
 use crate::coherence::attributes;
@@ -37,9 +38,10 @@ pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     });
 }
 
-/// `Push::WriteFailed`: a server cannot write to its disk what it has accepted of a file into memory, and what this
-/// mount wrote. It has the bytes still, and shows them; whoever has the file open is told all the same, as is who opens
-/// it next if nobody has. The news are acknowledged when they are noted, also those that come a second time.
+/// `Push::WriteFailed`: a server cannot write to its disk what it has accepted into memory of a file that this mount
+/// wrote. The server still has the bytes, and returns them in reads; nevertheless programs that have the file open get
+/// the failure, and if there are none the next one that opens it does. The message is acknowledged when it is noted,
+/// also if it is a repetition.
 pub(crate) fn refused(mount: &Arc<Mount>, target: TargetId, id: u64, ino: Ino) {
     if mount.writeback.errors.is_news(target, id) {
         note_refused(mount, ino);

@@ -193,8 +193,8 @@ mod tests {
     use crate::client::{CacheLimits, CallbackPlan, LockAction};
     use amphi_types::Ino;
 
-    /// Goal: what lies under no lock is told, and a lock counts until it has left the table. Method: one in use that is
-    /// asked back, one beside it that is idle.
+    /// Goal: ranges that lie under no lock are found, and a lock counts until it has left the table. Method: one lock
+    /// in use that is called back, and an idle one beside it.
     #[test]
     fn bare_ranges() {
         let mut cache = LockCache::new(CacheLimits::default());

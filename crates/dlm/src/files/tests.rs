@@ -17,7 +17,7 @@ use super::*;
 pub(crate) enum PlantedBug {
     /// Every third time no conflict is seen.
     MissConflict,
-    /// Every third change wakes nobody.
+    /// Every third change wakes no waiter.
     LoseWake,
     /// Requests look at held locks only.
     JumpQueue,

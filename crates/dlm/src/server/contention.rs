@@ -83,7 +83,7 @@ pub(super) struct Found {
     pub contended: u64,
     /// Of these: by waiting.
     pub by_waiting: u64,
-    /// Of these: with their first ping-pong, because other objects were contended before.
+    /// Number of these that became contended with their first ping-pong, because other objects were contended before.
     pub foreseen: u64,
     pub ping_pongs: u64,
     pub ping_pongs_ns: u64,
@@ -243,7 +243,7 @@ impl Contention {
         self.ping_pong(now_ns, object, 1, waited_ns);
     }
 
-    /// Adds so many ping-pongs, and so much of their time.
+    /// Adds this many ping-pongs, and so much of their time.
     fn ping_pong(&mut self, now_ns: u64, object: ObjectId, ping_pongs: u64, waited_ns: u64) {
         let Some(window) = self.windows.get_mut(&object) else { return };
         window.advance(now_ns, &self.limits);
@@ -307,11 +307,11 @@ mod tests {
 
     type HandOver = (u64, Option<u64>, Option<(u64, bool)>);
 
-    /// What happened to one session's locks, all of it.
+    /// The history of the locks of one session.
     #[derive(Default)]
     struct Party {
-        /// From callback to release, and when the session asked again first, after the callback; whether that was
-        /// before the release.
+        /// Times of callback and release, and when the session first requested the object again after the callback;
+        /// whether that was before the release.
         hand_overs: Vec<HandOver>,
     }
 
@@ -350,7 +350,7 @@ mod tests {
                 for (asked, called, free) in party.ping_pongs() {
                     if now - asked < span {
                         ping_pongs += 1;
-                        // What was over or under way when it was asked for.
+                        // The part that was over or under way when it was requested.
                         time += free.map_or(asked, |free| free.min(asked)) - called;
                     }
                     if let Some(free) = free.filter(|&free| free > asked && now - free < span) {
@@ -425,8 +425,8 @@ mod tests {
         assert!(became > 200 && ended > 200 && bounced > 50, "all edges were met: {became}, {ended}, {bounced}");
     }
 
-    /// One ping-pong for an object: who has lost it asks again while the hand-over lasts. Whether the object is
-    /// contended then.
+    /// One ping-pong for an object: the session that lost it requests it again while the hand-over lasts. Returns
+    /// whether the object is contended then.
     fn ping_pong(contention: &mut Contention, now: &mut u64, n: u32, took_ns: u64) -> bool {
         contention.conflicts(*now, object(n), 1);
         contention.called_back(*now, object(n), SessionId(1));
@@ -436,9 +436,9 @@ mod tests {
         contention.contended(*now, object(n))
     }
 
-    /// Goal: after an object that was found out in full, as many others as the limit says become contended by one
-    /// ping-pong, then one has to be found out again; none without one, by a short one, after a minute, or with the
-    /// limit 0. Method: objects one after the other.
+    /// Goal: after an object whose contention was detected in full, as many others as the limit says become contended
+    /// with one ping-pong, then one has to be detected in full again; none does so without a ping-pong, by a short one,
+    /// after a minute, or with the limit 0. Method: objects one after the other.
     #[test]
     fn contention_is_expected_where_it_was() {
         const MS: u64 = 1_000_000;

@@ -27,8 +27,8 @@ impl LockSpace {
         [view.granted[GROUP], view.waiting[GROUP]].iter().any(|tree| self.forest.find(*tree, &others).is_some())
     }
 
-    /// Whether anybody waits for the end of the group in force on an object. Members' own requests wait for each other
-    /// and do not count.
+    /// Whether a request waits for the end of the group in force on an object. Members' own requests wait for each
+    /// other and do not count.
     pub fn group_wanted(&self, object: ObjectId) -> bool {
         let Some(view) = self.objects.get(&object) else { return false };
         self.in_force(view).is_some() && view.waiting[..=GROUP].iter().any(|tree| !tree.is_empty())
@@ -84,7 +84,7 @@ impl LockSpace {
     }
 
     /// A group lock was granted. Other waiting requests of the group are granted as well, and the members' direct
-    /// requests go on.
+    /// requests continue.
     pub(super) fn joined(&mut self, now_ns: u64, object: ObjectId, session: SessionId, group: GroupId) {
         self.note_member(object, session, group);
         let mut waiting = Vec::new();

@@ -4,7 +4,7 @@
 //! and whether the session requested the object again too soon. Does not own: what follows from that (`contention`).
 //!
 //! A hand-over lasts from the callback to the release. That is the least time that the conflicting request waits, and
-//! it would be saved if nobody cached. A hand-over is a *ping-pong* (it *bounces*) if the session that loses the lock
+//! it would be saved without caching. A hand-over is a *ping-pong* (it *bounces*) if the session that loses the lock
 //! requests bytes of the object again while the hand-over lasts, or before others had the lock for a quarter of that
 //! time. In ping-pong, the object goes back and forth and is mostly on its way. A file that one process has written and
 //! others read is handed over too, which may take seconds, but its writer does not request it again. Processes that

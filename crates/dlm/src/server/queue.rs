@@ -149,7 +149,7 @@ impl LockSpace {
         Ok(())
     }
 
-    /// As [`LockSpace::restore`], but under a new id, with which the client goes on. To be called before new requests
+    /// As [`LockSpace::restore`], but under a new id, with which the client continues. To be called before new requests
     /// are accepted.
     pub fn take_in(&mut self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> Result<LockId, Refusal> {
         if range.is_empty() {

@@ -1,4 +1,4 @@
-//! A thousand clients on one object: everybody gets on, and nobody waits much longer than others.
+//! A thousand clients on one object: all make progress, and none waits much longer than others.
 
 use super::{Random, object};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -36,7 +36,7 @@ fn a_thousand_clients_get_on() {
         now_ns += 1000;
         let n = random.below(CLIENTS);
         let session = SessionId(n);
-        // Whoever is looked at answers what it was asked first.
+        // A client that gets its turn first answers the oldest callback.
         let back: Vec<LockId> = called.range((n, LockId(0))..=(n, LockId(u64::MAX))).map(|(_, id)| *id).collect();
         if !back.is_empty() {
             assert_eq!(space.cancel(now_ns, session, &back), back.len());

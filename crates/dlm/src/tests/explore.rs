@@ -55,7 +55,7 @@ fn direct(op: Op) -> Op {
     Op { direct: true, ..op }
 }
 
-/// Under the lock of a group; `last`: which is given back then.
+/// Under the lock of a group; `last`: which is returned then.
 fn in_group(group: u64, last: bool, op: Op) -> Op {
     Op { group: Some((group, last)), ..op }
 }
@@ -76,7 +76,7 @@ fn group_programs() -> Vec<Vec<Vec<Op>>> {
             vec![in_group(8, true, direct(op(Write, 0, 2, 3))), op(Read, 0, 2, 0)],
             vec![direct(op(Read, 0, 2, 0)), direct(op(Write, 1, 2, 4))],
         ],
-        // Members in turn, one of them twice, while somebody waits for the end.
+        // Members in turn, one of them twice, while another client waits for the end.
         vec![
             vec![in_group(7, true, op(Write, 0, 1, 1)), in_group(7, true, op(Read, 0, 1, 0))],
             vec![in_group(7, false, direct(op(Write, 1, 2, 2))), in_group(7, true, op(Read, 1, 2, 0))],
@@ -89,8 +89,8 @@ fn group_programs() -> Vec<Vec<Vec<Op>>> {
     ]
 }
 
-/// Programs with locks asked for ahead: of what others have, ask for, or ask for ahead as well; used, wanted back and
-/// never used.
+/// Programs with lock-ahead of bytes that others have locked, request, or request ahead as well; such locks are used,
+/// called back or never used.
 fn ahead_programs() -> Vec<Vec<Vec<Op>>> {
     use Mode::{Read, Write};
     vec![
@@ -232,8 +232,8 @@ fn every_order_is_coherent_and_ends() {
     assert!(early, "a callback overtook its grant somewhere in {states} states");
 }
 
-/// Goal: in every order, with groups: nobody outside a group does I/O while it is in force, what members wrote is seen
-/// by everybody afterwards, what was cached before is not used after, and every request is satisfied in the end.
+/// Goal: in every order, with groups: no client outside a group does I/O while it is in force, what members wrote is
+/// seen by all clients afterwards, what was cached before is not used after, and every request is satisfied in the end.
 /// Method: exhaustive.
 #[test]
 fn every_order_with_groups() {
@@ -245,8 +245,7 @@ fn every_order_with_groups() {
     }
 }
 
-/// Goal: locks given back for their number race with callbacks without harm. Method: exhaustive, with room for one
-/// lock.
+/// Goal: locks returned for their number race with callbacks without harm. Method: exhaustive, with room for one lock.
 #[test]
 fn every_order_with_a_tight_cache() {
     let limits = CacheLimits { max_locks: 1, cancel_linger_ns: 0, ..CacheLimits::default() };
@@ -270,15 +269,15 @@ fn explore_all(worlds: impl IntoIterator<Item = World>, limit: usize) {
     }
 }
 
-/// Goal: locks asked for ahead are had only if nothing is in the way, hold like others, and are answered; who waits for
-/// one of his own goes on if it is refused. Method: exhaustive.
+/// Goal: a lock-ahead is granted only if nothing conflicts, such locks behave like others, and every request is
+/// answered; a client that waits for its own lock-ahead continues if it is refused. Method: exhaustive.
 #[test]
 fn every_order_with_locks_asked_for_ahead() {
     explore_all(ahead_programs().iter().map(|programs| world(programs, None)), 400_000);
 }
 
-/// Goal: a session that ends at any moment leaves nothing that others wait for: no lock, no request, no group; what is
-/// under way on the disk is still finished alone; what others see is what was on the disk. Method: exhaustive.
+/// Goal: a session that ends at any moment leaves nothing for which others wait: no lock, no request, no group; only
+/// its disk operations under way are finished; other clients see what was on the disk. Method: exhaustive.
 #[test]
 fn every_order_with_ends_of_sessions() {
     explore_all(ending_programs().iter().map(|(ends, programs)| with_ends(ends, programs, None)), 1_000_000);

@@ -1,4 +1,4 @@
-//! What few slow hand-overs say of an object, through the whole lock server.
+//! A few slow hand-overs show contention, tested through the whole lock server.
 
 use super::object;
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -20,7 +20,7 @@ impl Story {
         Story { space: LockSpace::new(LockLimits::default(), 1), now_ns: 0, slow_ns }
     }
 
-    /// Whether the session holds what it needs, and was not asked for it.
+    /// Whether the session holds what it needs, and the lock was not called back.
     fn has(&self, session: SessionId, mode: Mode, range: ByteRange) -> bool {
         let called: Vec<LockId> = self.space.called_back(session).map(|(id, _)| id).collect();
         self.space
@@ -28,7 +28,8 @@ impl Story {
             .any(|(id, _, _, held, of)| held.covers(mode) && of.contains(&range) && !called.contains(&id))
     }
 
-    /// Asks if it has to, and lets those who are called back go on with `meanwhile` before they give their locks back.
+    /// Asks if it has to, and lets those who are called back continue with `meanwhile` before they give their locks
+    /// back.
     fn ask(&mut self, session: u64, mode: Mode, range: ByteRange, mut meanwhile: impl FnMut(&mut Story, SessionId)) {
         if self.has(SessionId(session), mode, range) {
             return;
@@ -63,8 +64,8 @@ impl Story {
 
 fn nothing(_: &mut Story, _: SessionId) {}
 
-/// Two writers whose pieces lie side by side, the second's a little beyond the first's: it loses to the first each
-/// time, and goes on with its next piece at once. Returns what was counted when the object became contended.
+/// Two writers with adjacent pieces, the second's a little ahead of the first's: it loses its lock to the first each
+/// time, and requests its next piece at once. Returns the counters when the object became contended.
 fn ping_pong(story: &mut Story) -> LockCounts {
     for n in 0..40 {
         let at = n * PIECE;
@@ -83,9 +84,9 @@ fn ping_pong(story: &mut Story) -> LockCounts {
     story.space.counts()
 }
 
-/// Goal: with slow answers ping-pong shows after the few hand-overs that the tunables say, with fast ones by their
-/// number, with that switched off by their number too; it is counted as what it is. Method: the same ping-pong at two
-/// speeds.
+/// Goal: with slow answers ping-pong is detected after the few hand-overs that the tunables say, with fast answers by
+/// the number of conflicts, and with that rule switched off also by their number; the counters show which. Method: the
+/// same ping-pong at two speeds.
 #[test]
 fn slow_ping_pong_shows_soon() {
     let slow = ping_pong(&mut Story::new(15 * MS));
@@ -103,8 +104,8 @@ fn slow_ping_pong_shows_soon() {
     assert_eq!((off.contended, off.contended_waiting, off.conflicts, off.ping_pongs), (1, 0, 16, 0));
 }
 
-/// Goal: what takes long and is no ping-pong makes nothing contended: a file with a second's worth of dirty data that
-/// ten others read; a small crowd that comes for parts of its own; two who take turns. Method: each by hand.
+/// Goal: slow patterns without ping-pong make nothing contended: a file with a second's worth of dirty data that ten
+/// clients read; a few clients that take separate parts; two clients in strict turns. Method: each pattern by hand.
 #[test]
 fn slow_hand_overs_are_no_ping_pong() {
     let mut readers = Story::new(1000 * MS);

@@ -6,7 +6,7 @@ use crate::client::CacheLimits;
 use crate::mode::Mode;
 use amphi_types::ByteRange;
 
-/// What goes wrong now and then.
+/// The faults that happen sometimes.
 #[derive(Clone, Copy)]
 enum Faults {
     None,
@@ -15,7 +15,7 @@ enum Faults {
     Ends,
 }
 
-/// A program of client `n`: I/O of its own, and with `groups` now and then a few in one of two groups on a byte that is
+/// A program of client `n`: I/O of its own, and with `groups` sometimes a few in one of two groups on a byte that is
 /// its own.
 fn program(random: &mut Random, n: u64, direct_percent: u64, groups: bool, next_value: &mut u32) -> Vec<Op> {
     let mut group: Option<(u64, u32)> = None;

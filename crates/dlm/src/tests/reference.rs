@@ -96,14 +96,15 @@ impl Reference {
                 (Owner::Group(_, group), _) if in_force == Some(group) => false,
                 (Owner::Member(..), Owner::Member(..)) => there && other.conflicts(entry),
                 (Owner::Member(..) | Owner::Holder(_), _) => other.granted.is_some() && other.conflicts(entry),
-                // What an evicted member has under way ends before the group begins anew.
+                // Requests of an evicted member that are under way end before the group is granted anew.
                 (Owner::Group(..), Owner::Member(..)) => other.object == entry.object && there,
                 _ => there && other.conflicts(entry),
             }
         })
     }
 
-    /// Grants whatever neither a granted lock nor an earlier request excludes, then calls back what stands in the way.
+    /// Grants every request that neither a granted lock nor an earlier request excludes, then calls back the
+    /// conflicting locks.
     fn settle(&mut self) {
         let mut i = 0;
         while i < self.entries.len() {
@@ -115,7 +116,7 @@ impl Reference {
                 self.entries[i - 1].granted = Some(range);
                 self.grants.push((entry.id, range));
                 if entry.owner.group().is_some() {
-                    // The rest of the group comes in, then earlier requests of its members may go on.
+                    // The rest of the group comes in, then earlier requests of its members may continue.
                     for other in &mut self.entries {
                         let same = other.object == entry.object && other.owner.group() == entry.owner.group();
                         if same && other.granted.is_none() {
@@ -243,7 +244,7 @@ impl Pair {
         let mut expected = std::mem::take(&mut self.reference.grants);
         if grants.iter().any(|(id, _)| self.reference.entries.iter().any(|e| e.id == *id && e.owner.group().is_some()))
         {
-            // Who goes on with the beginning of a group goes on together.
+            // Requests that the begin of a group lets continue are granted together.
             expected.sort_by_key(|(id, _)| *id);
             grants.sort_by_key(|(id, _)| *id);
         }
@@ -301,7 +302,7 @@ impl Pair {
                 _ => {}
             }
         }
-        // Holders answer: clients give back what is called back, direct requests end. Nobody may be left waiting.
+        // Holders answer: clients return called-back locks, direct requests end. No request may be left waiting.
         while self.reference.entries.iter().any(|entry| entry.granted.is_none()) {
             let able =
                 |e: &&Entry| e.granted.is_some() && (e.called || e.owner.is_direct() || e.owner.group().is_some());
@@ -319,8 +320,8 @@ impl Pair {
     }
 }
 
-/// Goal: grants, their growth, their order (first come, first served among those that conflict), callbacks, glimpse and
-/// the end of sessions follow the rules; nobody starves; nothing leaks. Method: model check against the plain list.
+/// Goal: grants, their growth, their order (first come, first served among conflicting ones), callbacks, glimpses and
+/// the end of sessions follow the rules; no request starves; nothing leaks. Method: model check against the plain list.
 #[test]
 fn server_follows_the_rules() {
     let (mut waited, mut crowded, mut joined, mut refused, mut passed) = (0, 0, 0, 0, 0);

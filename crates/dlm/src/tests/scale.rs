@@ -16,8 +16,9 @@ fn drain(space: &mut LockSpace) -> Vec<Action> {
     std::iter::from_fn(|| space.poll_action()).collect()
 }
 
-/// Goal: 100,000 locks on one object cost O(log n) each. Method: four writers take every fourth block, another asks for
-/// everything, all is given back; nodes looked at for each lock stay below a small multiple of log n.
+/// Goal: 100,000 locks on one object cost O(log n) each. Method: four writers take every fourth block, another client
+/// requests everything, all locks are returned; the number of nodes visited for each lock stays below a small multiple
+/// of log n.
 #[test]
 fn strided_locks_are_not_quadratic() {
     let mut space = LockSpace::new(LockLimits::default(), 1);
@@ -126,8 +127,9 @@ fn who_is_alone_does_not_contend() {
 }
 
 /// Goal: with whole units two writers of different bytes of one unit conflict, count as contention, and grow up to a
-/// neighbour's unit; without growth everybody gets what was asked; without counting nothing is contended; a change
-/// counts for the next request alone. Method: one pattern of requests under each setting, changed while locks are held.
+/// neighbour's unit; without growth every request is granted exactly; without counting nothing is contended; a change
+/// of a setting applies only to later requests. Method: one pattern of requests under each setting, changed while locks
+/// are held.
 #[test]
 fn switches_of_the_lock_server() {
     let limits = LockLimits { granularity_bytes: 4096, ..LockLimits::default() };
@@ -225,7 +227,7 @@ fn contention_outlives_the_locks() {
     assert!(!space.contended(now_ns + 5 * SECOND, object(0)));
 }
 
-/// Goal: locks held before a restart come back under their ids; what conflicts or is foreign is refused. Method:
+/// Goal: locks held before a restart are restored with their ids; conflicting and unknown ones are refused. Method:
 /// example.
 #[test]
 fn restart_restores_locks() {

@@ -1,13 +1,13 @@
-//! One server, several clients, a network that reorders everything, and data to see incoherence by.
+//! One server, several clients, a network that reorders all messages, and data that shows incoherence.
 //!
 //! Each step is one message delivered, one I/O begun or ended, or one direct request ended. After every step no two
 //! holders may conflict, neither in the server's table nor in the clients' tables; every read must see what was written
 //! last.
 //!
-//! Faults are steps too, as many as a test allows: the server restarts, or a session ends, with all that was under way
-//! to and from it. A client whose session has ended uses nothing of it any more (what sees to that is not modelled:
-//! leases and the order in which targets let go); it has lost what it had not written back, and goes on with its
-//! program in a new session.
+//! Faults are steps too, as many as a test permits: the server restarts, or a session ends, with all its messages under
+//! way. A client whose session has ended uses nothing of it any more (leases and the order in which targets release
+//! locks ensure that, and are not modelled); it has lost what it had not written back, and continues its program in a
+//! new session.
 
 use super::{PlantedBug, object};
 use crate::client::{CacheLimits, CallbackPlan, Granted, Hit, LockAction, LockCache, LockRef, RequestId};
@@ -20,12 +20,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// Bytes of each object.
 pub(super) const BYTES: u64 = 6;
 
-/// How wide a lock is asked for.
+/// How wide a lock is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Extent {
     Grown,
     Exact,
-    /// Lock-ahead: asked for without waiting for the answer, and no I/O.
+    /// Lock-ahead: requested without waiting for the answer, and no I/O.
     Ahead,
 }
 
@@ -37,8 +37,8 @@ pub(super) struct Op {
     pub range: ByteRange,
     pub direct: bool,
     pub extent: Extent,
-    /// Under the lock of this group, which is taken before if the client does not hold it, and given back afterwards if
-    /// the flag says so. Members of a group touch bytes of their own.
+    /// The I/O is done under the lock of this group, which is taken before if the client does not hold it, and returned
+    /// afterwards if the flag says so. Members of a group access separate bytes.
     pub group: Option<(u64, bool)>,
     /// Written value, unique in a world.
     pub value: u32,
@@ -61,7 +61,7 @@ enum Message {
 }
 
 impl Message {
-    /// From whom, or to whom.
+    /// The client that sends or gets the message.
     fn client(&self) -> usize {
         match *self {
             Message::Enqueue { client, .. }
@@ -86,11 +86,11 @@ const CLIENTS_MAX: u64 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Doing {
     Nothing,
-    /// Until it is known what becomes of a lock-ahead that would do.
+    /// The operation waits for the answer to a lock-ahead that would cover it.
     Awaiting(Op),
     Waiting(Op, u64),
     Joining(Op),
-    /// Until the server knows that the group lock is given back: what follows is not done under it.
+    /// The client waits until the server has confirmed the return of the group lock: what follows is not done under it.
     Leaving(LockId),
     Running(Op, LockId),
     /// A direct request that waits until none of its bytes is dirty in its own cache.
@@ -106,7 +106,7 @@ struct Client {
     doing: Doing,
     /// Sessions that it had before.
     ended: u64,
-    /// Locks asked for ahead, unanswered.
+    /// Locks requested ahead, unanswered.
     ahead: BTreeMap<u64, Op>,
     /// The group lock held.
     group: Option<(ObjectId, u64, LockId)>,
@@ -168,9 +168,9 @@ impl Client {
         message
     }
 
-    /// Brings a direct request of a client that caches the same bytes on its way: its own locks do not stand in its way
-    /// at the server, so it first writes back what is dirty and forgets what is cached. A dirty byte whose lock is on
-    /// its way back is flushed by that.
+    /// Sends a direct request of a client that caches the same bytes: at the server its own locks do not conflict, so
+    /// the client first writes back dirty bytes and drops what is cached. This also flushes a dirty byte whose lock is
+    /// being returned.
     fn settle(&mut self, n: usize, now_ns: u64) -> Vec<Message> {
         let Doing::Settling(op) = self.doing else { return Vec::new() };
         let id = object(op.object);
@@ -281,14 +281,14 @@ impl World {
         steps
     }
 
-    /// What may go wrong next.
+    /// The faults that may happen next.
     pub fn faults(&self) -> Vec<Step> {
         let mut faults: Vec<Step> = self.evictable.iter().map(|&n| Step::Evict(n)).collect();
         faults.extend((self.restarts > 0).then_some(Step::Restart));
         faults
     }
 
-    /// A state in which nothing can happen: everybody must have got what they asked for.
+    /// A state in which nothing can happen: every client must have got what it requested.
     pub fn check_end(&self) -> Result<(), String> {
         for (n, client) in self.clients.iter().enumerate() {
             if client.doing != Doing::Nothing || !client.program.is_empty() {
@@ -342,7 +342,7 @@ impl World {
         self.check()
     }
 
-    /// Whose session that is now.
+    /// The client of that session now.
     fn client_of(&self, session: SessionId) -> Option<usize> {
         let n = (session.0 % CLIENTS_MAX) as usize;
         (self.clients[n].session(n) == session).then_some(n)
@@ -586,8 +586,8 @@ impl World {
         }
     }
 
-    /// The session of a client ends, and another one of it begins. What it had not written back is lost, so what is on
-    /// the disk is what was written last: nobody else can have seen the rest.
+    /// The session of a client ends, and it begins another one. What it had not written back is lost, so the disk has
+    /// the last write: no other client can have seen the rest.
     pub fn evict(&mut self, n: usize) -> Result<(), String> {
         let mut lost: Vec<(ObjectId, u64)> = Vec::new();
         for message in self.network.iter().filter(|message| message.client() == n) {
@@ -607,7 +607,7 @@ impl World {
         }
         self.server.drop_session(self.now_ns, client.session(n));
         client.cache.lose_all();
-        // What it had under way fails.
+        // Its I/O under way fails.
         if let Doing::Running(_, id) = client.doing {
             client.cache.unpin(LockRef { id });
         }
@@ -661,7 +661,7 @@ impl World {
                     self.network.push(Message::Group { client: n, object: object(op.object), group });
                 }
                 Doing::Direct(_) => self.network.push(Message::Direct { client: n }),
-                // Given back to the server that is gone.
+                // The lock was returned to the server that is gone.
                 Doing::Leaving(id) if client.cache.extent(id).is_none() => client.doing = Doing::Nothing,
                 Doing::Nothing | Doing::Awaiting(_) | Doing::Running(..) | Doing::Settling(_) | Doing::Leaving(_) => {}
             }

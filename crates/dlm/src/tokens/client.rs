@@ -116,7 +116,7 @@ impl<V> TokenCache<V> {
         }
     }
 
-    /// To be called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that goes on
+    /// To be called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that continues
     /// during suspend. A request that is sent again keeps its first ask.
     pub fn ask(&mut self, now_ns: u64) -> Ask {
         self.last_ask += 1;
@@ -237,7 +237,7 @@ impl<V> TokenCache<V> {
     }
 
     /// The target has restarted: earlier values are dropped, and earlier grants are void by their numbers. After this
-    /// the client presents itself. Requests that are sent again keep their asks, and changes of this client go on.
+    /// the client presents itself. Requests that are sent again keep their asks, and changes of this client continue.
     pub fn restarted(&mut self, generation: u16) {
         self.generation = self.generation.max(generation);
         self.values.clear();
@@ -311,7 +311,7 @@ impl<V> TokenCache<V> {
 
 #[cfg(test)]
 pub(crate) mod inspect {
-    //! What the tests look at.
+    //! State that the tests check.
     use super::*;
 
     impl<V> TokenCache<V> {

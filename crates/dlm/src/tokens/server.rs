@@ -548,7 +548,7 @@ impl TokenSpace {
 
 #[cfg(test)]
 pub(crate) mod inspect {
-    //! What the tests look at.
+    //! State that the tests check.
     use super::*;
 
     impl TokenSpace {

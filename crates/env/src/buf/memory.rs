@@ -1,18 +1,19 @@
 //! The memory of buffers: where it comes from and where it goes.
 //!
-//! Owns: the store of used memory. Does not own: windows, who may touch what (`buf`).
+//! Owns: the store of used memory. Does not own: windows and access to bytes (`buf`).
 //!
-//! Below `POOLED_MIN_BYTES` the allocator serves. From there to 1 MiB a buffer is a chunk of a run, one class of chunks
-//! for each power of two with a page of room on top, so that a payload that begins anywhere within a page fits its
-//! class. Beyond, a buffer is a mapping of its own. Runs and mappings ask for huge pages and lie on their boundaries:
-//! direct I/O from huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB request of small pages
-//! has more segments than a request of the block layer takes), and memory that comes back used costs no page faults
-//! (0.3 us for each 4 KiB).
+//! Buffers below `POOLED_MIN_BYTES` come from the allocator. From there to 1 MiB a buffer is a chunk of a run, one
+//! class of chunks for each power of two with a page of room on top, so that a payload that begins anywhere within a
+//! page fits its class. Larger buffers are mappings of their own. Runs and mappings request huge pages and lie on their
+//! boundaries: direct I/O from huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB request of
+//! small pages has more segments than a request of the block layer takes), and memory that comes back used costs no
+//! page faults (0.3 us for each 4 KiB).
 //!
-//! Invariants: memory is in the store, or in one `Memory`, or being given back. Chunks are never unmapped; their number
-//! is bounded by how many were in use at once. Memory in the store beyond the bounds below is given back to the system:
+//! Invariants: memory is in the store, or in one `Memory`, or being returned. Chunks are never unmapped; their number
+//! is bounded by how many were in use at once. Memory in the store beyond the bounds below is returned to the system:
 //! it then reads as zeros.
 
+pub(crate) mod arena;
 mod mappings;
 mod store;
 
@@ -31,12 +32,12 @@ use store::{GiveBack, Store};
 pub const ALIGN: usize = 4096;
 /// Buffers from this size on do not come from the allocator, bytes.
 const POOLED_MIN_BYTES: usize = 64 << 10;
-/// Classes of chunks: 64 KiB, which is what caches are made of, 1 MiB, which is what fills them, and 64 KiB to 1 MiB
-/// with a page more.
+/// Classes of chunks: 64 KiB, used by caches; 1 MiB, used to fill them; and 64 KiB to 1 MiB with an additional page.
 const CLASSES: usize = 7;
 /// Buffers beyond this are mappings of their own, bytes.
 const CHUNK_MAX_BYTES: usize = (1 << 20) + ALIGN;
-/// What chunks are cut from, and what memory goes back in, bytes: small, so that nothing of it is in use soon.
+/// Size of a run, the unit in which memory is cut into chunks and returned to the system, bytes: small, so that soon no
+/// chunk of it is in use.
 const RUN_BYTES: usize = 4 << 20;
 /// A huge page, bytes.
 const HUGE_BYTES: usize = 2 << 20;
@@ -59,10 +60,10 @@ static MAPPINGS: Mutex<Mappings> = Mutex::new(Mappings::new());
 /// Bytes that were taken new from the system.
 static NEW_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// What a new page costs, ns of the processor; 0 before any was touched.
+/// The cost of a new page, ns of processor time; 0 before any was touched.
 static NEW_PAGE_NS: AtomicU64 = AtomicU64::new(0);
 
-/// What the content of new memory has to be.
+/// The required content of new memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Zeros.
@@ -104,8 +105,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An owned block of memory, aligned to `ALIGN`, its size a multiple of it, all of it initialised. Gives no references:
-/// whoever holds it or a share of it sees to it that nobody writes what another reads.
+/// An owned block of memory, aligned to `ALIGN`, its size a multiple of it, all of it initialised. It gives out no
+/// references: its holders ensure that no thread writes bytes that another one reads.
 pub(super) struct Memory {
     ptr: NonNull<u8>,
     bytes: usize,
@@ -140,12 +141,12 @@ impl Memory {
         self.bytes
     }
 
-    /// What it takes of the process's memory.
+    /// Its share of the process's memory.
     pub(super) fn cost_bytes(&self) -> usize {
         match source(self.bytes) {
             Source::Nothing => 0,
-            // The allocator's own words lie before the first byte, so that what follows begins an alignment later: two
-            // blocks of 8 KiB are 12 KiB apart.
+            // The allocator's own words come before the first byte, so that the next block begins an alignment later:
+            // two blocks of 8 KiB are 12 KiB apart.
             Source::Heap => self.bytes + ALIGN,
             Source::Chunk(class) => chunk_bytes(class),
             Source::Mapping(size) => size,
@@ -213,7 +214,7 @@ fn keep_chunk(class: usize, ptr: NonNull<u8>) {
     give_back_all(at, excess);
 }
 
-/// Gives back what is too much now that the chunk at `wanted` was taken or has come back.
+/// Returns excess memory to the system now that the chunk at `wanted` was taken or returned.
 fn give_back_all(wanted: usize, mut excess: Option<GiveBack>) {
     while let Some(back) = excess {
         give_back(back);
@@ -221,17 +222,17 @@ fn give_back_all(wanted: usize, mut excess: Option<GiveBack>) {
     }
 }
 
-/// How many bytes of used memory may wait for their next use, at least 48 MiB, whatever is in use, or more as long as
-/// they and the chunks in use have at most `held` bytes: a cache that is emptied is filled again from what it had. New
-/// memory is dear: where the machine itself gets it from a host, 0.4 GB/s. Whoever raises this calls `decay` from time
-/// to time.
+/// Sets how many bytes of used memory may be kept for reuse: at least 48 MiB, whatever is in use, and more as long as
+/// kept and used chunks together have at most `held` bytes, so that a cache that was emptied is filled again from its
+/// former memory. New memory is expensive: on a machine that itself gets it from a host, 0.4 GB/s. A caller that raises
+/// this has to call `decay` from time to time.
 pub fn keep_bytes(max: usize, held: usize) {
     lock(&CHUNKS).keep_bytes(max, held);
     lock(&MAPPINGS).keep_bytes(max);
 }
 
-/// Gives a part of the used memory that waits beyond 48 MiB, and that nobody wanted lately, back to the system, or
-/// `all` beyond.
+/// Returns a part of the used memory that waits beyond 48 MiB, and that was not needed lately, to the system, or `all`
+/// beyond.
 pub fn decay(all: bool) {
     let back = lock(&CHUNKS).decay(all);
     back.into_iter().for_each(give_back);
@@ -244,13 +245,14 @@ pub fn waiting_bytes() -> usize {
     lock(&CHUNKS).kept()
 }
 
-/// What a page of 4 KiB cost in the memory that was touched last, ns of the processor; `None` before the first.
+/// The cost of a page of 4 KiB in the memory that was touched last, ns of processor time; `None` before the first.
 pub(super) fn new_page_ns() -> Option<u64> {
     Some(NEW_PAGE_NS.load(Relaxed)).filter(|ns| *ns > 0)
 }
 
-/// Touches memory that was never touched or was given back, and notes what that cost. What is there already stays as it
-/// is. False on an older kernel, and where the memory group is full: then each page comes when it is used.
+/// Touches memory that was never touched or was returned to the system, and records the cost. Pages that exist already
+/// stay as they are. Returns false on an older kernel, and if the memory group is full: then each page is made when it
+/// is used.
 fn touch(at: NonNull<u8>, bytes: usize) -> bool {
     let begun = processor_time();
     // SAFETY: the memory is mapped, starts at a page, and no byte of it changes.
@@ -264,7 +266,7 @@ fn touch(at: NonNull<u8>, bytes: usize) -> bool {
 fn note_touched(took: Duration, bytes: usize) {
     let ns = (took.as_nanos() as u64 / (bytes / ALIGN) as u64).max(1);
     let before = NEW_PAGE_NS.load(Relaxed);
-    // Some may have come from memory that the host had not taken back.
+    // Some pages may have come from memory that the host had not taken back.
     let mean = if before == 0 { ns } else { (7 * before + ns) / 8 };
     NEW_PAGE_NS.store(mean, Relaxed);
 }
@@ -280,9 +282,9 @@ pub fn in_use_bytes() -> usize {
     lock(&CHUNKS).in_use()
 }
 
-/// Touches memory ahead of its use until `goal` bytes of used memory wait, one run of 4 MiB at a call: what was never
-/// touched costs 0.3 us for each 4 KiB, and up to 10 us where the machine gets its own memory from a host. Takes long;
-/// nobody waits for it meanwhile. Says whether there is more to touch.
+/// Touches memory ahead of its use until `goal` bytes of memory are kept for reuse, one run of 4 MiB in each call:
+/// touching costs 0.3 us for each 4 KiB, and up to 10 us on a machine that gets its own memory from a host. This takes
+/// long, and nothing waits for it meanwhile. Returns whether there is more to touch.
 pub fn populate(goal: usize) -> bool {
     let mut chunks = lock(&CHUNKS);
     if !chunks.wants_touched(goal) {
@@ -300,21 +302,26 @@ pub fn populate(goal: usize) -> bool {
     chunks.wants_touched(goal)
 }
 
-/// Gives memory that nobody finds back to the system.
+/// Returns memory without a holder to the system.
 fn give_back(back: GiveBack) {
     let ptr = pointer(back.at);
+    if arena::place(back.at).is_some() {
+        arena::clear(ptr, back.bytes);
+        lock(&CHUNKS).gave_back(back);
+        return;
+    }
     // SAFETY: the memory is mapped, starts at a page, and nobody owns or finds it.
     let given = unsafe { madvise(ptr.as_ptr().cast(), back.bytes, Advice::LinuxDontNeed) };
     if given.is_err() {
-        // SAFETY: as above. Locked memory cannot be given back; it must be zero all the same.
+        // SAFETY: as above. Locked memory cannot be returned; it must be zero all the same.
         unsafe { ptr.write_bytes(0, back.bytes) };
     }
     lock(&CHUNKS).gave_back(back);
 }
 
-/// How many bytes of buffers came new from the system so far, be it for the first time or again after they were given
-/// back: whoever times what uses them times page faults, too, at up to 10 us for each 4 KiB on a machine that gets its
-/// own memory from a host.
+/// How many bytes of buffers came new from the system so far, for the first time or again after they were returned:
+/// measurements of their use include page faults, of up to 10 us for each 4 KiB on a machine that gets its own memory
+/// from a host.
 pub(super) fn new_bytes() -> u64 {
     NEW_BYTES.load(Relaxed)
 }
@@ -335,8 +342,13 @@ fn keep_mapping(size: usize, ptr: NonNull<u8>) {
     }
 }
 
-/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several.
+/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several. It lies in the arena, if there
+/// is one with room.
 fn map_huge(size: usize, align: usize) -> NonNull<u8> {
+    debug_assert!(RUN_BYTES.is_multiple_of(align), "ranges of the arena are aligned to runs");
+    if let Some(range) = arena::take_passable(size) {
+        return range;
+    }
     let all = size.next_multiple_of(align) + align;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: a new mapping at an address of the system's choice touches no memory in use.
@@ -349,13 +361,15 @@ fn map_huge(size: usize, align: usize) -> NonNull<u8> {
         unmap(start, head);
     }
     unmap(behind, all - head - size);
-    // Without huge pages everything works, slower.
-    // SAFETY: advice on a mapping that is ours.
+    // Without huge pages everything works, but slower. SAFETY: advice on a mapping that is ours.
     let _ = unsafe { madvise(ptr.as_ptr().cast(), size, Advice::LinuxHugepage) };
     ptr
 }
 
 fn unmap(ptr: NonNull<u8>, size: usize) {
+    if arena::give_back_passable(ptr, size) {
+        return;
+    }
     // SAFETY: mapped in `map_huge`, whole pages, and no reference to them is left.
     let unmapped = unsafe { munmap(ptr.as_ptr().cast(), size) };
     debug_assert!(unmapped.is_ok(), "what was mapped can be unmapped");

@@ -3,9 +3,9 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Goal: used memory is reused, zeroed memory is zero all the same, and what the store cannot keep is zero too. Method:
-/// fill, drop and allocate again, of each kind: heap, chunk, mapping, in sizes that no other test uses; then own more
-/// chunks of a class at once than the store keeps. One test, because all share one store.
+/// Goal: used memory is reused, but zeroed memory is always zero, also memory that the store cannot keep. Method: fill,
+/// drop and allocate again, of each kind: heap, chunk, mapping, in sizes that no other test uses; then own more chunks
+/// of a class at once than the store keeps. One test, because all share one store.
 #[test]
 fn scratch_is_reused_and_zeroed_is_zero() {
     for len in [3 * ALIGN, (512 << 10) + 7, (7 << 20) + 5 * ALIGN] {
@@ -26,7 +26,7 @@ fn scratch_is_reused_and_zeroed_is_zero() {
     assert!(take().iter().all(|b| b.iter().all(|&byte| byte == 0)));
 }
 
-/// Goal: memory that comes new from the system is told from memory that is used again. Method: a mapping and a chunk of
+/// Goal: memory that comes new from the system is distinguished from reused memory. Method: a mapping and a chunk of
 /// sizes that no other test uses, the first time, and again; other tests take new memory meanwhile, so it is looked at
 /// more than once.
 #[test]
@@ -45,7 +45,7 @@ fn new_memory_is_counted() {
     }
 }
 
-/// Goal: lent memory is used where it lies, never changed, and given back with its last part. Method: parts of a
+/// Goal: memory of another owner is used in place, never changed, and returned with its last part. Method: parts of a
 /// vector, one of which is changed.
 #[test]
 fn lent_memory_comes_back_unchanged() {
@@ -150,7 +150,7 @@ fn only_neighbours_join() {
     assert!(matches!(abc.owner, Owner::Sole(_)), "it can be cut and joined again without leaving a trace");
 }
 
-/// Goal: a whole whose other parts are gone keeps to its room. Method: drop the first of three parts and join the
+/// Goal: a whole whose other parts are gone stays within its room. Method: drop the first of three parts and join the
 /// others.
 #[test]
 fn a_joined_rest_keeps_to_its_room() {
@@ -195,9 +195,9 @@ proptest! {
     }
 }
 
-/// Goal: neighbours are given away as one buffer without a copy, in parts that join again; nobody can change them
-/// meanwhile, and a change of what was given away goes elsewhere. Method: three parts of one memory, shared, cut,
-/// joined, changed and dropped.
+/// Goal: adjacent parts are passed on as one buffer without a copy, in parts that can be joined again; nobody can
+/// change them meanwhile, and a change of the passed-on buffer goes to a copy. Method: three parts of one memory,
+/// shared, cut, joined, changed and dropped.
 #[test]
 fn neighbours_are_shared() {
     let mut c = Buf::zeroed(3 * ALIGN);

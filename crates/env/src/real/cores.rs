@@ -1,21 +1,22 @@
 //! `cores`: a worker that polls and the threads that wait for it use different cores.
 //!
 //! The scheduler wakes a thread where it slept or where its waker runs, and leaves it there as long as no core is
-//! overloaded. On few cores a reader of the kernel's requests so comes to lie beside the worker that it asks, while the
-//! program that asked sleeps on another core: each hand-over is then a switch, and each answer wakes a core. Once it is
-//! so it stays so for seconds. So while requests mostly wait for workers, for short times, a worker keeps the core it
-//! is on, and readers leave it.
+//! overloaded. On few cores a reader of the kernel's requests therefore gets onto the core of the worker to which it
+//! sends them, while the calling program sleeps on another core: each hand-over is then a switch, and each answer wakes
+//! a core. Such a placement lasts for seconds. So while most requests wait only for workers, and only briefly, a worker
+//! stays on its core, and readers use other cores.
 //!
 //! Numbers (two cores, 8,136 names unpacked through a mount and deleted, in turn, medians of 6): 4.99 and 1.60 s left
 //! to the scheduler, 3.51 and 1.08 s so, 3.77 and 1.17 bound by hand. With changes of places as a caller moved it was
 //! worse than nothing: it has to be rare.
 //!
 //! Owns: which cores workers of this process keep (`Keep`), and threads that stay away from them (`Apart`). Does not
-//! own: who is told to do so.
+//! own: which threads do so.
 //!
-//! Invariants: one core at least stays free of workers that keep theirs. Long waits mean that somebody else needs a
-//! core that we hold on to (a busy loop beside a bound worker made every request ten times as slow): then all is left
-//! to the scheduler for a while. Who changes the affinity of a thread from outside is obeyed from then on.
+//! Invariants: at least one core stays free of workers that keep theirs. Long waits mean that another thread needs a
+//! core that a worker keeps (a busy loop on the core of a bound worker made every request ten times as slow): then
+//! everything is left to the scheduler for a while. If the affinity of a thread is changed from outside, that setting
+//! is used from then on.
 
 use super::monotonic;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -23,16 +24,16 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What the workers and readers of a process tell each other.
+/// The shared state of the workers and readers of a process.
 #[derive(Debug)]
 struct Cores {
-    /// Those below 64 that workers keep.
+    /// The cores below 64 that workers keep.
     kept: AtomicU64,
     /// How much requests of late waited for workers, for short times. Counts may get lost between threads.
     score: AtomicU32,
     /// They do so mostly.
     waiting: AtomicBool,
-    /// Until when all is left to the scheduler, nanoseconds of `monotonic`.
+    /// Until when everything is left to the scheduler, nanoseconds of `monotonic`.
     crowded_until: AtomicU64,
 }
 
@@ -47,11 +48,11 @@ const CROWDED: Duration = Duration::from_secs(5);
 
 /// Score of a request that waited for a worker, for a short time.
 const SHORT_WAIT: u32 = 4;
-/// What a request that waited for nobody takes away: few enough that one beside each of the others changes nothing.
+/// By how much a request without a wait lowers the score: so little that one for each waiting request changes nothing.
 const NO_WAIT: u32 = 1;
-/// What a long wait takes away.
+/// By how much a long wait lowers the score.
 const LONG_WAIT: u32 = 16;
-/// From this score on cores are kept.
+/// From this score on workers keep their cores.
 const MANY: u32 = 128;
 /// Highest score. At zero nothing is kept any more.
 const SCORE_MAX: u32 = 256;
@@ -104,7 +105,7 @@ fn bit(core: usize) -> u64 {
     if core < 64 { 1 << core } else { 0 }
 }
 
-/// Of the first 64 cores, those of a set.
+/// The cores among the first 64 that are in a set.
 fn low(set: &CpuSet) -> u64 {
     (0..64).filter(|&core| set.is_set(core)).map(bit).sum()
 }
@@ -130,7 +131,7 @@ impl Narrow {
         Some(Narrow { before, now })
     }
 
-    /// Takes it back, unless somebody else has changed it meanwhile.
+    /// Restores it, unless another thread has changed it meanwhile.
     fn undo(self) {
         WIDE.set(None);
         if sched_getaffinity(None).is_ok_and(|set| set == self.now) {
@@ -140,7 +141,7 @@ impl Narrow {
 }
 
 thread_local! {
-    /// What this thread may use once it is not narrowed any more.
+    /// The cores that this thread may use when it is not restricted any more.
     static WIDE: Cell<Option<CpuSet>> = const { Cell::new(None) };
 }
 
@@ -163,7 +164,7 @@ impl Wide {
     }
 }
 
-/// A worker's core: kept once the worker has been at work there for a while.
+/// The core of a worker, which is kept once the worker has worked there for a while.
 #[derive(Debug)]
 pub(super) struct Keep {
     cores: &'static Cores,
@@ -173,7 +174,7 @@ pub(super) struct Keep {
 }
 
 impl Keep {
-    /// One that keeps none yet.
+    /// A state in which no core is kept.
     pub(super) fn new() -> Keep {
         Keep::of(&CORES)
     }
@@ -238,7 +239,7 @@ impl Drop for Keep {
 #[derive(Debug)]
 pub struct Apart {
     cores: &'static Cores,
-    /// The cores that were kept when this was last looked at; 0 while all are used.
+    /// The kept cores when this was last checked; 0 while all are used.
     avoided: u64,
     narrow: Option<Narrow>,
 }
@@ -250,7 +251,7 @@ impl Default for Apart {
 }
 
 impl Apart {
-    /// One that uses all cores.
+    /// A state in which all cores are used.
     pub fn new() -> Apart {
         Apart::of(&CORES)
     }
@@ -259,7 +260,7 @@ impl Apart {
         Apart { cores, avoided: 0, narrow: None }
     }
 
-    /// This thread has served a request in so long; `waited`: for another thread.
+    /// This thread has served a request in so long; `waited`: it waited for another thread.
     pub fn served(&mut self, waited: bool, took: Duration) {
         self.cores.served(waited, took);
         let avoid = if self.cores.waits() { self.cores.kept.load(Ordering::Relaxed) } else { 0 };
@@ -293,8 +294,8 @@ mod tests {
         (0..times).for_each(|_| cores.served(true, LONG));
     }
 
-    /// Goal: cores are kept once many requests waited a short time, also when as many did not wait; no longer once only
-    /// others came; after long waits not for a while. Method: requests by hand.
+    /// Goal: cores are kept once many requests had a short wait, also if as many had none; no longer when only requests
+    /// without a wait come; and not for a while after long waits. Method: requests by hand.
     #[test]
     fn short_waits_keep_cores() {
         let cores = Cores::new();
@@ -322,8 +323,8 @@ mod tests {
     }
 
     /// Goal: a worker keeps its core as long as requests wait and another core is left; a thread that serves them
-    /// leaves it and comes back; what it starts begins with all cores; what somebody else has set stays. Method: both
-    /// on threads of their own, with the real affinity; on a machine with one core nothing may change.
+    /// leaves it and may return later; threads that it starts begin with all cores; settings from outside stay. Method:
+    /// both on threads of their own, with the real affinity; on a machine with one core nothing may change.
     #[test]
     fn workers_and_readers_part() {
         static HERE: Cores = Cores::new();

@@ -30,7 +30,7 @@ pub struct RealDisk {
     write_delay: Rc<Cell<Duration>>,
 }
 
-/// Ranges that `backed` tells of at most: a file in so many pieces has been filled long ago.
+/// Most ranges that `backed` returns: a file in so many pieces has had its storage for long.
 const BACKED_MAX: usize = 1 << 20;
 
 impl RealDisk {

@@ -33,17 +33,17 @@ const RING_ENTRIES: u32 = 1024;
 const REMOTE_WAKES_MAX: usize = 4096;
 /// Ready tasks of a round.
 const TASKS_MAX: usize = 4;
-/// Rounds between two looks at the ring, which is where what was begun leaves for the kernel. A task that wakes another
-/// adds a round, and a look costs 0.4 us even when there is nothing: a request passes some four tasks. Behind a round
-/// in which something large was begun the look comes at once: tasks that copy a MiB each would keep an idle disk
-/// waiting for milliseconds.
+/// Rounds of tasks between two submissions to the ring, where operations go to the kernel. A task that wakes another
+/// one adds a round, and a submission costs 0.4 us even if there is nothing: a request passes some four tasks. After a
+/// round in which something large was begun the submission comes at once: otherwise tasks that copy 1 MiB each would
+/// keep an idle disk waiting for milliseconds.
 const TICKS_MAX: u32 = 64;
 /// How long `run` waits at its end for operations that the kernel has not finished.
 pub(super) const DRAIN: Duration = Duration::from_secs(10);
 
 type Panic = Box<dyn Any + Send>;
 
-/// What all clones of one thread's environment share.
+/// The state that all clones of one thread's environment share.
 pub(super) struct Shared {
     tasks: RefCell<Tasks>,
     polls: Cell<u64>,
@@ -255,7 +255,7 @@ fn shutdown(runtime: &Runtime, shared: &Shared) {
     }
 }
 
-/// Runs until no task is ready. What dropped tasks cancel leaves for the kernel on the way: an operation whose
+/// Runs until no task is ready. Operations that dropped tasks cancel are submitted on the way: an operation whose
 /// cancellation finds the ring's queue full is not cancelled.
 fn run_out(runtime: &Runtime) {
     let mut ticks = 0u32;

@@ -2,8 +2,8 @@
 //!
 //! Owns: their place, names and rights. Does not own: what is in them.
 //!
-//! Invariants: nobody but the user of the process can write to one; a place that is no tmpfs is not used, since a
-//! write there could wait for a disk; nor is that of a container, which ends with it.
+//! Invariants: only the user of the process can write to such memory; a place that is not a tmpfs is not used, since a
+//! write there could wait for a disk; nor is the tmpfs of a container, which ends with it.
 
 use super::disk::context;
 use super::origin;
@@ -23,7 +23,7 @@ const ORIGIN: &str = "trusted.amphi.of";
 const NOTE_MAX: usize = 4096 + 256;
 /// Most files that are looked at when memory is made.
 const SWEPT_MAX: usize = 4096;
-/// What statfs(2) says of a tmpfs.
+/// The type of a tmpfs in statfs(2).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Whose `/dev/shm` it is.
@@ -36,7 +36,7 @@ const MACHINE: u64 = 0xEFFF_FFFF;
 
 /// Whether memory that this process makes outlives it.
 ///
-/// Errors: `Unsupported` where there is no tmpfs, or it is that of a container, which is killed and goes as a whole.
+/// Errors: `Unsupported` if there is no tmpfs, or it is that of a container, which ends as a whole when it is killed.
 pub fn memory_outlives() -> io::Result<()> {
     let unsupported = |why: &str| Err(io::Error::new(io::ErrorKind::Unsupported, format!("{PLACE}: {why}")));
     let place = rustix::fs::statfs(PLACE).map_err(|e| context(PLACE, e))?;
@@ -47,7 +47,7 @@ pub fn memory_outlives() -> io::Result<()> {
     if namespace.st_ino != MACHINE {
         return unsupported("the IPC namespace is not the machine's, it may end with the server");
     }
-    // Who may not look takes it for the machine's.
+    // A process that may not look assumes the machine's tmpfs.
     if rustix::fs::stat(FIRST_PLACE)
         .is_ok_and(|first| rustix::fs::stat(PLACE).is_ok_and(|own| own.st_dev != first.st_dev))
     {
@@ -75,15 +75,15 @@ impl RealKept {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| context(&path, e))?;
         if let Some(note) = origin::note(of) {
-            // Who may not set it (root alone may) leaves memory behind when the file is deleted, which is all that is
-            // lost.
+            // A process that may not set it (only root may) leaves the memory behind when the file is deleted, which is
+            // the only loss.
             let _ = rustix::fs::fsetxattr(&fd, ORIGIN, &note, XattrFlags::empty());
         }
         Ok(RealKept { fd })
     }
 }
 
-/// Removes the memory of files that have been deleted: nobody will ever ask for it again.
+/// Removes the memory of files that have been deleted, because nobody can use it any more.
 fn sweep() {
     let own = rustix::process::geteuid().as_raw();
     let names = std::fs::read_dir(PLACE).into_iter().flatten().filter_map(|e| e.ok()?.file_name().into_string().ok());
@@ -98,8 +98,8 @@ fn sweep() {
     }
 }
 
-/// Names are seen by all users, so what is there may be anybody's, of any kind and size: it counts if it is this
-/// user's, root's, or that of the owner of the file `of`.
+/// All users see these names, so a file there may belong to anybody and be of any kind and size: it is used only if it
+/// belongs to this user, to root, or to the owner of the file `of`.
 pub(super) fn read(name: &str, of: &str, most: usize) -> io::Result<Vec<u8>> {
     let path = path_of(name);
     let owner = rustix::fs::stat(of).map_err(|e| context(of, e))?.st_uid;
@@ -109,7 +109,7 @@ pub(super) fn read(name: &str, of: &str, most: usize) -> io::Result<Vec<u8>> {
         let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         file && users.contains(&stat.st_uid) && !mode.intersects(Mode::WGRP | Mode::WOTH)
     };
-    // Looked at first: what does not count need not be readable either.
+    // This is checked first: a file that is not used need not be readable.
     let stat = rustix::fs::lstat(&path).map_err(|e| context(&path, e))?;
     let foreign = || io::Error::new(io::ErrorKind::NotFound, format!("{path}: somebody else made it"));
     if !counts(&stat) {
@@ -179,8 +179,8 @@ impl Kept for RealKept {
 mod tests {
     use super::*;
 
-    /// Goal: nobody else's memory counts: what others may write to or have made, and what is no file, is not there, and
-    /// is no reason to fail. Method: each of them in its place.
+    /// Goal: memory of other users is not used: files that others may write to or have made, and other kinds of files,
+    /// count as absent, and cause no failure. Method: each of them in its place.
     #[test]
     fn memory_of_others_is_not_there() {
         let dir = tempfile::tempdir().expect("directory");
@@ -221,8 +221,8 @@ mod tests {
         }
     }
 
-    /// Goal: the memory of a zone that was deleted goes when the next one is made, that of one that is there stays.
-    /// Method: two files with memory, one removed. (Attributes that only root may set say whose it is.)
+    /// Goal: the memory of a deleted zone is removed when the next one is made, that of an existing zone stays. Method:
+    /// two files with memory, one removed. (The owner is recorded in attributes that only root may set.)
     #[test]
     fn memory_of_deleted_files_goes() {
         if memory_outlives().is_err() || !rustix::process::geteuid().is_root() {

@@ -3,10 +3,10 @@
 //! Owns: the wrappers through which a `Buf` and a file are given to the ring, and the count of those that are
 //! out. Does not own: the operations.
 //!
-//! Invariants: memory that the kernel may still touch is never freed; a file is not closed, nor its lock given
-//! back, while an operation on it runs. A cancelled operation keeps its wrappers until its completion arrives;
-//! buffers whose operation has not completed when the ring is closed are leaked, because closing a ring does not
-//! wait for direct I/O that is in flight.
+//! Invariants: memory that the kernel may still touch is never freed; a file is not closed, nor its lock returned,
+//! while an operation on it runs. A cancelled operation keeps its wrappers until its completion arrives; buffers whose
+//! operation has not completed when the ring is closed are leaked, because closing a ring does not wait for direct I/O
+//! that is in flight.
 
 use crate::Buf;
 use compio::buf::{IoBuf, IoBufMut, IoVectoredBuf, SetLen};
@@ -35,7 +35,7 @@ impl Leases {
         self.out.load(Ordering::Acquire)
     }
 
-    /// From now on buffers that come back are leaked.
+    /// From now on buffers that are returned are leaked.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -47,7 +47,7 @@ impl Leases {
         }
     }
 
-    /// Whether a large operation waits for a look at the ring, which is about to come.
+    /// Whether a large operation waits for a submission, which is about to come.
     pub(super) fn take_large(&self) -> bool {
         self.large.load(Ordering::Relaxed) && self.large.swap(false, Ordering::Relaxed)
     }

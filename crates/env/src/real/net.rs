@@ -8,19 +8,27 @@
 //! whose future was dropped refuses further use.
 
 use super::lent::{Frame, Held, Leases, Lent};
+use super::passed::RealMemory;
 use crate::addr::Addr;
-use crate::{Buf, Conn, IoBuf, Listener, Rx, Tx};
+use crate::buf::arena;
+use crate::{Buf, Conn, Ends, IoBuf, Listener, Rx, Tx};
 use amphi_types::Cred;
 use compio::buf::{BufResult, IntoInner};
 use compio::driver::SharedFd;
-use compio::driver::op::{Accept, Recv, Send, SendVectored};
+use compio::driver::op::{Accept, Interest, PollOnce, Recv, Send, SendVectored};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
@@ -30,13 +38,13 @@ use std::time::Duration;
 
 /// Bytes that one receive may fetch ahead: head and body of small messages come with one system call.
 const STAGING_BYTES: usize = 64 << 10;
-/// From this many missing bytes on a receive goes straight into the caller's buffer: below, the copy costs less
-/// than the extra system call (16 KiB copy in about 1 us).
+/// If at least this many bytes are missing, a receive goes directly into the caller's buffer: for fewer the copy costs
+/// less than the additional system call (16 KiB copy in about 1 us).
 const DIRECT_BYTES: usize = 16 << 10;
 
-/// What a Unix socket holds on its way, bytes (the kernel takes twice that, its own structures included). Measured with
-/// payloads of 4 MiB: 8 GB/s; with the default of 208 KiB 2 to 8, as sender and receiver wait for each other; from 1
-/// MiB on 5, since what is on its way no longer fits the processor's cache.
+/// Capacity of a Unix socket, bytes (the kernel takes twice that, its own structures included). Measured with payloads
+/// of 4 MiB: 8 GB/s; with the default of 208 KiB 2 to 8, because sender and receiver wait for each other; from 1 MiB on
+/// 5, because the bytes no longer fit into the processor's cache.
 const UNIX_SEND_BYTES: usize = 256 << 10;
 /// A TCP peer that acknowledges nothing for this long is gone: sends then fail, and so does a receive that waits.
 const TCP_SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -54,9 +62,21 @@ pub struct RealConn {
     peer: String,
     cred: Option<Cred>,
     tcp: bool,
-    /// What was received ahead on the thread that had the connection before.
+    /// Bytes that were received on the thread that had the connection before.
     ahead: Option<Staging>,
+    memory: Memory,
     leases: Arc<Leases>,
+}
+
+/// Memory of the other end's process.
+#[derive(Clone)]
+enum Memory {
+    /// It may come with bytes that are received.
+    Expected,
+    /// It came.
+    There(RealMemory),
+    /// None came, and none is looked for.
+    None,
 }
 
 /// A connected socket between two threads.
@@ -66,28 +86,31 @@ pub struct RealMoved {
     cred: Option<Cred>,
     tcp: bool,
     ahead: Staging,
+    memory: Memory,
 }
 
 impl RealConn {
     /// Takes a socket over from another thread.
     pub(super) fn adopt(moved: RealMoved, leases: &Arc<Leases>) -> RealConn {
-        let RealMoved { fd, peer, cred, tcp, ahead } = moved;
-        RealConn { fd: SharedFd::new(fd), peer, cred, tcp, ahead: Some(ahead), leases: leases.clone() }
+        let RealMoved { fd, peer, cred, tcp, ahead, memory } = moved;
+        RealConn { fd: SharedFd::new(fd), peer, cred, tcp, ahead: Some(ahead), memory, leases: leases.clone() }
     }
 
     fn new(fd: OwnedFd, peer: String, cred: Option<Cred>, tcp: bool, leases: &Arc<Leases>) -> io::Result<RealConn> {
         if tcp {
             set_up_tcp(&fd)?;
         } else if sockopt::set_socket_send_buffer_size_force(&fd, UNIX_SEND_BYTES).is_err() {
-            // Without the privilege as much as the system allows: it clips, and a smaller buffer is only slower.
+            // Without the privilege it gets as much as the system permits, which is only slower.
             let _ = sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BYTES);
         }
-        Ok(RealConn { fd: SharedFd::new(fd), peer, cred, tcp, ahead: None, leases: leases.clone() })
+        // Only those who dialled pass memory.
+        let memory = if cred.is_some() { Memory::Expected } else { Memory::None };
+        Ok(RealConn { fd: SharedFd::new(fd), peer, cred, tcp, ahead: None, memory, leases: leases.clone() })
     }
 
     pub(super) async fn dial(text: &str, leases: &Arc<Leases>) -> io::Result<RealConn> {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{text}: {e}"));
-        // The stream types of the runtime stay here; the duplicate is ours alone.
+        // The stream types of the runtime stay on this thread; the duplicate belongs to us alone.
         let (fd, tcp) = match Addr::parse(text)? {
             Addr::Unix(path) => {
                 let stream = compio::net::UnixStream::connect(path).await.map_err(named)?;
@@ -130,9 +153,9 @@ impl Conn for RealConn {
     }
 
     fn split(self) -> (RealTx, RealRx) {
-        let RealConn { fd, peer, cred, tcp, ahead, leases } = self;
+        let RealConn { fd, peer, cred, tcp, ahead, memory, leases } = self;
         let staging = ahead.unwrap_or_else(|| Staging { buf: Buf::zeroed(STAGING_BYTES), start: 0, end: 0 });
-        let rx = RealRx { fd: fd.clone(), staging: Some(staging), leases: leases.clone() };
+        let rx = RealRx { fd: fd.clone(), staging: Some(staging), memory, leases: leases.clone() };
         (RealTx { fd, peer, cred, tcp, leases }, rx)
     }
 
@@ -142,10 +165,10 @@ impl Conn for RealConn {
             return Err(io::Error::other("a receive on this connection was dropped before its end"));
         };
         drop(rx.fd);
-        // The count of those who share a descriptor belongs to this thread, so the other one gets a duplicate of it
-        // wherever somebody still shares it.
+        // The reference count of a descriptor belongs to this thread, so the other thread gets a duplicate if it is
+        // still shared.
         let fd = fd.try_unwrap().or_else(|shared| shared.as_fd().try_clone_to_owned())?;
-        Ok(RealMoved { fd, peer, cred, tcp, ahead })
+        Ok(RealMoved { fd, peer, cred, tcp, ahead, memory: rx.memory })
     }
 }
 
@@ -158,16 +181,90 @@ pub struct RealTx {
     leases: Arc<Leases>,
 }
 
+/// What is known of the other end of a socket.
+#[derive(Clone)]
+pub struct RealEnds(Fd);
+
+impl RealEnds {
+    /// Whether the kernel tells one of `wanted` now; `None` if it tells nothing.
+    fn poll(&self, wanted: PollFlags) -> Option<bool> {
+        let mut fds = [PollFd::new(&self.0, wanted)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).ok()?;
+        Some(fds[0].revents().intersects(wanted))
+    }
+}
+
+impl Ends for RealEnds {
+    fn abandon(&self) {
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.poll(PollFlags::RDHUP | PollFlags::HUP).unwrap_or(true)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.poll(PollFlags::HUP).unwrap_or(false)
+    }
+}
+
+/// Sends as much of `bytes` as goes without waiting, and with the first of them a descriptor.
+fn send_with_fd(socket: &Fd, bytes: &[u8], fd: BorrowedFd<'_>) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd];
+    if !beside.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut beside, flags)
+}
+
+/// Receives what is there without waiting, and the first descriptor that came with it; others are closed.
+fn receive_with_fd(socket: &Fd, into: &mut [u8]) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut beside, flags)?;
+    let mut fds = beside.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let first = fds.next().and_then(|mut fds| fds.next());
+    Ok((received.bytes, first))
+}
+
 impl Tx for RealTx {
+    type Ends = RealEnds;
+
+    async fn send_with_memory(&mut self, mut head: Buf) -> (io::Result<bool>, Buf) {
+        let Some(memory) = arena::passed().filter(|_| !self.tcp) else {
+            let (sent, head, _) = self.send(head, None).await;
+            return (sent.map(|()| false), head);
+        };
+        // A handshake finds an empty socket. If this one is not, or if the descriptor is refused, all goes without it.
+        let sent = send_with_fd(&self.fd, &head, memory).unwrap_or(0);
+        let whole = head.window();
+        head.set_window(whole.start + sent..whole.end);
+        let (rest, mut head, _) = self.send(head, None).await;
+        head.set_window(whole);
+        (rest.map(|()| sent > 0), head)
+    }
+
+    fn ends(&self) -> RealEnds {
+        RealEnds(self.fd.clone())
+    }
+
     fn breaker(&self) -> impl Fn() + 'static {
-        let fd = self.fd.clone();
+        // Within a machine one direction is enough, and both would look as if the other end had closed (`RealEnds`).
+        let (fd, how) = (self.fd.clone(), if self.tcp { Shutdown::Both } else { Shutdown::Write });
         move || {
-            let _ = rustix::net::shutdown(&fd, Shutdown::Both);
+            let _ = rustix::net::shutdown(&fd, how);
         }
     }
 
     async fn send(&mut self, mut head: Buf, mut payload: Option<Buf>) -> (io::Result<()>, Buf, Option<Buf>) {
-        // With MSG_WAITALL the ring itself goes on after a short write.
+        // With MSG_WAITALL the ring itself continues after a short write.
         let flags = SendFlags::NOSIGNAL | SendFlags::from_bits_retain(libc::MSG_WAITALL as u32);
         let total = head.len() + payload.as_ref().map_or(0, |p| p.len());
         let mut sent = 0;
@@ -208,12 +305,40 @@ struct Staging {
 /// Receiving half.
 pub struct RealRx {
     fd: Fd,
-    /// None while a receive runs; a dropped one leaves None behind.
+    /// `None` while a receive runs; a dropped receive leaves `None`.
     staging: Option<Staging>,
+    memory: Memory,
     leases: Arc<Leases>,
 }
 
 impl RealRx {
+    /// As `recv` from the start of `buf`, with what comes beside the bytes.
+    async fn recv_expecting(&mut self, mut buf: Buf) -> (io::Result<usize>, Buf) {
+        loop {
+            match receive_with_fd(&self.fd, &mut buf) {
+                Ok((received, fd)) => {
+                    if let (Some(fd), Memory::Expected) = (fd, &self.memory) {
+                        self.memory = match RealMemory::of(&fd) {
+                            Ok(memory) => Memory::There(memory),
+                            Err(why) => {
+                                tracing::debug!("memory of a client is not used: {why}");
+                                Memory::None
+                            }
+                        };
+                    }
+                    return (Ok(received), buf);
+                }
+                Err(Errno::AGAIN) => {
+                    let ready = PollOnce::new(Held::new(&self.fd, &self.leases), Interest::Readable);
+                    if let BufResult(Err(e), _) = compio::runtime::submit(ready).await {
+                        return (Err(e), buf);
+                    }
+                }
+                Err(e) => return (Err(e.into()), buf),
+            }
+        }
+    }
+
     async fn recv(&self, buf: Buf, from: usize, flags: RecvFlags) -> (io::Result<usize>, Buf) {
         let op = Recv::new(Held::new(&self.fd, &self.leases), Lent::new(buf, from, &self.leases), flags);
         let BufResult(res, op) = compio::runtime::submit(op).await;
@@ -222,6 +347,18 @@ impl RealRx {
 }
 
 impl Rx for RealRx {
+    type Memory = RealMemory;
+
+    fn memory(&mut self) -> Option<RealMemory> {
+        match &self.memory {
+            Memory::There(memory) => Some(memory.clone()),
+            Memory::Expected | Memory::None => {
+                self.memory = Memory::None;
+                None
+            }
+        }
+    }
+
     async fn recv_exact(&mut self, mut buf: Buf) -> IoBuf<()> {
         let Some(mut staging) = self.staging.take() else {
             return (Err(io::Error::other("an earlier receive on this connection was dropped")), buf);
@@ -236,7 +373,10 @@ impl Rx for RealRx {
                 break Ok(());
             }
             let res;
-            if buf.len() - filled >= DIRECT_BYTES {
+            if let Memory::Expected = self.memory {
+                (res, staging.buf) = self.recv_expecting(staging.buf).await;
+                (staging.start, staging.end) = (0, res.as_ref().copied().unwrap_or(0));
+            } else if buf.len() - filled >= DIRECT_BYTES {
                 (res, buf) = self.recv(buf, filled, RecvFlags::WAITALL).await;
                 filled += res.as_ref().copied().unwrap_or(0);
             } else {
@@ -302,7 +442,7 @@ fn listen_unix(path: &str) -> rustix::io::Result<OwnedFd> {
 const GONE_LOOKS: u32 = 100;
 const GONE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Removes a socket that nobody serves; refuses one that answers and anything that is not a socket.
+/// Removes a socket that no process serves; refuses one that answers and anything that is not a socket.
 fn remove_stale(path: &str) -> io::Result<()> {
     let in_use = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, format!("unix:{path}: {why}")));
     match std::fs::symlink_metadata(path) {
@@ -316,7 +456,7 @@ fn remove_stale(path: &str) -> io::Result<()> {
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return std::fs::remove_file(path),
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(io::Error::new(e.kind(), format!("unix:{path}: {e}"))),
-            // The kernel closes what a killed process had in io_uring a moment after it is gone.
+            // The kernel closes what a killed process had in io_uring a moment after the process is gone.
             Ok(socket) if is_gone(&socket) => wait_for_close(),
             Ok(_) => break,
         }
@@ -397,8 +537,8 @@ mod tests {
     use super::*;
     use crate::{Env, RealEnv};
 
-    /// Goal: a TCP peer that is gone without a word ends the connection within `TCP_SILENCE_MAX`, sending or not, on
-    /// both ends. Method: a peer cannot be made to vanish without privileges, so what the kernel was told is read back.
+    /// Goal: the connection to a TCP peer that vanishes ends within `TCP_SILENCE_MAX`, sending or not, on both ends.
+    /// Method: a peer cannot be made to vanish without privileges, so the socket options are read back.
     #[test]
     fn silent_tcp_peers_are_given_up() {
         RealEnv::run(Duration::ZERO, |env| async move {

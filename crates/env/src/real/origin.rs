@@ -1,6 +1,6 @@
 //! Which file some memory belongs to, noted so that its deletion can be told from everything else that hides a file.
 //!
-//! Owns: the note (file system, file handle, path) and the judgement. Does not own: where notes are kept (`kept`).
+//! Owns: the note (file system, file handle, path) and the decision. Does not own: where notes are stored (`kept`).
 //!
 //! Invariant: a file counts as deleted only if the kernel says so of its handle, on the file system it was on. A file
 //! that was moved, or whose file system is not mounted at the moment, is never taken for a deleted one.
@@ -47,8 +47,8 @@ pub(super) fn note(path: &str) -> Option<Vec<u8>> {
     Some(note)
 }
 
-/// Whether the file of a note has been deleted. What cannot be told, for want of rights or because its file system is
-/// not there, is not taken for a deletion; nor is a note that makes no sense.
+/// Whether the file of a note has been deleted. If that cannot be determined, for want of rights or because its file
+/// system is not mounted, or if the note is invalid, the file does not count as deleted.
 pub(super) fn is_deleted(note: &[u8]) -> bool {
     parse(note).is_some_and(|(device, kind, handle, path)| judge(device, kind, handle, path).unwrap_or(false))
 }
@@ -66,7 +66,7 @@ fn judge(device: u64, kind: i32, handle: &[u8], path: &str) -> Option<bool> {
     if Path::new(path).symlink_metadata().is_ok() {
         return Some(false);
     }
-    // The nearest folder that there still is says whether the file system is mounted where it was.
+    // The nearest existing folder shows whether the file system is mounted where it was.
     let near = Path::new(path).ancestors().skip(1).find(|p| p.is_dir())?;
     let folder = rustix::fs::open(near, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     if rustix::fs::fstat(&folder).ok()?.st_dev != device {
@@ -89,8 +89,8 @@ fn judge(device: u64, kind: i32, handle: &[u8], path: &str) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// Goal: only a deleted file counts as deleted: not one that is there, was moved, or whose file system is
-    /// elsewhere. Method: a file that is moved and then removed; notes changed by hand.
+    /// Goal: only a deleted file counts as deleted: not one that exists, was moved, or whose file system is not
+    /// mounted. Method: a file that is moved and then removed; notes changed by hand.
     #[test]
     fn only_a_deletion_is_one() {
         let dir = tempfile::tempdir().expect("directory");
@@ -103,7 +103,7 @@ mod tests {
         std::fs::rename(&folder, &elsewhere).expect("move");
         assert!(!is_deleted(&note), "it was moved");
         std::fs::remove_dir_all(&elsewhere).expect("remove");
-        // Who may not open files by their handles cannot tell.
+        // A process that may not open files by their handles cannot determine it.
         assert_eq!(is_deleted(&note), rustix::process::geteuid().is_root(), "it was removed");
         let mut other = note.clone();
         other[0] ^= 1;

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket.
+//! The identity of the other end of a Unix socket.
 //!
 //! Owns: asking the kernel for user, group and supplementary groups of the process that connected, as they were then.
 //! Looking at its `/proc` entry instead would show what it has become since: it may have started a set-user-id program.
@@ -9,7 +9,7 @@ use rustix::net::sockopt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Process, user and groups of whoever connected. More groups than a request may name are left out.
+/// Process, user and groups of the peer that connected. More groups than a request may name are left out.
 pub(super) fn of(socket: &OwnedFd) -> io::Result<(i32, Cred)> {
     let who = sockopt::socket_peercred(socket)?;
     let mut groups = groups(socket)?;

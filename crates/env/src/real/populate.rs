@@ -1,8 +1,7 @@
 //! The thread that touches memory of buffers ahead of its use.
 //!
-//! Owns: the thread and when it works: at its start, and again whenever more buffers are in use than when it looked
-//! last, so that an idle process gives back what it does not use. Does not own: the memory and its bounds
-//! (`buf::memory`).
+//! Owns: the thread and when it works: at its start, and again whenever more buffers are in use than at its last check,
+//! so that an idle process returns unused memory. Does not own: the memory and its bounds (`buf::memory`).
 
 use crate::buf;
 use std::time::Duration;
@@ -10,8 +9,8 @@ use std::time::Duration;
 /// How often it looks whether more buffers are in use.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Keeps as many bytes of touched memory waiting as `goal` says, which is asked before each 4 MiB, on a thread of its
-/// own that gives way to all others. `None` ends the thread.
+/// Keeps `goal` bytes of touched memory available, which is called before each 4 MiB, on a thread of its own with the
+/// lowest priority. `None` ends the thread.
 ///
 /// Errors: those of making a thread.
 #[expect(clippy::disallowed_methods, reason = "page faults take longer than any task of a reactor may")]
@@ -24,7 +23,7 @@ pub fn keep_populated(goal: impl Fn() -> Option<usize> + Send + 'static) -> std:
             let in_use = buf::in_use_bytes();
             let grew = seen.is_none_or(|seen| in_use > seen);
             if !grew || !buf::populate(bytes) {
-                // What is taken while this works is made up for, too.
+                // Memory that is taken while this works is replaced, too.
                 seen = Some(in_use);
                 std::thread::sleep(PAUSE);
             }

@@ -1,7 +1,7 @@
 //! Random numbers of production: the system's generator, some hundred bytes at a time.
 //!
-//! Owns: what was fetched and not given out yet. Does not own: what the numbers are used for: nonces, numbers of
-//! sessions and of runs, which strangers must not be able to foretell, so no generator of our own stands in between.
+//! Owns: the fetched bytes that were not given out yet. Does not own: the use of the numbers (nonces, numbers of
+//! sessions and of runs), which strangers must not be able to predict, so there is no generator of our own.
 
 /// Bytes that one system call fetches: 32 numbers.
 const FETCHED_BYTES: usize = 256;

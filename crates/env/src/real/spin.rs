@@ -1,16 +1,17 @@
-//! `Spin`: whether a thread that has nothing to do goes on looking or sleeps.
+//! `Spin`: whether a thread that has nothing to do continues looking or sleeps.
 //!
-//! Owns: the budget since the last progress, and the rule that nobody polls while others need the core. Does not own:
-//! what is looked at between two turns, how to sleep.
+//! Owns: the budget since the last progress, and the rule that no thread polls while others need the core. Does not
+//! own: what is checked between two turns, how to sleep.
 //!
-//! Invariant: a turn gives the core away once (who has to answer may wait for this very core: a round trip of 8 us
-//! instead of 105 on two cores). If it comes back late, somebody with work of his own has had it; polling then costs
-//! him, and costs us the priority that a sleeper has when it wakes. So there is no polling for a pause, which doubles
-//! while that goes on, and is short again after some calm: the kernel's own threads make turns late as well, one of
-//! them for 0.75 ms twice a second, and pauses that only a second of calm ended had polling off for seconds then. If a
-//! turn comes back a little late a few times and nothing has come for us, others are at work who are not the ones that
-//! answer us: we sleep until we are woken, which costs less on a busy core than the switches of polling. At most as
-//! many threads of the process poll at a time as there are cores.
+//! Invariant: a turn gives the core away once, because the thread that has to answer may wait for this very core (a
+//! round trip of 8 us instead of 105 on two cores). If it comes back late, another thread has used the core; polling
+//! then costs that thread time, and costs this thread the priority that a sleeping thread has when it wakes. So there
+//! is no polling for a pause, which doubles while that continues, and is short again after some calm: the kernel's own
+//! threads delay turns as well, one of them for 0.75 ms twice a second, and with pauses that only a second of calm
+//! ended, polling was off for seconds then. If a turn comes back a little late a few times and nothing has come for
+//! this thread, other threads are at work that are not those that answer it: it sleeps until it is woken, which costs
+//! less on a busy core than the switches of polling. At most as many threads of the process poll at a time as there are
+//! cores.
 //!
 //! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead
 //! of 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without
@@ -30,18 +31,18 @@ fn cores() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// A turn that takes longer was lost to somebody with work of his own: more than a hand-over to a thread that
-/// answers us, less than the scheduler's slice.
+/// A turn that takes longer was lost to another process: more than a hand-over to a thread that answers us, less than
+/// the scheduler's slice.
 const LATE: Duration = Duration::from_micros(700);
-/// A turn that takes longer was used by somebody: perhaps by who has to answer.
+/// A turn that takes longer was used by another thread, perhaps by the one that has to answer.
 const TAKEN: Duration = Duration::from_micros(10);
-/// So many turns that others used and that brought nothing: the cores are wanted, who answers will wake us.
+/// After so many such turns that brought nothing the cores are needed, and the answer will wake this thread.
 const TAKEN_MAX: u32 = 3;
 /// First pause after a late turn.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A pause is forgotten, and the next one is short again, when so many times as long has passed behind it without a
+/// A pause is forgotten, and the next one is short again, when this many times as long has passed behind it without a
 /// late turn.
 const CALM_TIMES: u32 = 8;
 
@@ -51,7 +52,7 @@ const TURN_SHARE: u32 = 64;
 const TURNS_ALL: u32 = 1 << 16;
 
 /// How many of a thread's last turns found work waiting. A thread that answers one request after the other sleeps, or
-/// looks in vain, between two of them; one that always finds the next one is what the others wait for.
+/// looks in vain, between two of them; a thread that always finds the next one is the one for which others wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BusyTurns(u32);
 
@@ -62,7 +63,7 @@ impl BusyTurns {
         BusyTurns(self.0 - self.0 / TURN_SHARE + gain)
     }
 
-    /// What the thread's environment says of it.
+    /// The load of the thread's environment.
     pub fn load(self) -> Load {
         let percent = (self.0 * 100).div_ceil(TURNS_ALL).min(100);
         Load { busy_percent: percent as u8, cores: cores().min(usize::from(u16::MAX)) as u16 }

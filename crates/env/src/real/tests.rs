@@ -1,6 +1,6 @@
-//! What only production promises: threads, panics, the end of `run`, sockets on the file system.
+//! Tests of what only production provides: threads, panics, the end of `run`, sockets on the file system.
 
-use crate::{Buf, Conn, Disk, DiskMode, Env, Listener, RealEnv, Rx, Tx};
+use crate::{Buf, Conn, Disk, DiskMode, Ends, Env, Listener, PeerMemory, RealEnv, Rx, Tx};
 use compio::driver::SharedFd;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
@@ -90,8 +90,8 @@ fn connections_change_threads() {
     second.expect("thread").join().expect("no panic");
 }
 
-/// Goal: a send that nobody takes returns with its payload when its connection is broken from here. Method: more than a
-/// Unix socket holds, to a peer that reads nothing.
+/// Goal: a send whose peer reads nothing returns with its payload when its connection is broken from this side. Method:
+/// more than a Unix socket holds, to a peer that reads nothing.
 #[test]
 fn a_stuck_send_gives_its_payload_back() {
     let dir = tempfile::tempdir().expect("temporary folder");
@@ -194,9 +194,9 @@ fn the_end_drops_tasks() {
     }
 }
 
-/// Goal: the end of `run` gets everything back from the kernel, also more operations than the ring's queue has entries.
-/// Method: so many that nothing but their cancellation ends, on one socket; it gives up on what does not come back
-/// after `DRAIN`.
+/// Goal: at the end of `run` all buffers are returned by the kernel, also for more operations than the ring's queue has
+/// entries. Method: so many operations that end only by cancellation, on one socket; it gives up on those that do not
+/// return within `DRAIN`.
 #[test]
 fn the_end_cancels_more_than_the_ring_holds() {
     const OPERATIONS: usize = 5000;
@@ -274,5 +274,57 @@ fn boot_numbers() {
     assert_eq!(of(), of());
     if let Ok(text) = std::fs::read_to_string(super::BOOT_ID_PATH) {
         assert_eq!(super::boot_number(&text), Some(of()));
+    }
+}
+
+/// Goal: memory that is passed over a Unix socket is read and written by both ends, also on another thread; without any
+/// the bytes come all the same; each end knows at once that the other has given up or closed. Method: two ends in this
+/// process, over a Unix socket and over TCP.
+#[test]
+fn memory_is_passed_over_unix_sockets() {
+    if !crate::buf::pass_memory() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let unix = format!("unix:{}", dir.path().join("sock").display());
+    for (addr, passes) in [(unix.as_str(), true), ("tcp:127.0.0.1:0", false)] {
+        RealEnv::run(Duration::ZERO, |env| async move {
+            let listener = env.listen(addr).await.expect("listen");
+            let (mut tx, near) = env.dial(&listener.local_addr()).await.expect("dial").split();
+            let (far_tx, mut far) = listener.accept().await.expect("accept").split();
+            let (sent, _) = tx.send_with_memory(Buf::copy_of(b"hello")).await;
+            assert_eq!(sent.expect("sent"), passes);
+            let (got, bytes) = far.recv_exact(Buf::zeroed(5)).await;
+            got.expect("received");
+            assert_eq!(bytes[..], *b"hello");
+            assert_eq!(far.memory().is_some(), passes);
+            tx.send(Buf::copy_of(&[9; 100_000]), None).await.0.expect("sent");
+            let (got, _) = far.recv_exact(Buf::zeroed(100_000)).await;
+            got.expect("received");
+            if passes {
+                // As to another thread and back.
+                let moved = crate::real::RealConn::detach(far_tx, far).expect("idle");
+                let (far_tx, mut far) = env.adopt(moved).split();
+                let memory = far.memory().expect("it goes with the connection");
+                let mut mine = Buf::scratch_padded(7, 100_000);
+                mine.fill(3);
+                let at = mine.place().expect("it lies where it was passed from");
+                let mut read = [0; 100_000];
+                memory.read(at, &mut read);
+                assert!(read.iter().all(|byte| *byte == 3));
+                memory.write(at + 5, b"server");
+                assert_eq!(mine[4..12], *b"\x03server\x03");
+                let (here, there) = (tx.ends(), far_tx.ends());
+                assert!(!there.is_abandoned() && !here.is_closed() && !here.is_abandoned());
+                here.abandon();
+                assert!(there.is_abandoned() && !here.is_closed() && !there.is_closed());
+                assert!(far.recv_exact(Buf::zeroed(1)).await.0.is_err(), "it ends there");
+                drop((there, far_tx, far));
+                assert!(here.is_closed());
+            } else {
+                drop((far_tx, far));
+            }
+            drop((tx, near));
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! `Courier`: a say in what simulated connections carry, for tests that know the messages in the bytes.
 //!
-//! Owns: the interface. Does not own: the connections (`net`), what the bytes mean. Without a courier bytes arrive as
-//! they were sent; one that always answers with what it was given changes nothing, not even the trace.
+//! Owns: the interface. Does not own: the connections (`net`), the meaning of the bytes. Without a courier bytes arrive
+//! as they were sent; one that always returns its input changes nothing, not even the trace.
 
 use crate::Time;
 
@@ -23,7 +23,7 @@ pub struct Leg<'a> {
 /// What becomes of bytes.
 #[derive(Debug, Default)]
 pub struct Carried {
-    /// They go on their way now.
+    /// They are delivered now.
     pub bytes: Vec<u8>,
     /// `Courier::due` is to be asked then.
     pub due_at: Option<Time>,
@@ -31,10 +31,10 @@ pub struct Carried {
     pub break_at: Option<Time>,
 }
 
-/// Decides what arrives of what is sent. It is told nothing of connections that end.
+/// Decides which of the sent bytes arrive. It receives no notice of connections that end.
 pub trait Courier {
     /// These bytes were sent; for the sender they have left.
     fn take(&mut self, leg: &Leg<'_>, bytes: &[u8]) -> Carried;
-    /// A time that it asked for has come, and the connection still is.
+    /// A time that it requested has come, and the connection still exists.
     fn due(&mut self, leg: &Leg<'_>) -> Carried;
 }

@@ -155,7 +155,7 @@ fn block_of(bytes: &[u8]) -> Block {
     Rc::new(block)
 }
 
-/// What a crash does to a set of changes. Extremes are as likely as mixtures, because bugs hide in both; of mixtures
+/// The effect of a crash on a set of changes. Extremes are as likely as mixtures, because both reveal bugs; of mixtures
 /// one in so many blocks or sectors is lost, down to nearly none.
 enum Fate {
     Lost,
@@ -178,7 +178,7 @@ impl Fate {
         }
     }
 
-    /// What comes of the change of a block from `old` to `new`: None if nothing.
+    /// The result of the change of a block from `old` to `new`: None if it is lost.
     fn meet(&self, old: Option<&Block>, new: &Option<Block>, rng: &mut Rng) -> Option<Option<Block>> {
         match self {
             Fate::Lost => None,
@@ -371,7 +371,7 @@ impl Files {
         Ok(())
     }
 
-    /// What the crash of the node leaves of its files; `ops` were in flight.
+    /// The files of the node after its crash; `ops` were in flight.
     pub(super) fn crash<'a>(&mut self, kind: CrashKind, ops: impl Iterator<Item = &'a PendingOp>, rng: &mut Rng) {
         for op in ops {
             let Some(file) = self.files.get_mut(&op.path) else { continue };
@@ -413,7 +413,7 @@ pub(super) struct PendingOp {
     slot: Rc<RefCell<Slot>>,
 }
 
-/// What a simulated machine has left for what is kept, bytes: more than any test takes.
+/// The space of a simulated machine for kept memory, bytes: more than any test takes.
 const KEPT_ROOM: u64 = 1 << 40;
 
 /// Simulated memory that outlives the process.

@@ -8,14 +8,20 @@
 //! connection after `stall_timeout_ns`. When a process dies its peers see an orderly end or a break; when power
 //! fails they see a break after `power_break_ns`.
 
+mod moved;
+mod passed;
+
+pub use moved::SimMoved;
+pub use passed::{SimEnds, SimMemory};
+
 use super::courier::{Carried, Courier, Leg};
 use super::world::{Core, Event, Kind, World};
 use super::{CrashKind, SimEnv};
 use crate::addr::Addr;
+use crate::buf::arena;
 use crate::{Buf, Conn, IoBuf, Listener, Rx, Time, Tx};
 use amphi_types::Cred;
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
@@ -48,7 +54,7 @@ struct Pipe {
     last_at: u64,
     arrived: VecDeque<u8>,
     ended: bool,
-    /// Nobody will read what is sent.
+    /// The receiver has gone: sent bytes will not be read.
     unread: bool,
     sender: Option<Waker>,
     receiver: Option<Waker>,
@@ -64,6 +70,10 @@ impl Pipe {
 pub(super) struct ConnState {
     nodes: [usize; 2],
     open: [bool; 2],
+    /// Sides that have given the connection up.
+    abandoned: [bool; 2],
+    /// Sides that have passed the memory of their process.
+    passed: [bool; 2],
     /// `pipes[s]` carries what side `s` sends.
     pipes: [Pipe; 2],
     broken: bool,
@@ -165,7 +175,7 @@ impl World {
         Some(ask(&mut **courier, &Leg { conn, dialled: side == 0, from: &from, to: &to, now }))
     }
 
-    /// Keeps the times that the courier has asked for.
+    /// Keeps the times that the courier has requested.
     fn note_times(core: &mut Core, conn: u64, side: usize, carried: &Carried) {
         if let Some(at) = carried.due_at {
             core.at(at.0, Event::Net(NetEvent::Due { conn, side }));
@@ -323,35 +333,6 @@ pub struct SimConn {
     cred: Option<Cred>,
 }
 
-thread_local! {
-    /// Connections between two tasks that stand for threads, by number: all of a world is on one thread.
-    static MOVING: RefCell<(u64, BTreeMap<u64, SimConn>)> = const { RefCell::new((0, BTreeMap::new())) };
-}
-
-/// A simulated connection between two threads of a node.
-pub struct SimMoved(u64);
-
-impl Drop for SimMoved {
-    fn drop(&mut self) {
-        drop(self.take());
-    }
-}
-
-impl SimMoved {
-    fn new(conn: SimConn) -> SimMoved {
-        MOVING.with_borrow_mut(|(last, moving)| {
-            *last += 1;
-            moving.insert(*last, conn);
-            SimMoved(*last)
-        })
-    }
-
-    fn take(&self) -> Option<SimConn> {
-        // At the end of the thread nothing is left to be taken.
-        MOVING.try_with(|moving| moving.borrow_mut().1.remove(&self.0)).ok().flatten()
-    }
-}
-
 impl SimConn {
     /// Takes a connection over.
     pub(super) fn adopt(moved: SimMoved) -> SimConn {
@@ -465,6 +446,22 @@ impl SimTx {
 }
 
 impl Tx for SimTx {
+    type Ends = SimEnds;
+
+    async fn send_with_memory(&mut self, head: Buf) -> (io::Result<bool>, Buf) {
+        let End { env, id, side } = &*self.end;
+        let passes = env.world.config.passes_memory && arena::passed_bytes() > 0;
+        if passes && let Some(conn) = env.world.core.borrow_mut().conns.get_mut(id) {
+            conn.passed[*side] = true;
+        }
+        let (sent, head, _) = self.send(head, None).await;
+        (sent.map(|()| passes), head)
+    }
+
+    fn ends(&self) -> SimEnds {
+        SimEnds::of(&self.end)
+    }
+
     fn breaker(&self) -> impl Fn() + 'static {
         let end = self.end.clone();
         move || {
@@ -527,6 +524,16 @@ impl SimRx {
 }
 
 impl Rx for SimRx {
+    type Memory = SimMemory;
+
+    fn memory(&mut self) -> Option<SimMemory> {
+        let End { env, id, side } = &*self.end;
+        let core = env.world.core.borrow();
+        let conn = core.conns.get(id).filter(|conn| conn.passed[1 - side])?;
+        let node = conn.nodes[1 - side];
+        Some(SimMemory::of(env, node, core.nodes[node].life))
+    }
+
     async fn recv_exact(&mut self, mut buf: Buf) -> IoBuf<()> {
         let mut filled = 0;
         while filled < buf.len() {
@@ -622,6 +629,8 @@ impl SimEnv {
         let state = ConnState {
             nodes: [self.node, node],
             open: [true; 2],
+            abandoned: [false; 2],
+            passed: [false; 2],
             pipes: Default::default(),
             broken: false,
             stalled: false,

@@ -1,4 +1,4 @@
-//! What only the simulator promises: determinism, crashes, faults, reports of standstills.
+//! Properties of the simulator alone: determinism, crashes, faults, reports of standstills.
 
 use super::*;
 use crate::{Buf, Conn, Disk, Listener, Rx, Tx, timeout};
@@ -73,7 +73,7 @@ fn determinism() {
 }
 
 /// Goal: writes that returned survive the crash of the process, those in flight are lost, whole or torn at 512
-/// bytes. Method: crash at the second of two writes, many seeds, and look at what appears.
+/// bytes. Method: crash at the second of two writes, many seeds, and compare the resulting contents.
 #[test]
 fn process_crash() {
     let mut outcomes = BTreeSet::new();
@@ -112,8 +112,8 @@ fn process_crash() {
     assert_eq!(outcomes.len(), 3, "{outcomes:?}");
 }
 
-/// Goal: power loss keeps what was synced and any part of the rest; a process crash before it does not make
-/// writes stable; a sync covers what returned before its call. Method: three blocks, each rewritten, many seeds.
+/// Goal: power loss keeps synced data and any part of the rest; a process crash before it does not make writes stable;
+/// a sync covers writes that returned before its call. Method: three blocks, each rewritten, many seeds.
 #[test]
 fn power_crash() {
     let mut second = BTreeSet::new();
@@ -344,7 +344,7 @@ fn cuts() {
 }
 
 /// Goal: a stopped node does nothing and loses nothing, and a crash ends the stop. Method: a node that counts every ms
-/// is stopped for 10 ms; it goes on with its count; stopped again, crashed and started, it runs at once.
+/// is stopped for 10 ms; it continues with its count; stopped again, crashed and started, it runs at once.
 #[test]
 fn stopped_nodes_stand_still() {
     let sim = Sim::new(1, SimConfig::default());
@@ -399,9 +399,9 @@ impl Courier for Delays {
     }
 }
 
-/// Goal: what a courier keeps back arrives when it says, what it breaks breaks then, and one that lets everything pass
-/// changes no trace. Method: single bytes on a connection, without a courier, with one that passes all, with one that
-/// delays.
+/// Goal: bytes that a courier delays arrive at its time, a connection that it breaks breaks then, and one that passes
+/// everything changes no trace. Method: single bytes on a connection, without a courier, with one that passes all, with
+/// one that delays.
 #[test]
 fn couriers_carry_bytes() {
     let run = |courier: Option<bool>, bytes: &'static [u8]| {

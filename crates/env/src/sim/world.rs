@@ -100,7 +100,7 @@ pub(super) enum Event {
 
 pub(super) struct Core {
     pub(super) now: u64,
-    /// What the last look at a wall clock showed, before the node's lead.
+    /// The result of the last read of a wall clock, before the node's lead.
     pub(super) last_wall_ns: u64,
     pub(super) rng: Rng,
     hash: u64,
@@ -160,7 +160,7 @@ pub(super) enum Stepped {
     Ran,
     /// The root future is to be polled.
     Root,
-    /// Nothing can run and no event is due.
+    /// No task can run and no event is due.
     Idle,
 }
 

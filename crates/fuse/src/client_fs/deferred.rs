@@ -12,7 +12,7 @@ use amphi_client::Pending;
 use amphi_types::{Errno, Result};
 
 impl ClientFs {
-    /// Waits for `pending`. If that takes long, the caller's thread is given back and a task calls `answer` when the
+    /// Waits for `pending`. If that takes long, the caller's thread is released and a task calls `answer` when the
     /// result is there. The value that this function returns is then ignored.
     pub(super) fn wait_long<T: Send + 'static>(
         &self,
@@ -23,7 +23,7 @@ impl ClientFs {
         self.wait_or_defer(caller, pending, 0, answer).unwrap_or(Err(Errno::Intr))
     }
 
-    /// As `wait_long`, for a request that keeps `bytes` in memory. `None`: the thread has been given back.
+    /// As `wait_long`, for a request that keeps `bytes` in memory. `None`: the thread has been returned.
     pub(super) fn wait_or_defer<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -48,7 +48,7 @@ impl ClientFs {
         self.leave(caller, wait, pending, bytes, answer).err().map(|(wait, pending)| wait.wait(pending))
     }
 
-    /// As `wait_long`, for small reads. If many of them wait on threads already, the thread is given back at once.
+    /// As `wait_long`, for small reads. If many of them wait on threads already, the thread is returned at once.
     pub(super) fn wait_briefly<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

@@ -1,11 +1,11 @@
 //! The flags and the project of `chattr` and `lsattr`, which the kernel sends as device control (`FS_IOC_GETFLAGS` and
 //! its relatives).
 //!
-//! Owns: the two forms in which Linux writes the flags. Does not own: what they forbid (`meta::perm`), what a project
-//! is (`types::owner`).
+//! Owns: the two forms in which Linux writes the flags. Does not own: the effect of flags (`meta::perm`), projects
+//! (`types::owner`).
 //!
-//! What is made in a directory with a project belongs to that project. So such a directory always shows the flag by
-//! which other file systems say that it passes its project on, and the flag cannot be set or cleared.
+//! A file made in a directory with a project belongs to that project. So such a directory always shows the flag by
+//! which other file systems mark that it passes its project on, and the flag cannot be set or cleared.
 
 use super::ClientFs;
 use crate::calls::{IoctlCall, IoctlReply};
@@ -19,7 +19,7 @@ const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 const GET_XFLAGS: u32 = 0x801c_581f;
 const SET_XFLAGS: u32 = 0x401c_5820;
 const XFLAGS_BYTES: usize = 28;
-/// Where the project lies in it.
+/// The place of the project in it.
 const PROJECT: std::ops::Range<usize> = 12..16;
 /// `FS_XFLAG_PROJINHERIT`, and the same among the flags of the first form (`FS_PROJINHERIT_FL`).
 const INHERITS: u32 = 0x200;

@@ -39,7 +39,7 @@ pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
 /// Leaves a group. In: `u64` group.
 pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
 
-/// `u32` out: whether anybody waits for the end of the group that the open file is a member of: 0 no, 1 yes.
+/// `u32` out: whether another open file waits for the end of the group that the open file is a member of: 0 no, 1 yes.
 pub const GROUP_WANTED: u32 = command(READS, 8, 4);
 
 /// Advice for a range. In: `u64` offset, `u64` length (0: to the end), `u32` advice (0 normal, 1 random, 2 sequential,

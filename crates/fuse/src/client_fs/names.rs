@@ -2,7 +2,7 @@
 //!
 //! In shared mode the answers to programs carry no entry timeout, because nobody could invalidate a name without
 //! waiting for the lock of its directory. Instead the mount's own *lookup thread* (`walker`) looks up the names that
-//! programs ask for often. The answers to this thread carry an entry timeout: what is left of the token's life.
+//! programs request often. The answers to this thread carry an entry timeout: what is left of the token's life.
 //! *Invalidation threads* (`takers`) end such timeouts.
 //!
 //! Owns: the answers to these threads, and which names the lookup thread visits. Does not own: the threads and the
@@ -37,7 +37,7 @@ impl ClientFs {
         self.is_lent_as_absent(caller, dir, name);
     }
 
-    /// To be called after a program was answered what a name shows. If programs ask for the name again and again, the
+    /// To be called after a program was answered what a name shows. If programs request the name again and again, the
     /// lookup thread has the kernel cache it.
     pub(super) fn shown(&self, caller: &Caller<'_>, dir: Ino, name: &[u8], entry: Option<&Entry>) {
         if self.client.lends_names()

@@ -11,8 +11,8 @@ use crate::request::Caller;
 use amphi_client::{Hints, Segment, Segments};
 use amphi_types::Result;
 
-/// Reads of at least so many bytes go to the kernel straight from the cache. For fewer bytes a copy costs less than the
-/// bookkeeping.
+/// Reads of at least this many bytes go to the kernel straight from the cache. For fewer bytes a copy costs less than
+/// the bookkeeping.
 pub(super) const LEND_MIN_BYTES: usize = 16 << 10;
 
 impl ClientFs {

@@ -1,4 +1,4 @@
-//! What must be true of the kernel before an answer with attributes is given.
+//! The required state of the kernel before an answer with attributes is given.
 //!
 //! Owns: for each kind of answer, what it waits for. Does not own: which size the kernel goes by (`front/sizes`), which
 //! listing of a directory it has (`front/kept_listings`).

@@ -55,7 +55,7 @@ impl ClientFs {
         self.tells_size(caller, &found, asked_ns);
         let entry = self.entry(found);
         let attr_ttl = if node == found.ino { entry.attr_ttl } else { Duration::ZERO };
-        let entry = Entry { node, attr_ttl, ..entry };
+        let entry = Entry { node: self.moved.top().node(node), attr_ttl, ..entry };
         self.shown(caller, parent, name, Some(&entry));
         Ok(entry)
     }
@@ -118,8 +118,8 @@ impl ClientFs {
         how: OpenHow,
     ) -> Result<Created> {
         let flags = OpenFlags::from_linux(how.flags);
-        // Without `O_EXCL` the kernel trusts its negative entry, so it has to walk again. In the second walk it asks
-        // for every name.
+        // Without `O_EXCL` the kernel trusts its negative entry, so it has to walk again. In the second walk it
+        // requests every name.
         if self.is_lent_as_absent(caller, dir, name) && !self.client.repeats_walk(caller.tid) {
             self.client.walk_failed(caller.tid);
             return Err(Errno::Stale);

@@ -1,10 +1,10 @@
-//! Changes of a file's bytes: where a write goes, how its bytes get to the client, and what is noted when a change is
+//! Changes of a file's bytes: the offset of a write, how its bytes get to the client, and the updates when a change is
 //! done.
 //!
 //! Owns: whether a write goes to its offset or to the end of the file. The flags of the request count, because
 //! `F_SETFL` may have changed those of the open. `RWF_APPEND` and `RWF_NOAPPEND` of `pwritev2` are not in the request.
-//! It only has the offset that the kernel derived from them: what the kernel takes for the end of the file. Does not
-//! own: how long calls wait (`deferred`).
+//! It only has the offset that the kernel derived from them: the end of the file as the kernel knows it. Does not own:
+//! how long calls wait (`deferred`).
 //!
 //! * In a mount that was always the only one, the kernel knows the end: all changes pass through it, one append at a
 //!   time. So every write goes to its offset.
@@ -154,7 +154,7 @@ impl ClientFs {
     }
 
     /// Waits for a change of a file's bytes, of which `bytes` are in memory, and notes it when it is done. If that
-    /// takes long, the thread is given back and a task calls `answer`. The returned value is then ignored.
+    /// takes long, the thread is returned and a task calls `answer`. The returned value is then ignored.
     pub(super) fn wait_change<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

@@ -1,6 +1,6 @@
 //! Calls that wait long, without occupying a thread.
 //!
-//! Anybody who may read a file can make its reads wait for hours: for a group that holds the file, or for a mount that
+//! Any user who may read a file can make its reads wait for hours: for a group that holds the file, or for a mount that
 //! does not answer. The same holds for writes and truncates. If each such call kept one of the mount's threads, some
 //! hundred of them would stop every call of every user. So a call on a file's bytes (read, write, truncate,
 //! reservation, copy, search for holes) gives its thread back after `THREAD_WAIT`, and a task answers it.
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// How long a call waits on its thread before it gives the thread back.
 pub(crate) const THREAD_WAIT: Duration = Duration::from_millis(50);
-/// So many small reads wait on threads. Further small reads give their threads back at once.
+/// This many small reads wait on threads. Further small reads give their threads back at once.
 const BRIEF_THREADS: usize = 12;
 /// Most calls that wait without a thread, at some 2 KiB each.
 const DEFERRED_MAX: usize = 32768;

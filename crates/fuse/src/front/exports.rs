@@ -4,13 +4,13 @@
 //! out and renews the lease. Does not own: what is shown and when it stops counting (the client), the layout
 //! (`amphi_shm`).
 //!
-//! Nothing of this exists before the first program asks what a descriptor is. The memory of a file is given for a
-//! secret of 16 bytes, which the mount tells whoever has a descriptor of the file that is open for reading. So a
-//! program sees what `mmap` of that descriptor would show it.
+//! None of this exists before the first program identifies a descriptor. The memory of a file is sent to a program for
+//! a secret of 16 bytes, which the mount gives only to a program with a descriptor of the file that is open for
+//! reading. So a program can read only what `mmap` of that descriptor would show it.
 //!
 //! Invariants: the generation of a handle is raised before the close of one of its descriptors is answered. The thread
-//! waits for no program: what does not come at once is dropped. Bounds: `EXPORTS_MAX` files, `cache.shared_bytes` of
-//! memory, `WAITING_MAX` connections.
+//! waits for no program: a request that does not arrive at once is dropped. Bounds: `EXPORTS_MAX` files,
+//! `cache.shared_bytes` of memory, `WAITING_MAX` connections.
 
 use amphi_client::{Client, OpenFile};
 use amphi_shm::export::Export;
@@ -37,7 +37,7 @@ use std::time::Duration;
 
 /// Files with an export at a time: each takes a descriptor of the mount process.
 const EXPORTS_MAX: usize = 1024;
-/// Connections that have not asked yet; the oldest gives way to a new one.
+/// Connections without a request; the oldest is replaced by a new one.
 const WAITING_MAX: usize = 64;
 /// How often the lease is renewed, and files that have gone are forgotten: four times in a lease.
 const RENEWAL: Duration = Duration::from_millis(500);
@@ -59,7 +59,7 @@ struct State {
     stopped: bool,
 }
 
-/// What exists once a program has asked.
+/// The state that exists once a program has asked.
 struct Office {
     board: Board,
     socket: OwnedFd,
@@ -78,7 +78,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Whether a program has ever asked, so that there may be files to show.
+    /// Whether a program has ever identified one, so that there may be exports.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Acquire)
@@ -95,7 +95,7 @@ impl Exports {
         if self.is_on() { self.office.get()?.as_ref() } else { None }
     }
 
-    /// What a descriptor of this handle is, for the program that has it.
+    /// The identity of a descriptor of this handle, for the program that holds it.
     pub(crate) fn identify(&self, client: &Client, handle: u64, file: &OpenFile) -> Identity {
         let none = Identity { version: VERSION as u32, ..Identity::default() };
         if handle >= HANDLES as u64 || client.exports_max_bytes() == 0 {
@@ -156,7 +156,7 @@ impl Drop for Exports {
     }
 }
 
-/// 16 bytes that nobody can guess.
+/// 16 random bytes.
 fn secret() -> Result<Secret, Errno> {
     let mut bytes = Secret::default();
     match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
@@ -198,7 +198,7 @@ impl Office {
         Some((secret, export))
     }
 
-    /// Gives up exports whose files are gone, and the oldest ones beyond the bounds; all but `kept`.
+    /// Drops exports whose files are gone, and the oldest ones beyond the bounds; all but `kept`.
     fn keep_bounds(&self, state: &mut State, kept: Option<u64>) {
         state.shown.retain(|_, shown| !shown.export.is_given_up());
         let max_bytes = self.client.exports_max_bytes();
@@ -258,7 +258,7 @@ impl Office {
         }
     }
 
-    /// Waits until somebody asks or rings. Returns which of the connections have something to read, or have ended.
+    /// Waits until a request or a wake arrives. Returns which of the connections have something to read, or have ended.
     fn wait(&self, waiting: &[OwnedFd], longest: Option<Duration>) -> Vec<usize> {
         let own = [self.bell.as_fd(), self.socket.as_fd()];
         let mut all: Vec<PollFd<'_>> = own
@@ -275,7 +275,7 @@ impl Office {
         (0..waiting.len()).filter(|at| !all[at + own.len()].revents().is_empty()).collect()
     }
 
-    /// Answers a program that has asked; one that asked for something that does not exist gets no descriptor.
+    /// Answers the request of a program; a request for something that does not exist gets no descriptor.
     fn answer(&self, connection: &OwnedFd) {
         let mut bytes = [0u8; size_of::<Request>() + 1];
         let Ok((len, _)) = recv(connection, &mut bytes[..], RecvFlags::DONTWAIT) else { return };
@@ -285,7 +285,7 @@ impl Office {
             let shown = state.shown.values().find(|shown| shown.secret == request.secret);
             shown.map(|shown| shown.export.clone())
         };
-        // Whoever does not know of a file gets nothing, the board included.
+        // A program that does not know the secret of a file gets nothing, not even the board.
         let Some(export) = export else { return };
         let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
         if request.wanted & WANT_BOARD != 0 {

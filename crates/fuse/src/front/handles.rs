@@ -1,8 +1,8 @@
 //! `Handles`: the open files of a mount, by the number that the kernel uses.
 //!
-//! Owns: the numbers and the files behind them, and what programs are told of them (`exports`). Does not own: what an
-//! open file is (the client). Bound: the kernel's
-//! limit on open files. A lookup costs a read lock and a reference count, about 30 ns.
+//! Owns: the numbers and the files behind them, and their descriptions for programs (`exports`). Does not own: open
+//! files (the client). Bound: the kernel's limit on open files. A lookup costs a read lock and a reference count, about
+//! 30 ns.
 
 use super::exports::Exports;
 use crate::calls::Handle;
@@ -21,7 +21,7 @@ struct Table {
 #[derive(Default)]
 pub(crate) struct Handles {
     table: RwLock<Table>,
-    /// What programs are told of handles.
+    /// Descriptions of handles for programs.
     pub(crate) exports: Exports,
 }
 

@@ -14,14 +14,14 @@
 //! change are marked at the same time. A directory that is opened after a change is not marked until the last of the
 //! others is closed; then the kernel drops its listing.
 //!
-//! When a program starts again in a directory that it keeps open (`rewinddir`), the kernel asks for the attributes and
+//! When a program starts again in a directory that it keeps open (`rewinddir`), the kernel requests the attributes and
 //! compares the time of modification. In shared mode that is not enough, for three reasons. A program may have set the
-//! time back. Linux drops an answer that another one has crossed, and goes on with the older time. And names that were
-//! read before a change may arrive after an answer that shows the time of the change, and are then cached under that
-//! time. So attributes that show a change are answered only when the earlier answers with names have been taken and the
-//! pages of the listing have been dropped (`client_fs/directories`). These waits are bounded, because a thread that
-//! holds a page of a listing may itself wait for a page of a file. At the switch to shared mode the pages of all open
-//! directories are dropped, and no answer waits for that.
+//! time back. Linux drops an answer that another one has crossed, and continues with the older time. And names that
+//! were read before a change may arrive after an answer that shows the time of the change, and are then cached under
+//! that time. So attributes that show a change are answered only when the earlier answers with names have been taken
+//! and the pages of the listing have been dropped (`client_fs/directories`). These waits are bounded, because a thread
+//! that holds a page of a listing may itself wait for a page of a file. At the switch to shared mode the pages of all
+//! open directories are dropped, and no answer waits for that.
 //!
 //! A listing without attributes is not used again, because each lookup that follows it would cost a message. The same
 //! holds for a listing that is older than the tokens that came with it.
@@ -213,7 +213,7 @@ impl KeptListings {
         if let Some(directory) = self.directories.lock().get_mut(&ino) {
             directory.open -= 1;
             if !directory.is_open() {
-                // The memory is given back; the next open may never come.
+                // The memory is freed; the next open may never come.
                 directory.answers = VecDeque::new();
             }
         }
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(kept.opens(ino, late_ns, sure), Mark::Anew, "there were no attributes with it");
     }
 
-    /// Goal: what is known is bounded, and what is open stays known. Method: more directories than there is room for.
+    /// Goal: the table is bounded, and open directories stay in it. Method: more directories than there is space for.
     #[test]
     fn directories_known_are_bounded() {
         let kept = KeptListings::default();
@@ -281,8 +281,8 @@ mod tests {
         assert!(kept.directories.lock().len() <= DIRECTORIES_MAX && kept.open() == vec![Ino(5)]);
     }
 
-    /// Goal: attributes that show a change wait for names that were asked for before, and for no others. Method:
-    /// questions by hand, of two threads.
+    /// Goal: attributes that show a change wait for entries that were requested before, and for no others. Method:
+    /// requests by hand, of two threads.
     #[test]
     fn attributes_wait_for_names_of_before() {
         let (kept, ino) = (KeptListings::default(), Ino(5));

@@ -35,7 +35,7 @@ use std::time::Duration;
 const SLOTS: usize = 8192;
 /// A thread needs at most so long from the answer to the moment from which the kernel counts the timeout.
 const LATE: Duration = Duration::from_millis(50);
-/// So many last ends of a file are remembered, because requests may have crossed.
+/// This many last ends of a file are remembered, because requests may have crossed.
 const ENDS: usize = 4;
 
 #[derive(Default)]
@@ -56,7 +56,7 @@ struct Slot {
     next_end: usize,
 }
 
-/// What the kernel may believe of the mount's inodes; see the head of the module.
+/// The state of the mount's inodes that the kernel may have; see the head of the module.
 pub(crate) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
     /// Files that are open to append.
@@ -188,7 +188,7 @@ impl Changing<&KernelView> {
     /// Makes this a shared change, for an answer that may come when the request has no thread any more.
     pub(crate) fn shared(mut self, view: &Arc<KernelView>) -> SharedChange {
         let Changing { ino, since, beside, .. } = self;
-        // The change goes on in the shared value.
+        // The change continues in the shared value.
         let is_over = std::mem::replace(&mut self.is_over, true);
         SharedChange(Arc::new(Mutex::new(Changing { view: view.clone(), ino, since, beside, is_over })))
     }
@@ -232,8 +232,8 @@ mod tests {
 
     const LIFE: Duration = Duration::from_secs(3600);
 
-    /// Goal: nothing is lent that was asked for before the end of a change; the answer to a change that was alone is.
-    /// Method: the orders of a question, a change and another one.
+    /// Goal: an answer whose request was sent before the end of a change gets no timeout; the answer to a change that
+    /// no other one overlapped does. Method: the possible orders of a request, a change and another one.
     #[test]
     fn nothing_is_lent_beside_a_change() {
         let (view, ino, other) = (KernelView::default(), Ino(7), Ino(8));
@@ -253,8 +253,8 @@ mod tests {
         assert!(view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: a change has forgotten what was lent of its inode, and of no other. Method: the marks; two inodes of one
-    /// slot.
+    /// Goal: a change invalidates attributes with a timeout of its inode, and of no other. Method: the marks; two
+    /// inodes of one slot.
     #[test]
     fn what_was_lent_is_forgotten() {
         let view = KernelView::default();
@@ -275,8 +275,8 @@ mod tests {
         assert_eq!(forgotten(), Ino(0), "lent anew");
     }
 
-    /// Goal: a change whose answer may come later is one change: it ends once, with whoever says so first, or with the
-    /// last who holds it. Method: shared ones, ended and dropped.
+    /// Goal: a change whose answer may come later is one change: it ends once, when the first holder says so, or when
+    /// the last holder is dropped. Method: shared changes that are ended and dropped.
     #[test]
     fn shared_changes_end_once() {
         let (view, ino) = (Arc::new(KernelView::default()), Ino(7));
@@ -293,8 +293,8 @@ mod tests {
         assert!(view.now() != ended && view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: ends that the kernel was told lately are known, and where nothing is known everything may be. Method: more
-    /// than are kept.
+    /// Goal: ends that the kernel was shown lately are known, and if none is known any offset may be the end. Method:
+    /// more ends than are remembered.
     #[test]
     fn ends_that_were_told() {
         let (view, ino) = (KernelView::default(), Ino(5));

@@ -28,7 +28,7 @@
 //! Bounds: two generations of `DIRECTORIES_MAX` directories, about 150 bytes each; a forgotten one counts as never
 //! shown. `THREADS_MAX` threads. Each directory has `OTHERS` ids, which are used in turn.
 
-use crate::node::{inode_of, next};
+use crate::node::{Top, inode_of, next};
 use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -123,15 +123,21 @@ struct Moving {
 /// Most lookups of one place in one walk: one for what the kernel has there, and one for what is there.
 const ASKED_MAX: u32 = 2;
 
-/// What the kernel was shown of directories.
+/// The directories and places that the kernel was shown.
 #[derive(Default)]
 pub(crate) struct Moved {
     shown: Mutex<Shown>,
     moving: Mutex<BTreeMap<u32, Moving>>,
     threads: AtomicUsize,
+    top: Top,
 }
 
 impl Moved {
+    /// Of a mount with this root.
+    pub(crate) fn below(top: Top) -> Moved {
+        Moved { top, ..Moved::default() }
+    }
+
     /// A lookup by `thread` in `dir` (a node id) finds a directory. `moves`: whether this is a move thread.
     /// `changes_names`: whether the thread is in a call that makes or moves names. Returns the node id under which the
     /// directory is shown.
@@ -197,6 +203,12 @@ impl Moved {
         has_failed
     }
 
+    /// The root of the mount.
+    #[inline]
+    pub(crate) fn top(&self) -> Top {
+        self.top
+    }
+
     /// The node id under which the kernel has a directory.
     pub(crate) fn node(&self, ino: Ino) -> Ino {
         self.shown.lock().node(ino)
@@ -212,7 +224,7 @@ impl Moved {
         let shown = self.shown.lock();
         let mut at = last.dir;
         let mut steps = vec![last];
-        while at != Ino::ROOT {
+        while at != self.top.0 {
             let spot = shown.spot(at).filter(|spot| spot.node == at && steps.len() < DEPTH_MAX)?;
             let (dir, name) = spot.place.clone();
             steps.push(LentName { dir, name, shows: NameShows::Directory(at) });
@@ -320,9 +332,9 @@ mod tests {
         false
     }
 
-    /// Goal: a directory at a new place keeps its node id, unless the thread comes back to it with nothing done, or is
-    /// in the kernel's way itself; the id that it got there stays until it is moved again. Method: one directory that
-    /// others move.
+    /// Goal: a directory at a new place keeps its node id, unless the thread comes back without having used it, or
+    /// itself holds the locks that the kernel needs; the new id stays until the directory is moved again. Method: one
+    /// directory that others move.
     #[test]
     fn other_ids_only_when_the_kernel_could_not_move_it() {
         let moved = Moved::default();
@@ -362,8 +374,8 @@ mod tests {
         assert_eq!(next(node), next(D), "they come round");
     }
 
-    /// Goal: what the kernel knows below a directory has to be moved when that is shown under another id. Method: a
-    /// directory in one that others move, shown to somebody who renames. (Promise S5)
+    /// Goal: what the kernel knows below a directory has to be moved when the directory is shown under another id.
+    /// Method: a directory inside one that other mounts move, shown to a thread that renames. (Promise S5)
     #[test]
     fn children_of_another_id_are_elsewhere() {
         let (moved, child) = (Moved::default(), Ino(4));
@@ -386,8 +398,8 @@ mod tests {
         assert!(moved.looked_up(8, D, (below, b"y"), no, no) != id, "one below the other in the kernel");
     }
 
-    /// Goal: what this mount moves itself is where it says; a listing moves nothing; a directory is never shown below
-    /// itself. Method: by hand.
+    /// Goal: a directory that this mount itself moves is recorded at its new place; a listing moves nothing; a
+    /// directory is never shown below itself. Method: by hand.
     #[test]
     fn own_moves_and_circles() {
         let moved = Moved::default();

@@ -10,6 +10,7 @@ pub(crate) mod system;
 
 use crate::clock::monotonic_ns;
 use crate::mount;
+use crate::node::Top;
 use amphi_client::Client;
 use amphi_types::Ino;
 use asked::Asked;
@@ -50,6 +51,11 @@ struct Look {
 }
 
 impl Names {
+    /// Of a mount with this root.
+    pub(crate) fn below(top: Top) -> Names {
+        Names { lender: Arc::new(Lender::below(top)), ..Names::default() }
+    }
+
     /// The mount is served: tries whether names can be cached.
     pub(crate) fn start(&self, client: &Client, at: &Path, device: u64) {
         let client = client.clone();

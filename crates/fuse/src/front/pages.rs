@@ -168,7 +168,7 @@ impl KernelPages for Senders {
     fn drop_listings(&self) {
         let whole = ByteRange::new(0, u64::MAX);
         for ino in self.listings.open() {
-            // Nobody waits for this drop.
+            // This drop is not waited for.
             self.with_locks.send(Job { ino, range: whole, done: Box::new(|| {}) });
         }
     }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
-/// How long a call goes on after a signal that does not kill.
+/// How long a call continues after a signal that does not kill.
 const GRACE: Duration = Duration::from_secs(2);
 /// How often the mount looks whether the caller of an interrupted call is being killed.
 const LOOK: Duration = Duration::from_millis(20);
@@ -44,7 +44,7 @@ struct Waiting {
 }
 
 impl Patience {
-    /// Waits for `pending`. The head of the module says what signals do.
+    /// Waits for `pending`. The head of the module describes the effect of signals.
     pub(crate) fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, pending: Pending<T>) -> Result<T> {
         self.begin(caller).wait(pending)
     }
@@ -154,7 +154,7 @@ fn kill_is_pending(status: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: killing signals are told from others. Method: lines as the kernel writes them.
+    /// Goal: killing signals are distinguished from others. Method: lines as the kernel writes them.
     #[test]
     fn pending_masks() {
         let status = |own: &str, shared: &str| {

@@ -15,7 +15,7 @@ use crate::calls::Handle;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Most failed writes that are remembered. A thread with so many failures and no truncate needs none.
+/// Most failed writes that are remembered. A thread with this many failures and no truncate needs none.
 const FAILED_MAX: usize = 256;
 /// System call numbers of `truncate`, `ftruncate` and their 64-bit forms on 32-bit x86. Where a number has another
 /// meaning in one of the two tables of calls, that call writes no file.

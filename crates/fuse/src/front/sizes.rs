@@ -3,7 +3,7 @@
 //! Linux gives an inode's attributes a version. Another answer, a write, a truncate or an invalidation moves the
 //! version, and Linux then keeps no answer to a question from before. The program that asked with `stat` is shown the
 //! answer all the same. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek`
-//! to the end go by the size that the kernel keeps. Of programs that set the size of a file, asked for it, mapped it
+//! to the end go by the size that the kernel keeps. Of programs that set the size of a file, requested it, mapped it
 //! and touched its last byte, one of thirty was ended by SIGBUS. While another mount appended records, one of six reads
 //! on this mount ended before a record whose append had returned. Therefore:
 //!
@@ -12,8 +12,8 @@
 //!   that the kernel takes a newer answer. It repeats that until the kernel keeps the size that it was answered. A
 //!   single program causes no such question, nor do any number of programs that are shown the size that the kernel has
 //!   already.
-//! * What would move the version is answered, and pages are dropped, only when the kernel goes by the last size that
-//!   another thread was shown.
+//! * An operation that would advance the version is answered, and pages are dropped, only when the kernel uses the last
+//!   size that another thread was shown.
 //! * An answer that the kernel keeps in any case (to a change of the mode, to a link) shows nothing older than what was
 //!   shown while it was under way.
 //! * After an invalidation, attributes get a timeout again only when an answer without one has had time to arrive (the
@@ -63,13 +63,13 @@ const ASK_WAIT: Duration = Duration::from_millis(50);
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 /// How long a drop of pages waits for the kernel to go by the last answer.
 const LOOK_WAIT: Duration = Duration::from_millis(10);
-/// Pause between two looks at what the kernel goes by.
+/// Pause between two checks of the kernel's size.
 const LOOK: Duration = Duration::from_micros(20);
 /// Pause between two rounds of questions.
 const PAUSE_NS: u64 = 200_000;
 /// Questions in one round.
 const QUESTIONS: usize = 16;
-/// After so many questions a larger size is accepted too, because the file is being written here all the time.
+/// After this many questions a larger size is accepted too, because the file is being written here all the time.
 const LARGER: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ struct Job {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// The inode that each thread is asking for.
+    /// The inode that each thread is requesting.
     asked: [Option<Ino>; THREADS],
     /// Number of threads that take jobs.
     threads: usize,
@@ -99,7 +99,7 @@ struct State {
 }
 
 impl State {
-    /// Takes the next inode that no thread is asking for, with all who wait for the same.
+    /// Takes the next inode that no thread is requesting, with all who wait for the same.
     fn take(&mut self) -> Option<(Ino, What, Vec<SyncSender<bool>>)> {
         let free = |job: &Job| !self.asked.contains(&Some(job.ino));
         let at = self.jobs.iter().position(free)?;
@@ -133,7 +133,7 @@ impl Slot {
     }
 }
 
-/// What the kernel goes by of all files; see the head of the module.
+/// The sizes of all files that the kernel uses; see the head of the module.
 pub(crate) struct Sizes {
     slots: Box<[Mutex<Slot>]>,
     tids: [AtomicU32; THREADS],
@@ -303,7 +303,7 @@ impl Sizes {
         self.changed.notify_all();
     }
 
-    /// Looks until the kernel goes by the size that it was answered last.
+    /// Checks until the kernel uses the size of its last answer.
     fn look(&self, root: &OwnedFd, ino: Ino) -> bool {
         let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
         let Ok(file) = system::by_handle(root, ino) else { return true };
@@ -423,7 +423,7 @@ impl Sizes {
     }
 }
 
-/// Looks again and again until the kernel goes by this size, for `LOOK_WAIT` at most.
+/// Checks repeatedly until the kernel uses this size, for `LOOK_WAIT` at most.
 fn await_size(root: &OwnedFd, ino: Ino, size: u64) {
     let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
     let Ok(file) = system::by_handle(root, ino) else { return };
@@ -445,7 +445,7 @@ fn pause(ns: u64) {
 mod tests {
     use super::*;
 
-    /// Goal: without threads nobody waits, and pages are taken back at once, also in the first moments of a process.
+    /// Goal: without threads no answer waits, and pages are dropped at once, also in the first moments of a process.
     /// Method: a size on its way.
     #[test]
     fn nobody_waits_without_threads() {
@@ -459,7 +459,7 @@ mod tests {
         assert!(sizes.with(ino, |known| !known.shows(answer, now_ns, || false)));
     }
 
-    /// Goal: of inodes that meet in a slot the one that was used longest ago makes room. Method: one too many.
+    /// Goal: of inodes in the same slot the one that was used longest ago is replaced. Method: one inode too many.
     #[test]
     fn inodes_that_meet() {
         let mut slot = Slot::default();
@@ -475,7 +475,7 @@ mod tests {
         assert_eq!(size(&mut slot, 2), None, "it has made room");
     }
 
-    /// Goal: an inode is asked for by one thread at a time, for all who wait. Method: jobs by hand.
+    /// Goal: an inode is requested by one thread at a time, for all who wait. Method: jobs by hand.
     #[test]
     fn one_thread_asks_for_all() {
         let mut state = State::default();

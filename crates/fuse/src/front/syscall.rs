@@ -1,7 +1,7 @@
 //! `Syscall`: the system call that a program's thread is in, as `/proc` shows it.
 //!
-//! `/proc` is read for the few requests that do not say to which call they belong. Nothing is known of a thread that
-//! this process may not look at, and of calls of io_uring, which another thread may carry out.
+//! `/proc` is read for the few requests that do not contain their system call. The call of a thread that this process
+//! may not read is unknown, and so are calls of io_uring, which another thread may carry out.
 
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ pub mod init {
     pub const DONT_MASK: u64 = 1 << 6;
     /// The mount serves `flock` locks.
     pub const FLOCK_LOCKS: u64 = 1 << 10;
-    /// A read from the page cache first asks for the attributes if their timeout is over.
+    /// A read from the page cache first requests the attributes if their timeout is over.
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     /// Directories are read with READDIRPLUS.
     pub const DO_READDIRPLUS: u64 = 1 << 13;
@@ -27,7 +27,7 @@ pub mod init {
     pub const ASYNC_DIO: u64 = 1 << 15;
     /// Lookups and listings of one directory may run in parallel.
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    /// The mount keeps access control lists: the kernel asks for them as extended attributes, and checks them with the
+    /// The mount keeps access control lists: the kernel requests them as extended attributes, and checks them with the
     /// permissions.
     pub const POSIX_ACL: u64 = 1 << 20;
     /// The device of an aborted mount answers ECONNABORTED instead of ENODEV.

@@ -80,7 +80,7 @@ struct State {
     end_told: bool,
 }
 
-/// What a thread that has read a request does next.
+/// The next action of a thread that has read a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Handle it.
@@ -91,7 +91,7 @@ pub(super) enum Next {
     Park,
 }
 
-/// What a thread that found the device empty does next.
+/// The next action of a thread that found the device empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Idle {
     /// Wait for a request on the device.
@@ -462,7 +462,7 @@ mod tests {
         assert!(pool.work_done().is_none(), "whoever read it works");
     }
 
-    /// Goal: requests of one user that wait leave threads for those of others, however many they are, and go on when
+    /// Goal: requests of one user that wait leave threads for those of others, however many they are, and continue when
     /// one of theirs is done. Method: nine threads at most; one user's requests wait, then another's, then a third
     /// one's.
     #[test]
@@ -495,9 +495,9 @@ mod tests {
         assert_eq!(pool.work_done().map(|p| p.unique), Some(8), "whose request is done has the next one");
     }
 
-    /// Goal: requests for pages find a thread while all others wait, those that waited come first, and the threads for
-    /// them do not go to others. Method: three threads at most of which two wait; more requests for pages than there
-    /// are threads for them; then they end.
+    /// Goal: requests for pages find a thread while all others wait, waiting ones are served first, and the threads for
+    /// them serve no others. Method: three threads at most of which two wait; more requests for pages than there are
+    /// threads for them; then they end.
     #[test]
     fn pages_wait_for_no_other_request() {
         let pool = Pool::new(3, 1, 2);

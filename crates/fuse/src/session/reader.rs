@@ -18,6 +18,7 @@ use crate::kernel::flags::bits;
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs::{InHeader, ReadIn, WriteIn};
 use crate::mount;
+use crate::node::Top;
 use crate::reply::ReplyTo;
 use crate::request::Caller;
 use crate::request::{BeforeBlocking, Operation, parse};
@@ -47,7 +48,7 @@ pub(super) fn start_first(shared: &Arc<Shared>) -> io::Result<()> {
     let watch = move || {
         let pool = for_watch.pool.clone();
         pool.watch(|| start_or_warn(&for_watch));
-        // Dropped before anybody learns that the watch has ended.
+        // Dropped before the end of the watch is visible.
         drop(for_watch);
         pool.watch_ended();
     };
@@ -105,7 +106,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
 
 /// Removes the thread from the pool's count, however the thread ends.
 struct Counted {
-    /// Dropped before anybody learns that the thread has ended.
+    /// Dropped before the end of the thread is visible.
     shared: Option<Arc<Shared>>,
     pool: Arc<Pool>,
     reading: bool,
@@ -316,21 +317,22 @@ impl Reader {
     /// If request `unique` is in the backlog, answers it with EINTR. Returns whether it was there.
     fn interrupt_parked(&self, unique: u64) -> bool {
         let parked = self.shared.pool.unpark(unique);
-        parked.iter().for_each(|p| ReplyTo::new(p.device.as_fd(), unique).error(Errno::Intr));
+        parked.iter().for_each(|p| ReplyTo::new(p.device.as_fd(), unique, 0).error(Errno::Intr));
         parked.is_some()
     }
 
     /// Handles the request in the receive buffer and answers it on `device`.
     fn work(&mut self, device: &Arc<OwnedFd>) {
         let Ok((header, _)) = InHeader::read_from_prefix(self.receive.request()) else { return };
-        let to = ReplyTo::new(device.as_fd(), header.unique);
+        let begin_ns = monotonic_ns();
+        let to = ReplyTo::new(device.as_fd(), header.unique, begin_ns);
         let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
         let hook = Hook { shared: &self.shared, uid: header.uid, blocked: Cell::new(false) };
         let caller = Caller {
             uid: header.uid,
             gid: header.gid,
             tid: header.pid,
-            node: Ino(header.nodeid),
+            node: Top(self.shared.fs.root()).named(Ino(header.nodeid)),
             create_group: None,
             umask: 0,
             interrupt: &interrupt,
@@ -342,7 +344,6 @@ impl Reader {
         let (receive, unit) = self.receive.memory();
         let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late };
         let fs = &*self.shared.fs;
-        let begin_ns = monotonic_ns();
         let read = catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).unwrap_or_else(|_| {
             tracing::error!(opcode = header.opcode, "the handler of a request panicked");
             if !answered.load(Ordering::Relaxed) {
@@ -351,6 +352,9 @@ impl Reader {
             None
         });
         let took_ns = monotonic_ns() - begin_ns;
+        if let Some(recorded) = to.take_recorded() {
+            fs.recorded(*recorded);
+        }
         self.polling.served(took_ns);
         self.apart.served(has_waited(), Duration::from_nanos(took_ns));
         self.shared.in_hand.leave(&self.slot);
@@ -372,7 +376,7 @@ impl Reader {
     }
 }
 
-/// What a reader has to know of a request before it is parsed.
+/// The data of a request that a reader needs before it is parsed.
 struct Peeked {
     opcode: u32,
     unique: u64,

@@ -11,7 +11,7 @@
 //!
 //! After a WRITE of exactly one unit, the next `read` puts the first bytes behind the head into the spare unit, whose
 //! memory the cache can keep. If the request turns out to be another one, these bytes are copied to where they belong,
-//! and nobody sees the difference.
+//! without a visible difference.
 //!
 //! Invariants: the window of the buffer is the request, without the payload if that lies in the unit. In that case the
 //! payload is one whole unit.
@@ -123,7 +123,7 @@ impl Receive {
         self.request.set_window(HEAD_AT + behind..bytes + behind);
     }
 
-    /// Copies what was read into the unit to where it lies in every other request.
+    /// Copies the received bytes into the unit, to their usual place in other requests.
     fn gather(&mut self) {
         if std::mem::take(&mut self.in_unit) {
             let payload = &mut self.request[WRITE_HEAD_BYTES..];
@@ -231,9 +231,9 @@ mod tests {
         }
     }
 
-    /// Goal: the second of two writes of one unit lies in memory of its own, at a page boundary, whatever was left
-    /// there of the first; none does where nobody keeps it. Method: writes, between which a handler leaves other
-    /// memory, none, or a wrong one.
+    /// Goal: the second of two writes of one unit lies in memory of its own, at a page boundary, whatever the first one
+    /// left there; none does where no handler keeps it. Method: writes, between which a handler leaves other memory,
+    /// none, or a wrong one.
     #[test]
     fn units_come_in_memory_of_their_own() {
         let mut d = Device::new();
@@ -267,9 +267,9 @@ mod tests {
         assert_eq!(tight.request(), small, "no room for a unit at all");
     }
 
-    /// Goal: what is no write of one unit arrives whole and in one piece after one that is. Method: each kind of
-    /// request after two writes of a unit; those of other lengths, other operations of that length, and what a broken
-    /// peer may send.
+    /// Goal: a request other than a write of one unit arrives whole and in one piece after such a write. Method: each
+    /// kind of request after two writes of a unit; those of other lengths, other operations of that length, and what a
+    /// broken peer may send.
     #[test]
     fn other_requests_are_put_together() {
         let mut d = Device::new();
@@ -323,10 +323,10 @@ mod tests {
         }
     }
 
-    /// Goal: the payload of a write that begins where the last large one ended, or a small one that went on from there,
-    /// lies in its page as in its block, also in another reader's memory; requests of all lengths arrive whole there.
-    /// Method: a stream of odd lengths with small pieces in between, small writes elsewhere that must change nothing,
-    /// other requests, and one that is put aside.
+    /// Goal: the payload of a write that begins where the last large one ended, or a small one that continued from
+    /// there, lies in its page as in its block, also in another reader's memory; requests of all lengths arrive whole
+    /// there. Method: a stream of odd lengths with small pieces in between, small writes elsewhere that must change
+    /// nothing, other requests, and one that is put aside.
     #[test]
     fn payloads_lie_in_their_pages_as_in_their_blocks() {
         const LARGEST: usize = 40 * 4096;

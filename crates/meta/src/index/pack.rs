@@ -1,10 +1,11 @@
-//! What an entry says about its inode, in the 64 bits that the tree keeps for a name.
+//! The contents of an entry about its inode, in the 64 bits that the tree keeps for a name.
 //!
-//! Owns: the form of these bits. Does not own: inodes whose number does not fit, which the index keeps beside.
+//! Owns: the form of these bits. Does not own: inodes whose number does not fit, which the index keeps in a separate
+//! map.
 //!
 //! | bits | content |
 //! |---|---|
-//! | 0 to 2 | kind; 7: the inode is kept beside |
+//! | 0 to 2 | kind; 7: the inode is in the separate map |
 //! | 3 to 47 | number of the inode local to its target, below 2^45 |
 //! | 48 to 63 | its target, as the difference from the directory's |
 //!
@@ -16,7 +17,7 @@ use amphi_types::{Ino, Kind, TargetId};
 const KIND_BITS: u32 = 3;
 const LOCAL_BITS: u32 = 45;
 const TARGET_SHIFT: u32 = KIND_BITS + LOCAL_BITS;
-/// The value of an entry whose inode is kept beside.
+/// The value of an entry whose inode is in the separate map.
 pub(super) const BESIDE: u64 = 7;
 
 const KINDS: [Kind; 7] =
@@ -30,7 +31,7 @@ pub(super) fn pack(own: TargetId, named: Named) -> Option<u64> {
     (local >> LOCAL_BITS == 0).then_some(target << TARGET_SHIFT | local << KIND_BITS | kind)
 }
 
-/// What the bits say, or `None` if the inode is kept beside.
+/// The decoded bits, or `None` if the inode is in the separate map.
 pub(super) fn unpack(own: TargetId, bits: u64) -> Option<Named> {
     let kind = *KINDS.get((bits & ((1 << KIND_BITS) - 1)) as usize)?;
     let target = TargetId((bits >> TARGET_SHIFT) as u16 ^ own.0);
@@ -42,8 +43,8 @@ pub(super) fn unpack(own: TargetId, bits: u64) -> Option<Named> {
 mod tests {
     use super::*;
 
-    /// Goal: every inode that fits comes back, others are refused. Method: each kind, numbers around the bound, own and
-    /// other targets.
+    /// Goal: every inode that fits is decoded unchanged, others are refused. Method: each kind, numbers around the
+    /// bound, own and other targets.
     #[test]
     fn inodes_come_back() {
         for kind in KINDS {

@@ -4,9 +4,9 @@
 //!
 //! A window has all entries of a directory with cookies in a range. A client that lists the directory goes through a
 //! window, and then needs the next one. Every change of the directory changes its windows too, so a window is never
-//! stale. A window is dropped when a client has read the last entry of the directory from it. A listing that is given
-//! up leaves its window behind, until the directory is removed or new windows need the room: then the window that was
-//! used longest ago goes first.
+//! stale. A window is dropped when a client has read the last entry of the directory from it. A listing that is
+//! abandoned leaves its window behind, until the directory is removed or new windows need the memory: then the window
+//! that was used longest ago is dropped first.
 //!
 //! The numbers that drove the design: to make a window of a part of a directory takes two walks over the directory, of
 //! all of it one, about 50 ns an entry each. So a directory of a million entries is walked for 4 windows of 262,144
@@ -21,7 +21,7 @@ const WINDOWS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 << 20;
 /// Most bytes of a window.
 const WINDOW_BYTES_MAX: usize = 24 << 20;
-/// What an entry takes beside its name, in bytes: its place in the map, and what the allocator adds.
+/// The memory of an entry beside its name, in bytes: its place in the map, and the overhead of the allocator.
 const ENTRY_BYTES: usize = 64;
 
 /// The entries of a directory with cookies in a range.

@@ -1,13 +1,14 @@
 //! A block: the records of up to 64 inodes.
 //!
-//! Owns: where a record is, and the memory of the records. Does not own: what a record says (`record`).
+//! Owns: where a record is, and the memory of the records. Does not own: the contents of a record (`record`).
 //!
 //! The records lie one behind the other. Where one begins is the sum of the lengths before it, which the processor
 //! computes from one cache line; so an inode pays one byte for its place, and a change within the block moves nothing
 //! but bytes.
 //!
 //! Invariants: a length of 0 means that there is no inode of this number, because every record has at least one byte.
-//! What is usual is chosen when the block is made and stays as it is, because all records of the block depend on it.
+//! The usual values are chosen when the block is made and stay unchanged, because all records of the block depend on
+//! them.
 
 use super::record::Usual;
 
@@ -31,7 +32,7 @@ impl Block {
         Block { lens: [0; SLOTS], usual, records: Vec::new() }
     }
 
-    /// What its records leave out.
+    /// The values that its records omit.
     pub(super) fn usual(&self) -> &Usual {
         &self.usual
     }

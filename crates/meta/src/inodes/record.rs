@@ -1,4 +1,4 @@
-//! The record of an inode: in what it differs from what is usual.
+//! The record of an inode: its differences from the usual values.
 //!
 //! Owns: these bytes, which exist in memory only and may change with every version. Does not own: items on the disk
 //! (`codec`).
@@ -20,7 +20,7 @@
 //! | atime, in the same way | one of the three times before, which two bits say |
 //! | time at which an mtime was set, in the same way | one of the first three times, which two bits say |
 //! | size, allocated storage, device number, truncation generation | 0 |
-//! | target of a symbolic link | all bytes that are left, or what is kept beside |
+//! | target of a symbolic link | all bytes that are left, or in the separate map |
 //!
 //! Numbers are varints: seven bits in each byte, the lowest first, and the highest bit says that more follow. A time is
 //! the number `seconds * 2^32 + nanoseconds`. Differences are signed and have the sign in the lowest bit.
@@ -68,7 +68,7 @@ const TARGET_BESIDE: u32 = 1 << 17;
 /// Two bits for a time: it is the first, second or third of those before it, or it follows.
 const OWN_TIME: u32 = 3;
 
-/// What the inodes of a block have in common, as far as they have: the values of the first of them.
+/// The common values of the inodes of a block: those of the first of them.
 #[derive(Clone, Copy)]
 pub(super) struct Usual {
     kind: Kind,
@@ -81,7 +81,7 @@ pub(super) struct Usual {
 }
 
 impl Usual {
-    /// What is usual beside this inode.
+    /// The usual values beside this inode.
     pub(super) fn of(inode: &Inode) -> Usual {
         let Inode { kind, perm, owner, layout, advice, .. } = *inode;
         Usual { kind, perm, parent: inode.dir.parent, owner, layout, advice, btime: inode.times.btime }
@@ -103,7 +103,7 @@ fn usual_links(kind: Kind) -> u32 {
 /// The encoded record of an inode.
 pub(super) struct Record {
     bytes: [u8; RECORD_MAX],
-    /// Where it begins: the bits are written last, in front of the fields.
+    /// Its start: the bits are written last, in front of the fields.
     start: usize,
     end: usize,
     bits: u32,
@@ -135,7 +135,7 @@ impl Record {
         &self.bytes[self.start..self.end]
     }
 
-    /// Whether the target of the symbolic link is kept beside.
+    /// Whether the target of the symbolic link is in the separate map.
     pub(super) fn target_beside(&self) -> bool {
         self.bits & TARGET_BESIDE != 0
     }
@@ -204,7 +204,7 @@ impl Record {
         }
     }
 
-    /// Those of these numbers that are not 0.
+    /// The numbers that are not 0.
     fn numbers<const N: usize>(&mut self, numbers: [(u32, u64); N]) {
         for (bit, number) in numbers.into_iter().filter(|(_, number)| *number != 0) {
             self.bits |= bit;
@@ -348,7 +348,7 @@ pub(super) fn brief(usual: &Usual, record: &[u8]) -> Brief {
     Fields::new(record).brief(usual).0
 }
 
-/// The inode of a record. `beside` is asked for the target of its symbolic link if the record has not got it.
+/// The inode of a record. `beside` is called for the target of its symbolic link if the record does not contain it.
 pub(super) fn decode(usual: &Usual, record: &[u8], beside: impl FnOnce() -> Box<[u8]>) -> Inode {
     let mut fields = Fields::new(record);
     let (Brief { kind, nlink, entries, flags, pending }, perm, work) = fields.brief(usual);

@@ -1,4 +1,5 @@
-//! Access control lists and the flags of `chattr`: what they allow, what new inodes inherit, that they survive.
+//! Access control lists and the flags of `chattr`: the operations that they allow, the inheritance by new inodes, their
+//! survival.
 
 use super::harness::{Cluster, Items, recover, replay, same};
 use crate::plan::NodeSpec;
@@ -78,7 +79,7 @@ impl Story {
         self.c.setattr(cred, ino, &SetAttr { flags: Some(flags), ..SetAttr::default() })
     }
 
-    /// Everything is what the log says, and consistent.
+    /// All state equals the replayed log, and is consistent.
     fn check(&self) {
         for (at, store) in self.c.stores.iter().enumerate() {
             let items = apply(&self.c.logs[at]);
@@ -108,7 +109,7 @@ fn lists_decide() {
     s.c.setattr(&owner(), f, &SetAttr { perm: Some(0o740), ..SetAttr::default() }).unwrap();
     assert_eq!((s.c.may_read(&friend(), f), write(&s, &friend())), (Ok(()), Err(Errno::Access)));
     assert_eq!(s.get(f, ACCESS).map(|list| list.perm()), Some(0o740));
-    // A list that says no more than the bits is not kept.
+    // A list that is equivalent to the bits is not kept.
     let minimal = list(&[(Who::Owner, 6), (Who::OwningGroup, 4), (Who::Others, 4)]);
     s.put(&owner(), f, ACCESS, Some(&minimal)).unwrap();
     assert_eq!((s.perm(f), s.get(f, ACCESS)), (0o644, None));
@@ -153,8 +154,8 @@ fn lists_are_inherited() {
     s.check();
 }
 
-/// Goal: what `chattr` has set is refused to everybody, also to the super-user, and only who has the capability sets
-/// it. Method: every operation on a file and a directory of each flag.
+/// Goal: operations that `chattr` has forbidden are refused to everybody, also to the super-user, and only a caller
+/// with the capability sets the flags. Method: every operation on a file and a directory of each flag.
 #[test]
 fn flags_forbid() {
     let root = Cred::root();

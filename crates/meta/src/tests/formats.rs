@@ -1,4 +1,4 @@
-//! Bytes from the disk: what is refused, what is stable.
+//! Bytes from the disk: which are refused, and which are stable.
 
 use super::harness::{Cluster, dump, recover};
 use crate::codec::{self, ItemKey};

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 enum Step {
     Make(u64, u8, u64),
     Remove(u64, u8),
-    /// What loading an item does: an entry with any cookie, as of a damaged zone.
+    /// The effect of loading an item: an entry with any cookie, as of a damaged zone.
     Load(u64, u64, u8, u64),
     /// A page that begins behind the entry at this place.
     Page(u64, usize, usize),
@@ -91,7 +91,7 @@ fn apply(index: &mut DentryIndex, model: &mut Model, step: Step) {
             let (entries, end) = page(index, dir, cookie, max);
             let wanted: Vec<_> = of_dir().filter(|(at, _)| *at > cookie).collect();
             assert_eq!(entries, wanted[..max.min(wanted.len())]);
-            // A window may end behind entries that are gone since, and only the next page says so.
+            // A window may end behind entries that are gone since, and only the next page reports this.
             assert!(if wanted.len() > max { !end } else { end || entries.len() == max });
         }
         Step::Seed(seed) => index.set_seed(seed),

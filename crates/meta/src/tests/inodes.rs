@@ -1,4 +1,4 @@
-//! The compact records: every inode comes back as it was, and memory follows what is kept.
+//! The compact records: every inode is decoded unchanged, and memory is proportional to the records.
 
 use super::harness::Rng;
 use crate::inode::{DirState, InodeFlags, InodeOwner, InodeTimes, ObjectsState};
@@ -197,8 +197,8 @@ fn the_longest_records_fit() {
     assert_eq!(inodes.get(64), Some(longest(i64::MAX, u32::MAX, 0)));
 }
 
-/// Goal: memory is what is promised, and what shrinks gives memory back. Method: files as a program makes them, then
-/// written, cut again, and all but one of each block removed.
+/// Goal: memory is within its bound, and shrinking records release memory. Method: files as a program makes them, then
+/// written, truncated again, and all but one of each block removed.
 #[test]
 fn memory_follows_the_records() {
     const FILES: u64 = 64 * 100;

@@ -11,7 +11,7 @@ enum Step {
     Create(u8),
     Remove(u8),
     Rename(u8, u8),
-    /// The listing goes on by this many entries.
+    /// The listing continues by this many entries.
     List(usize),
 }
 

@@ -267,8 +267,8 @@ fn run(
     Ok(())
 }
 
-/// Goal: the store is the reference file system, errno for errno, on one target and over several with parts, and its
-/// log always says what its memory does. Method: random operations by several users with few names; after each,
+/// Goal: the store equals the reference file system, errno for errno, on one target and over several with parts, and
+/// its replayed log always equals its memory. Method: random operations by several users with few names; after each,
 /// results, all attributes, entries and extended attributes, the items against the replayed log, a recovered store, and
 /// the cluster's invariants are compared. Every interesting outcome must have occurred, so that the run tests them.
 #[test]

@@ -104,7 +104,7 @@ fn losing_setuid_and_setgid() {
     }
 }
 
-/// Goal: everybody may open anything for nothing, as by `O_PATH`, and nobody a symbolic link for something. Method:
+/// Goal: every user may open any inode without access, as by `O_PATH`, and no user a symbolic link with access. Method:
 /// both kinds.
 #[test]
 fn opening_for_nothing() {

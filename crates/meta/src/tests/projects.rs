@@ -27,8 +27,8 @@ fn trees() -> (Cluster, [Ino; 4]) {
     (c, [tree, other, dir, file])
 }
 
-/// Goal: what is made in a tree belongs to it, and is counted, also after a start; nobody but an administrator leaves
-/// it. Method: a story, the items into another store.
+/// Goal: a file made in a tree belongs to it, and is counted, also after a start; only an administrator can take it
+/// out. Method: a sequence of steps, the items into another store.
 #[test]
 fn what_is_made_in_a_tree_belongs_to_it() {
     let (mut c, [tree, _, dir, file]) = trees();

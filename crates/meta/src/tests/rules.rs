@@ -1,12 +1,12 @@
-//! One example for each rule: a story per operation, as tables of call and outcome.
+//! One example for each rule: a sequence of calls per operation, as tables of call and outcome.
 
 use super::harness::Cluster;
 use crate::plan::NodeSpec;
 use crate::{Gathered, Part, Pending, Refusal, RenameMode, XattrMode};
 use amphi_types::item::Txn;
 use amphi_types::{
-    Advice, AskedAdvice, Cred, DataChecksums, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result, SetAttr,
-    TimeSet, Timespec, limits,
+    Advice, AskedAdvice, Consistency, Cred, DataChecksums, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result,
+    SetAttr, TimeSet, Timespec, limits,
 };
 
 const USER: u32 = 10;
@@ -115,8 +115,8 @@ fn make_rules() {
     assert_eq!((s.attr(whiteout).rdev, s.attr(whiteout).uid), (0, USER));
 }
 
-/// Goal: what is applied late to a directory that others have changed since does not set its times back; otherwise they
-/// are those of the operation. Method: two touches of a directory and of an inode that was renamed, applied in the
+/// Goal: a change applied late to a directory that others have changed since does not set its times back; otherwise
+/// they are those of the operation. Method: two touches of a directory and of an inode that was renamed, applied in the
 /// other order, with a change in between.
 #[test]
 fn late_changes_do_not_set_times_back() {
@@ -162,7 +162,7 @@ fn inheritance() {
     let inode = s.c.stores[0].inode(his).unwrap();
     assert_eq!(
         (inode.layout, inode.advice),
-        (layout, Advice::new(IoMode::Direct, KernelCache::On, DataChecksums::Auto))
+        (layout, Advice::new(IoMode::Direct, KernelCache::On, DataChecksums::Auto, Consistency::Posix))
     );
 }
 
@@ -431,8 +431,8 @@ fn xattr_rules() {
     set(&mut s, &user, f, b"user.big", &vec![2; full], Replace).unwrap();
 }
 
-/// Goal: all attributes of an inode go in one record, which the smallest log has to take. Method: as many as there may
-/// be of the smallest.
+/// Goal: all attributes of an inode fit into one record, which the smallest log has to accept. Method: the largest
+/// number of the smallest ones.
 #[test]
 fn attributes_are_few_enough_for_a_record() {
     let mut s = Story::new();

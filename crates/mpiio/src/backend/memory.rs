@@ -19,7 +19,7 @@ impl MemoryFile {
         MemoryFile { bytes: Arc::new(Mutex::new(bytes)), failure: Arc::default() }
     }
 
-    /// What the file holds now.
+    /// The present content of the file.
     pub fn bytes(&self) -> Vec<u8> {
         self.locked().clone()
     }

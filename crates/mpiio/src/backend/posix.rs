@@ -1,8 +1,8 @@
 //! Any POSIX file system, through `pread` and `pwritev` on descriptors of our own.
 //!
-//! With direct I/O there are two: whole blocks of 4096 bytes whose memory is aligned go through one with `O_DIRECT`,
-//! the rest, such as the tail of a file, through the other one. Nothing is ever padded, so the length of the file is
-//! right at all times. A file system that refuses the first direct request is used without from then on.
+//! With direct I/O there are two descriptors: whole blocks of 4096 bytes with aligned memory use one with `O_DIRECT`,
+//! the rest, such as the tail of a file, the other one. Nothing is ever padded, so the length of the file is always
+//! right. If a file system refuses the first direct request, direct I/O is not used from then on.
 
 use super::Backend;
 use crate::error::{Error, Outcome};
@@ -22,8 +22,8 @@ const BLOCK: usize = 4096;
 
 /// `AMPHI_NO_EXPAND` (docs/IOCTL.md).
 const NO_EXPAND: libc::c_ulong = 0x4004_4103;
-/// `AMPHI_LOCK_AHEAD`: a lock of just these bytes, without waiting for anybody who is in the way. 1 or 2: the mount has
-/// it.
+/// `AMPHI_LOCK_AHEAD`: a lock on exactly these bytes, without waiting for conflicting ones. 1 or 2: the mount has such
+/// a lock.
 const LOCK_AHEAD: libc::c_ulong = 0x4018_4104;
 /// `AMPHI_GROUP_LOCK`, with the group, and 1 for not to wait; `AMPHI_GROUP_UNLOCK`; `AMPHI_GROUP_WANTED`.
 const GROUP_LOCK: libc::c_ulong = 0x4010_4105;
@@ -35,7 +35,7 @@ const GROUP_WANTED: libc::c_ulong = 0x8004_4108;
 pub enum Direct {
     /// Never.
     Off,
-    /// Where the file system allows it.
+    /// Direct I/O is used if the file system permits it.
     On,
     /// On an AmphiFS mount, which has a cache of its own.
     Automatic,
@@ -54,7 +54,8 @@ pub struct PosixFile {
 }
 
 impl PosixFile {
-    /// Opens an existing regular file. What is no regular file is refused: caching it would change what it means.
+    /// Opens an existing regular file. Anything but a regular file is refused, because caching would change its
+    /// meaning.
     pub fn open(path: &CStr, readable: bool, writable: bool, direct: Direct) -> Outcome<PosixFile> {
         let mode = match (readable, writable) {
             (true, true) => libc::O_RDWR,
@@ -77,8 +78,9 @@ impl PosixFile {
         Ok(file)
     }
 
-    /// On an AmphiFS mount: locks are to cover what is asked for and no more, since several nodes write the file. Each
-    /// node has runs of its own, so no node then asks another one's lock back. Elsewhere nothing happens.
+    /// On an AmphiFS mount: locks should cover exactly the requested bytes, since several nodes write the file. Each
+    /// node writes runs of its own, so no node then calls back locks of another one. On other file systems it has no
+    /// effect.
     pub fn want_exact_locks(&mut self) {
         self.exact_locks = is_amphi(&self.fd);
         if !self.exact_locks {
@@ -93,7 +95,7 @@ impl PosixFile {
     }
 
     /// Uses the descriptors of another process, or of another part of this one, from now on: the very same open files.
-    /// The system allows it to whoever may trace that process.
+    /// The system permits it to processes that may trace that process.
     pub fn share(&mut self, process: i32, descriptors: [RawFd; 2]) -> Outcome {
         // SAFETY: plain numbers go in; the descriptors that come back are ours alone.
         let shared = unsafe {
@@ -114,7 +116,7 @@ impl PosixFile {
         if self.identity()? == mine { Ok(()) } else { Err(Error::Refused("what rank 0 shows is another file")) }
     }
 
-    /// Asks for a lock to write these bytes; false: somebody is in the way.
+    /// Requests a lock to write these bytes; false: another mount holds a conflicting one.
     fn lock_ahead(&self, offset: u64, bytes: u64) -> bool {
         /// As docs/IOCTL.md has it.
         #[repr(C)]
@@ -151,7 +153,7 @@ impl PosixFile {
         Ok(self.stat()?.st_blksize.max(512) as u64)
     }
 
-    /// How many bytes lie on one target before the next one follows: on an AmphiFS mount what its layout says.
+    /// How many consecutive bytes are on one target: on an AmphiFS mount as its layout says.
     pub fn stripe_bytes(&self) -> Option<u64> {
         let mut text = [0u8; 256];
         // SAFETY: the name ends with a zero byte; the buffer is ours and as long as is said.
@@ -197,7 +199,7 @@ fn stripe_of(layout: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| (1..=1 << 32).contains(bytes))
 }
 
-/// Whether a file lies on a mount of AmphiFS: only there this attribute can be asked for by name.
+/// Whether a file is on a mount of AmphiFS: only there this attribute can be read.
 fn is_amphi(fd: &OwnedFd) -> bool {
     // SAFETY: the name ends with a zero byte; without room nothing is written.
     unsafe { libc::fgetxattr(fd.as_raw_fd(), c"user.amphi.mode".as_ptr(), std::ptr::null_mut(), 0) >= 0 }
@@ -250,7 +252,7 @@ fn offset_of(offset: u64) -> Outcome<libc::off_t> {
     libc::off_t::try_from(offset).map_err(|_| Error::Refused("an offset lies beyond the largest file"))
 }
 
-/// One read request, at least; 0 at the end of the file.
+/// At least one read request; 0 at the end of the file.
 fn read_some(fd: RawFd, buffer: &mut [u8], offset: u64) -> Outcome<usize> {
     loop {
         let want = buffer.len().min(REQUEST_BYTES);
@@ -268,7 +270,7 @@ fn read_some(fd: RawFd, buffer: &mut [u8], offset: u64) -> Outcome<usize> {
 
 /// Writes the parts one behind the other.
 fn write_all(fd: RawFd, parts: &[IoSlice<'_>], offset: u64) -> Outcome {
-    // What is left of the request: the part with this index, from this byte of it on.
+    // The rest of the request: the part with this index, from this byte of it on.
     let (mut index, mut skip, mut at) = (0, 0, offset);
     while index < parts.len() {
         if parts[index].len() == skip {
@@ -330,7 +332,7 @@ impl Backend for PosixFile {
                 Err(error) => return Err(error),
             }
         }
-        // What a direct request left is not aligned any more, and mostly the end of the file.
+        // The rest after a direct request is not aligned any more, and mostly the end of the file.
         while done < buffer.len() {
             match read_some(self.fd.as_raw_fd(), &mut buffer[done..], offset + done as u64)? {
                 0 => break,
@@ -422,7 +424,7 @@ impl Backend for PosixFile {
 
     fn group_leave(&self, group: u64) -> Outcome {
         let mut result = Ok(());
-        // What goes through the page cache first, so that its bytes leave under the group, too.
+        // Data in the page cache comes first, so that its bytes are written under the group lock, too.
         for fd in [Some(&self.fd), self.direct.as_ref()].into_iter().flatten() {
             // SAFETY: the command reads eight bytes, which live through the call.
             if unsafe { libc::ioctl(fd.as_raw_fd(), GROUP_UNLOCK, &raw const group) } != 0 {

@@ -1,19 +1,20 @@
-//! What the shims ask about a path before they open it: page, stripe, which file it is, what its file system is like.
+//! The data about a path that the shims request before they open it: page size, stripe, identity of the file,
+//! properties of its file system.
 //!
-//! Owns the choice of the page and the kinds of file systems. Nothing here keeps a file open.
+//! Owns the choice of the page size and the kinds of file systems. Nothing here keeps a file open.
 
 use crate::backend::posix::{Direct, PosixFile};
 use crate::error::Error;
 use crate::spare_memory;
 use std::ffi::{CStr, c_char, c_int};
 
-/// The least page: smaller ones would drown in their metadata, and a page is what a read asks the file system for.
+/// The smallest page: smaller pages would need too much metadata, and a page is the unit in which files are read.
 const PAGE_BYTES: u64 = 1 << 20;
 
 /// The largest preferred unit of a file system that is taken for one.
 const LARGEST_UNIT: u64 = 64 << 20;
 
-/// File systems whose clients may keep what others have changed since (`f_type`): NFS, SMB, CIFS, SMB2, 9P, AFS.
+/// File systems whose clients may cache data that others have changed since (`f_type`): NFS, SMB, CIFS, SMB2, 9P, AFS.
 const LAZY: [u32; 6] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x5346_414f];
 
 /// The page for a file when no hint names one; 0 when the file cannot be asked.
@@ -77,8 +78,8 @@ unsafe fn file_system_of(path: *const c_char) -> Option<u32> {
     unsafe { (libc::statfs(path, about.as_mut_ptr()) == 0).then(|| about.assume_init().f_type as u32) }
 }
 
-/// Whether nodes that read and write the same ranges in turn, each after the other has written out what it had, see
-/// each other's bytes: not on file systems whose clients only look again at an open.
+/// Whether nodes that read and write the same ranges in turn, each after the other has written out its data, see each
+/// other's bytes: they do not on file systems whose clients revalidate only at an open.
 ///
 /// # Safety
 /// `path` ends with a zero byte.

@@ -1,15 +1,15 @@
-//! What the shim lets the cache do by itself, as it lies in the settings of an open.
+//! The work that the shim lets the cache do by itself, as settings of an open.
 //!
 //! Owns the layout, which is a part of that in `shim/amphi_mpiio.h`.
 
 use super::BALANCE_LEAST;
 use crate::team::Team;
 
-/// What the cache does before anybody asks for it.
+/// The work of the cache without a request of the program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Unasked {
-    /// Runs that nobody writes for so long leave in the background; 0: never.
+    /// Runs that are idle for so long are written back in the background; 0: never.
     pub(super) idle_ms: u64,
     /// So much is read ahead of a rank that reads in order.
     pub(super) prefetch_bytes: u64,
@@ -22,7 +22,7 @@ pub struct Unasked {
 }
 
 impl Unasked {
-    /// Tells the ranks of the node what nodes do for each other.
+    /// Sets, for the ranks of the node, what nodes do for each other.
     pub(super) fn tell(&self, team: &Team) {
         team.keep_copies(self.copies != 0);
         team.balance(if self.balance != 0 { BALANCE_LEAST } else { 0 });

@@ -1,14 +1,14 @@
-//! Balancing: a node that does much for other nodes gives pages to those that ask for them and do less; an option that
-//! is off unless it is asked for.
+//! Balancing: a node that does much for other nodes gives pages to those that request them and do less; an option that
+//! is off by default.
 //!
 //! Owns the load of a node and the rule. Does not own how pages move (`migrate`), which is the same for all reasons.
 //!
-//! Pages have a node by their number, so of any long range all nodes have equally many. What that misses is a node
-//! whose pages everybody uses in turn: none of them is referred to by one other node several times in a row, so none
-//! moves. Here each reference of a rank of another node counts as load of the node that serves it, and who asks says
-//! how much load its own node has. A page that two references in a row of other nodes have come to moves to the second
-//! one's node, if that has far less to do. As the pages go the load goes with them, and the rule ends when no node has
-//! much more than those that ask it.
+//! The node of a page follows from its number, so of any long range all nodes have equally many. This does not help a
+//! node whose pages all nodes use in turn: none of its pages is referred to by one other node several times in a row,
+//! so none moves. Here each reference of a rank of another node counts as load of the serving node, and the request
+//! says how much load the requesting node has. A page to which two consecutive references of other nodes have come
+//! moves to the second one's node, if that has far less load. The load moves with the pages, and the rule ends when no
+//! node has much more than those that send requests to it.
 //!
 //! Invariants: only the decision is made here, from numbers that may be old or wrong; a wrong one costs a move. Loads
 //! are halved each second, and a node gives pages only to one with less than half of its own load, so that a page does
@@ -28,9 +28,9 @@ fn load_at(word: u64, now: u32) -> u32 {
 }
 
 impl CachedFile {
-    /// The nodes are balanced from now on: one that is busier than another by this much gives pages to it; 0: none
-    /// does. After `join_nodes`, and every rank of the node says the same. Where pages do not move otherwise, they move
-    /// for this reason alone.
+    /// The nodes are balanced from now on: one that has more load than another by this much gives pages to it; 0: no
+    /// balancing. This is called after `join_nodes`, by every rank of the node with the same value. If pages do not
+    /// move otherwise, they move for this reason alone.
     pub fn balance(&self, least: u32) {
         let job = &self.segment().header().job;
         let nodes = job.nodes.load(Relaxed) as usize;
@@ -45,7 +45,7 @@ impl CachedFile {
         self.segment().header().job.balance.load(Relaxed)
     }
 
-    /// What the node did for others of late, in references to pages; 0 unless nodes are balanced.
+    /// The recent load of the node from others, in references to pages; 0 unless nodes are balanced.
     pub fn load(&self) -> u32 {
         if self.least_difference() == 0 {
             return 0;

@@ -1,18 +1,18 @@
-//! Copies of pages that are only read, on nodes that read them again; an option that is off unless it is asked for.
+//! Copies of pages that are only read, on nodes that read them again; an option that is off unless it is requested.
 //!
-//! Owns who gets a copy, who has one, and how it is dropped. Does not own the messages (`team/copies.rs`, and
-//! `team/handover.rs` for the bytes).
+//! Owns: which nodes get copies and have them, and how a copy is dropped. Does not own the messages (`team/copies.rs`,
+//! and `team/handover.rs` for the bytes).
 //!
-//! A page is on one node. When a second read of another node comes to it and nobody has written it since the first one,
-//! the reply brings a copy of the whole page, which that node's rank puts into a frame of its own. Reads of that node
-//! find it there from then on. A write holds the page alone at its node, finds that there are copies, stops, makes
-//! their nodes drop them, and goes on. Pages do not move to who reads them then, and none moves of which there are
-//! copies.
+//! A page is cached on one node. When a second read of another node comes to it and no rank has written it since the
+//! first one, the reply brings a copy of the whole page, which that node's rank puts into a frame of its own. Reads of
+//! that node use the copy from then on. A write locks the page exclusively at its node, finds that there are copies,
+//! stops, makes their nodes drop them, and continues. With copies, pages do not move to nodes that read them, and a
+//! page with copies does not move.
 //!
 //! Invariants:
-//! * A copy is whole and never dirty. It is what the page is: a node gets a copy while its page is locked shared at its
-//!   node, until the copy lies in its frame, and who writes the page, locked exclusively, has had all copies dropped
-//!   before. So to lock a copy shared is as good as to lock its page.
+//! * A copy is whole and never dirty. A copy equals its page: a node gets a copy while its page is locked shared at its
+//!   node, until the copy is in its frame, and a rank that writes the page, locked exclusively, has made all copies be
+//!   dropped before. So locking a copy shared is as good as locking its page.
 //! * `PageMeta::copies` names each node that has a copy, and perhaps some that have dropped theirs.
 //! * A copy takes a frame of the rank that read, so the bound of memory is as without copies; it leaves as other pages
 //!   do, and with every sync.
@@ -47,8 +47,8 @@ impl CachedFile {
             && self.segment().find_meta(page).is_some_and(|meta| meta.frame.load(SeqCst) != 0)
     }
 
-    /// Whether what this node has of a page, which is locked, is a copy that one of its ranks may read. A proxy does
-    /// not use it: who asks it has been told wrong where the page is.
+    /// Whether what this node has of a locked page is a copy that one of its ranks may read. A proxy does not use it:
+    /// the rank that asks it has wrong information about the place of the page.
     pub(super) fn has_whole_copy(&self, page: u64) -> Outcome<bool> {
         if !self.keeps_copies() || self.moves.client.is_some() {
             return Ok(false);
@@ -122,8 +122,8 @@ impl CachedFile {
         self.stats.recalls += 1;
     }
 
-    /// Puts a copy of a page of another node into a frame of this rank; false: there is no room. The page is locked
-    /// shared at its node until that is told.
+    /// Puts a copy of a page of another node into a frame of this rank; false: there is no free frame. The page is
+    /// locked shared at its node until the result is reported.
     pub(super) fn take_copy(&mut self, copy: &Handover) -> Outcome<bool> {
         let page = copy.page;
         if !self.keeps_copies() || self.is_here(page) || !self.locks.try_lock(page)? {
@@ -135,8 +135,8 @@ impl CachedFile {
         taken
     }
 
-    /// Drops this node's copy of a page of another one, after those that read it. The page is locked alone at its node,
-    /// so that no new copy comes.
+    /// Drops this node's copy of a page of another one, after the ranks that are reading it. The page is locked
+    /// exclusively at its node, so that no new copy is made.
     pub fn drop_copy(&mut self, page: u64) -> Outcome {
         self.usable()?;
         self.locks.lock(page, Mode::Exclusive)?;
@@ -148,7 +148,7 @@ impl CachedFile {
         self.locks.unlock(page, Mode::Exclusive)
     }
 
-    /// Forgets what is valid of a clean page that is locked alone: a copy as a whole.
+    /// Marks a clean page that is locked exclusively as not valid: a copy as a whole.
     pub(super) fn forget_clean(&self, page: u64, frame: u32) -> Outcome {
         if self.is_here(page) {
             self.segment().valid(frame).clear();

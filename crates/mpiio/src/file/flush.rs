@@ -1,7 +1,7 @@
 //! Writing dirty bytes out: all of a share at close and sync, and dropping what is clean.
 //!
-//! Two-phase flush (the paper's section 3.4) needs no exchange here: every rank reaches the frames of all ranks of the
-//! node, so each rank simply writes the runs that fall to it, whoever holds their pages.
+//! Two-phase flush (the paper's section 3.4) needs no exchange here: every rank can access the frames of all ranks of
+//! the node, so each rank simply writes its share of the runs, whichever ranks hold their pages.
 
 use super::CachedFile;
 use crate::error::Outcome;
@@ -11,8 +11,8 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Release;
 
-/// A page that leaves in more parts than these is made one part, where nobody else writes the file, or the file system
-/// is told.
+/// A page that would be written in more parts than these is written as one part, if no other process writes the file,
+/// or the file system was asked for a lock.
 const FEW_PARTS: usize = 8;
 /// So often, in parts that leave, the file system is told to expect more of them.
 const PARTS_EXPECTED: usize = 16;
@@ -68,9 +68,9 @@ impl CachedFile {
         self.write_dirty(&dirty)
     }
 
-    /// Of this share of a part of the file, writes the runs with a page that would leave in many parts, and makes each
-    /// such page one part with what the file has between them now. All ranks have done with their pieces of a
-    /// collective call there. Where that cannot be read the pages stay as they are.
+    /// In this share of a part of the file, writes the runs with a page that would be written in many parts, and makes
+    /// each such page one part with the bytes that the file has in the gaps now. All ranks have finished their pieces
+    /// of a collective call there. If the file cannot be read there, the pages stay as they are.
     pub fn flush_parts(&mut self, bytes: Range<u64>, share: u32, shares: u32) -> Outcome {
         self.begin()?;
         if !self.settings.readable {
@@ -130,7 +130,7 @@ impl CachedFile {
                 parted = Some((page[0].0 / page_bytes * page_bytes, 0));
             }
             if let Some((page, left)) = parted.as_mut().filter(|(page, _)| run[0].0 < *page + page_bytes) {
-                // The first part has made whoever was in its way give way. What is got may be lost to others again.
+                // The first part has called back conflicting locks. The lock may be lost to others again.
                 if left.is_multiple_of(PARTS_EXPECTED) {
                     self.backend.expect_parts(*page, page_bytes);
                 }
@@ -143,8 +143,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Makes all between the first and the last dirty byte of a page dirty, if it is in more than a few parts, with
-    /// what the file has there. Where that cannot be read the parts stay as they are.
+    /// Makes all bytes between the first and the last dirty byte of a page dirty, if it has more than a few dirty
+    /// parts, with the bytes that the file has there. If the file cannot be read there, the parts stay as they are.
     fn merge_parts(&mut self, page: u64, frame: u32, few: usize) {
         let parts = self.segment().dirty(frame).as_slice().to_vec();
         if let (true, [first, .., last]) = (parts.len() > few, parts.as_slice())
@@ -157,8 +157,8 @@ impl CachedFile {
         }
     }
 
-    /// Of a page in more than a few parts nothing but the dirty bytes counts as valid from now on, so that what is put
-    /// between them is read from the file, where somebody may have written since.
+    /// For a page in more than a few parts, only the dirty bytes count as valid from now on, so that the bytes in the
+    /// gaps are read from the file, where others may have written since.
     fn forget_clean_bytes(&self, frame: u32, few: usize) {
         let parts = self.segment().dirty(frame).as_slice().to_vec();
         if parts.len() > few {
@@ -184,9 +184,9 @@ impl CachedFile {
         result
     }
 
-    /// Writes the dirty bytes of all ranks of the node, as one rank, while the others may go on; `stable`: and makes
-    /// them stable, and forgets what is valid in pages that are clean then, so that the next read of any rank asks the
-    /// file system. The frames stay with their pages, since only their own ranks give frames away.
+    /// Writes the dirty bytes of all ranks of the node, as one rank, while the others may continue; `stable`: also
+    /// makes them stable, and marks pages that are clean then as not valid, so that the next read of any rank reads the
+    /// file system. The frames stay with their pages, since only their own ranks free frames.
     pub fn settle_alone(&mut self, stable: bool) -> Outcome {
         self.flush_share(0, 1)?;
         if !stable {
@@ -236,7 +236,7 @@ impl CachedFile {
             }
             self.hold(page, Mode::Exclusive)?;
             if self.frame_of(page)? != Some(frame) {
-                // It moved to another node meanwhile.
+                // The page moved to another node meanwhile.
                 self.pool.release(own);
             } else if dirty_too || !self.segment().looks_dirty(frame) {
                 self.segment().dirty(frame).clear();

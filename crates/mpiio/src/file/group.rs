@@ -1,13 +1,14 @@
-//! The group lock of AmphiFS: the mounts of the job share one lock, and whoever else wants the file makes the job
-//! write out what it has.
+//! The group lock of AmphiFS: the mounts of the job share one lock, and any other process that needs the file makes the
+//! job write out its data.
 //!
 //! Owns when the node is a member and what it does before it leaves. Does not own the descriptors (`backend`): all
 //! ranks and proxies of a node use those of its first rank, so that one of them joins and leaves for all.
 //!
-//! While the node is a member nobody outside the job reads or writes the file, on any mount. The thread of the node
-//! that looks (`idle`) asks several times a second whether somebody waits. Then it writes all dirty bytes and leaves,
-//! and the one who waits finds every write that had ended before. From then on locks are taken as without the group,
-//! until the ranks sync: only then none of them has a request under way, which would wait for the group as an outsider.
+//! While the node is a member, no process outside the job reads or writes the file, on any mount. The idle thread of
+//! the node (`idle`) checks several times a second whether another process waits. Then it writes all dirty bytes and
+//! leaves the group, and the waiting process sees every write that had ended before. From then on locks are taken as
+//! without the group, until the ranks sync: only then none of them has a request under way, which would wait for the
+//! group as an outsider.
 //!
 //! It takes only locks that are free, and gives up after `YIELD_LOOKS`: a call that holds pages may itself wait for the
 //! group of another node to end.
@@ -20,9 +21,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// How often the thread asks whether somebody waits.
+/// How often the thread checks whether a program waits.
 pub const WATCH: Duration = Duration::from_millis(100);
-/// So many looks wait for pages that calls hold, about two seconds.
+/// For so many checks it waits for pages that calls hold, about two seconds.
 const YIELD_LOOKS: u32 = 20;
 
 /// No group is wanted, or it cannot be had.
@@ -50,7 +51,7 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Joins again if the node has left. If that does not work now, it goes on without.
+    /// Joins again if the node has left. If that does not work now, it continues without.
     pub fn rejoin_group(&mut self) {
         let header = self.segment().header();
         if header.group_state.load(SeqCst) == LEFT {
@@ -74,8 +75,8 @@ impl CachedFile {
         self.segment().header().descriptors[0].load(SeqCst) >= 0
     }
 
-    /// One look: leaves the group if somebody outside waits for the file and everything has been written, or all has
-    /// been tried. `looks`: how many looks found somebody waiting in vain.
+    /// One check: leaves the group if an outside process waits for the file and everything has been written, or all
+    /// attempts were made. `looks`: how many checks found a waiting process in vain.
     pub fn yield_group(&mut self, looks: &mut u32) -> Outcome {
         if self.segment().header().group_state.load(SeqCst) != MEMBER {
             return Ok(());
@@ -92,7 +93,8 @@ impl CachedFile {
         *looks = 0;
         self.stats.yields += 1;
         self.segment().header().group_state.store(LEFT, SeqCst);
-        // What could not be written stays and is reported at sync or close; whoever waits is let in all the same.
+        // Bytes that could not be written stay and are reported at sync or close; the waiting process gets the file
+        // nevertheless.
         let left = self.backend.group_leave(self.group());
         written.and(left)
     }

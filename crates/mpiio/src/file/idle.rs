@@ -1,12 +1,13 @@
-//! Writing out what nobody writes any more, while the job computes.
+//! Writing out pages that are no longer written, while the job computes.
 //!
-//! Owns the choice of the pages and the thread that looks for them, on one rank of each node. What left the cache early
-//! need not leave at close, is seen by readers outside the job, and survives the end of the job. Only locks that need
-//! no waiting are taken, so no rank waits for longer than one run is written, and none is ever waited for.
+//! Owns the choice of the pages and the thread that searches for them, on one rank of each node. Pages that were
+//! written early need not be written at close, are seen by readers outside the job, and survive the end of the job.
+//! Only free locks are taken, so a rank waits at most as long as one run is written, and the thread never waits for a
+//! rank.
 //!
-//! The unit is the run, so that what leaves is long: a run is due when no page of it was written since the last look
-//! and its dirty pages are dirty as a whole, or when none was written for `OLD_LOOKS` looks. So a page that fills up
-//! slowly is not written again and again. Bound: each look writes each page once at most.
+//! The unit is the run, so that writes are long: a run is due when no page of it was written since the last check and
+//! its dirty pages are dirty as a whole, or when none was written for `OLD_LOOKS` checks. So a page that fills up
+//! slowly is not written again and again. Bound: each check writes each page at most once.
 
 use super::CachedFile;
 use super::group::WATCH;
@@ -20,19 +21,19 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// After so many looks without a write a page that is dirty in parts leaves, too; as long as Linux keeps dirty pages
-/// when a look comes every second.
+/// After so many checks without a write a page that is dirty in parts is written, too; this is as long as Linux keeps
+/// dirty pages, if there is a check every second.
 const OLD_LOOKS: u32 = 30;
 
-/// After a failure so many looks are left out: what does not work now is not tried every second, and close reports it.
+/// After a failure so many checks are left out, so that a failing write is not tried every second; close reports it.
 const FAILURE_LOOKS: u32 = 30;
 
-/// What the last look saw of a frame: its page, its count of writes, and for how many looks neither has changed.
+/// The state of a frame at the last check: its page, its count of writes, and for how many checks neither has changed.
 #[derive(Debug, Default)]
 pub struct Seen(BTreeMap<u32, (u64, u32, u32)>);
 
 impl CachedFile {
-    /// One look: writes the runs that are due, as far as their locks are free.
+    /// One check: writes the runs that are due, as far as their locks are free.
     pub fn flush_idle(&mut self, seen: &mut Seen) -> Outcome {
         self.usable()?;
         let segment = self.segment();
@@ -108,12 +109,12 @@ impl Looker {
         Ok(Looker { stats, stop, thread: Some(thread) })
     }
 
-    /// What it did in the looks that have ended.
+    /// The counters of the checks that have ended.
     pub fn stats(&self) -> Stats {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the thread after the look that is under way.
+    /// Ends the thread after the check that is under way.
     pub fn stop(&mut self) {
         *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.stop.1.notify_all();

@@ -3,10 +3,11 @@
 //! Owns the count of references in a row, the hand-over of a page, and the check that a page is still here. Does not
 //! own the messages (`team`). Within a node nothing moves: all of its ranks reach each page in the same way.
 //!
-//! The lock of a page moves with it. Whoever gets the lock of a page on a node that has given the page away finds that
-//! out (`hold_here`) and asks the node that it went to. A hand-over goes as follows: the giver (the proxy of a rank of
-//! the other node) holds the page alone; `offer` makes a copy; the taker puts it into a frame of its own node and names
-//! its node as the place (`take_over`); only then the giver forgets the page (`handed_over`) and lets the lock go.
+//! The lock of a page moves with it. A rank that gets the lock of a page on a node that has given the page away detects
+//! that (`hold_here`) and asks the node to which it went. A hand-over works as follows: the giver (the proxy of a rank
+//! of the other node) holds the page exclusively; `offer` makes a copy; the taker puts it into a frame of its own node
+//! and names its node as the place (`take_over`); only then the giver drops the page (`handed_over`) and releases the
+//! lock.
 //!
 //! Invariants:
 //! * While two nodes have a copy, both are locked by the same call. The taker keeps its lock to the end of the call, so
@@ -14,8 +15,8 @@
 //! * A page whose hand-over fails stays where it was. A taker never waits for anything: without a free frame or the
 //!   lock of its own node it declines.
 //! * A page of which other nodes have copies does not move (`copies`).
-//! * Dirty bytes stay dirty on the way. No page moves while somebody writes out all nodes one after the other
-//!   (`still`), and no dirty one while the nodes share a group lock, which each of them leaves on its own.
+//! * Dirty bytes stay dirty on the way. No page moves while a rank writes out all nodes one after the other (`still`),
+//!   and no dirty one while the nodes share a group lock, which each of them leaves on its own.
 
 use super::{CachedFile, Extent, pieces};
 use crate::error::Outcome;
@@ -33,7 +34,7 @@ pub(super) const NEVER: u32 = 1 << 16;
 pub struct Handover {
     /// The page.
     pub page: u64,
-    /// Where it is when it has been taken over; none: a copy, and the page stays (`copies`).
+    /// The place of the page when it has been taken over; `None`: it is a copy, and the page stays (`copies`).
     pub place: Option<Place>,
     /// Its valid ranges.
     pub valid: Vec<Span>,
@@ -48,9 +49,9 @@ pub struct Handover {
 pub struct Stop {
     /// The page.
     pub page: u64,
-    /// Where it is, as far as the node knows.
+    /// The place of the page, as far as the node knows.
     pub place: Place,
-    /// The nodes with copies, a bit each; not 0: the page is here, and the call has it alone.
+    /// The nodes with copies, a bit each; if it is not 0, the page is on this node, and the call holds it exclusively.
     pub copies: u64,
 }
 
@@ -67,12 +68,12 @@ impl Stop {
     }
 }
 
-/// What a rank remembers of pages that may move.
+/// The state of a rank about pages that may move.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     /// The node for which this rank works, if that is not its own: that of the rank behind a proxy.
     pub(super) client: Option<usize>,
-    /// What the client's node does for others (`balance`).
+    /// The load of the client's node (`balance`).
     pub(super) client_load: u32,
     /// Pages of the present call that shall move to the client's node; and whether only because that has less to do.
     wanted: Vec<(u64, bool)>,
@@ -89,15 +90,15 @@ pub(super) struct Moves {
 struct Leaving {
     page: u64,
     frame: u32,
-    /// Where it is when it has been taken; none: a copy.
+    /// The place of the page when it has been taken; `None`: it is a copy.
     place: Option<Place>,
-    /// It is offered only because the taker has less to do.
+    /// It is offered only because the taker has less load.
     relief: bool,
 }
 
 impl CachedFile {
-    /// Says that the node is one of several, and after how many references in a row by another node a page moves
-    /// there; 0: none does. Every rank of the node says the same, before the first call.
+    /// Sets that the node is one of several, and after how many consecutive references by another node a page moves
+    /// there; 0: no page moves. Every rank of the node calls it with the same values, before the first call.
     pub fn join_nodes(&self, node: usize, nodes: usize, references: u32) {
         let header = self.segment().header();
         let few = self.segment().geometry().page_bytes as usize <= super::HANDOVER_BYTES && nodes <= NODES_MAX;
@@ -106,7 +107,7 @@ impl CachedFile {
         header.job.references.store(if few && nodes > 1 { references } else { 0 }, Release);
     }
 
-    /// This rank works for a rank of another node from now on.
+    /// From now on this rank works for a rank of another node.
     pub fn works_for(&mut self, node: usize) {
         self.moves.client = Some(node);
     }
@@ -115,7 +116,7 @@ impl CachedFile {
         self.segment().header().job.references.load(Relaxed)
     }
 
-    /// Where a page is, as far as this node knows.
+    /// The place of a page, as far as this node knows.
     pub fn place_of(&self, page: u64) -> Place {
         if self.references() == 0 {
             return Place::default();
@@ -123,14 +124,14 @@ impl CachedFile {
         Place(self.segment().find_meta(page).map_or(0, |meta| meta.place.load(SeqCst)))
     }
 
-    /// The node to ask for a page, as far as this node knows.
+    /// The node to request a page, as far as this node knows.
     pub fn node_of(&self, page: u64) -> usize {
         let nodes = u64::from(self.segment().header().job.nodes.load(Relaxed).max(1));
         let run_pages = self.settings.run_bytes / self.page_bytes();
         self.place_of(page).node().unwrap_or((page / run_pages % nodes) as usize)
     }
 
-    /// The page that ended a step after so many bytes, and why.
+    /// The page that ended a step after this many bytes, and why.
     pub fn why_it_stopped(&self, extents: &[Extent], done: u64) -> Outcome<Stop> {
         let page_bytes = self.page_bytes();
         let next = pieces(extents, page_bytes, u64::MAX).find(|piece| piece.memory as u64 >= done);
@@ -218,8 +219,8 @@ impl CachedFile {
         !self.moves.leaving.is_empty()
     }
 
-    /// The pages of the present call that are to move to the client's node or to be copied there, as far as they have
-    /// frames and come to no more than `bytes` and `spans`. Their locks stay until `handed_over`, whatever is released.
+    /// The pages of the present call that should move to the client's node or be copied there, as far as they have
+    /// frames and have at most `bytes` and `spans`. Their locks are kept until `handed_over`, whatever is released.
     /// `over`: the call ends with this step, so that a page which is declined or copied needs no lock then.
     pub fn offer(&mut self, (bytes, spans): (usize, usize), over: bool) -> Outcome<Vec<Handover>> {
         self.moves.over = over;
@@ -280,7 +281,7 @@ impl CachedFile {
                     self.stats.relieved += u64::from(relief);
                 }
                 None if !self.moves.over => {
-                    // In front: a write that stopped goes on at the page that it took last.
+                    // In front: a write that stopped continues at the page that it took last.
                     self.held.insert(0, (page, mode));
                     continue;
                 }
@@ -348,7 +349,7 @@ impl CachedFile {
         Ok(fits)
     }
 
-    /// Pages stay on their nodes from now on (`on`) or may move again; counted, since several may ask for it.
+    /// Pages stay on their nodes from now on (`on`) or may move again; counted, since several may request it.
     pub fn keep_still(&self, on: bool) {
         let still = &self.segment().header().job.still;
         if on {

@@ -1,9 +1,10 @@
-//! Reading ahead of a rank that reads one range behind the other; an option that is off unless it is asked for.
+//! Reading ahead of a rank that reads one range behind the other; an option that is off unless it is requested.
 //!
-//! Owns when and what. Fetched are whole pages behind the read that nobody has, with one request, into frames of this
-//! rank; only pages that this node has (`migrate`), that begin before the end of the file, and whose locks are free.
-//! Nothing is waited for: the locks go before the call goes on, since it may come to these pages itself, and a failure
-//! leaves everything as it was. Bound: `Settings::prefetch_bytes`, and half of the rank's frames.
+//! Owns when and what is prefetched. Prefetched are whole uncached pages behind the read, with one request, into frames
+//! of this rank; only pages that belong to this node (`migrate`), that begin before the end of the file, and whose
+//! locks are free. It waits for nothing: the locks are released before the call continues, since the call may need
+//! these pages itself, and a failure leaves everything as it was. Bound: `Settings::prefetch_bytes`, and half of the
+//! rank's frames.
 
 use super::CachedFile;
 use crate::error::Outcome;
@@ -36,7 +37,7 @@ impl CachedFile {
             }
             self.locks.unlock(page, Mode::Exclusive)?;
         }
-        // What was not to be had ahead is an error when somebody wants it.
+        // If these pages cannot be read, the error is reported when they are needed.
         Ok(())
     }
 

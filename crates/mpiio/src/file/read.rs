@@ -1,10 +1,10 @@
-//! Reads: from frames, which are filled page by page or, where a request wants several that nobody has, by runs; or
-//! straight from the file system where no frame is to be had, or would not pay.
+//! Reads: from frames, which are filled page by page or, where a request covers several uncached ones, by runs; or
+//! straight from the file system where no frame is free, or caching would not pay.
 //!
-//! A frame does not pay for pages of a request that is larger than the memory, for a long range that is read for the
-//! first time (it may be the only time; the second reader fills frames, which serve all others), and for ranges that a
-//! cache below serves as well, with one copy less and without a page to wait for. Such pages are read while they are
-//! locked as for any other read, so the call is as atomic.
+//! A frame does not pay in three cases: for pages of a request that is larger than the memory; for a long range that is
+//! read for the first time (it may be the only time; the second reader fills frames, which serve all others); and for
+//! ranges that a cache below serves as well, with one copy less and without a page lock. Such pages are locked during
+//! the read like any others, so the call is as atomic.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
@@ -13,12 +13,12 @@ use crate::locks::Mode;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How a call goes about pages that nobody has.
+/// How a call treats pages that no rank has cached.
 #[derive(Clone, Copy)]
 struct Absent {
-    /// Whole ones come past the cache.
+    /// Whole pages are read past the cache.
     past: bool,
-    /// Whole ones come past the cache if nobody has read them so before.
+    /// Whole pages are read past the cache if no rank has read them so before.
     first: bool,
 }
 
@@ -29,8 +29,8 @@ struct Run {
     memory: Range<usize>,
 }
 
-/// Pages that nobody has and that one request reads: they follow each other in the file, and so do their frames. Each
-/// is held exclusively, and nothing of it is valid yet.
+/// Uncached pages that one request reads: they follow each other in the file, and so do their frames. Each is held
+/// exclusively, and nothing of it is valid yet.
 #[derive(Default)]
 struct Missing {
     pages: Vec<(u64, u32, Vec<Piece>)>,
@@ -74,7 +74,7 @@ impl CachedFile {
     }
 
     pub(super) fn read_pages(&mut self, extents: &[Extent], memory: &mut [u8], total: u64, size: u64) -> Outcome<u64> {
-        // Who reads may read what it writes.
+        // The rank may read what it writes.
         self.once = 0;
         let page_bytes = self.page_bytes();
         let absent = Absent { past: total > self.settings.bypass_bytes, first: self.is_stream(extents, total) };
@@ -104,8 +104,8 @@ impl CachedFile {
         Ok(done)
     }
 
-    /// Reads the pieces of one page; false: the page moved to another node. What comes past the cache joins the run,
-    /// and other pages that nobody has those that are read together.
+    /// Reads the pieces of one page; false: the page moved to another node. Pages that are read past the cache join the
+    /// run, and other uncached pages join those that are read together.
     fn read_group(
         &mut self,
         group: &[Piece],
@@ -132,8 +132,8 @@ impl CachedFile {
         if frame.is_some_and(|frame| valid(self, frame)) {
             self.stats.hits += 1;
         } else {
-            // Nothing was read under the shared lock, so giving it back and asking again keeps the call atomic, and
-            // the page is the highest one so far, so the order stays.
+            // Nothing was read under the shared lock, so releasing it and requesting the exclusive one keeps the call
+            // atomic, and the page is the highest one so far, so the order stays.
             if mode == Mode::Shared {
                 self.held.pop();
                 self.locks.unlock(page, Mode::Shared)?;
@@ -176,7 +176,7 @@ impl CachedFile {
         Ok(true)
     }
 
-    /// Whether the pieces of a page that nobody has, and that is locked, come past the cache.
+    /// Whether the pieces of an uncached, locked page are read past the cache.
     fn comes_past(&self, group: &[Piece], absent: Absent) -> Outcome<bool> {
         let aside = self.settings.aside_bytes;
         if aside > 0 && group.iter().all(|piece| piece.of_bytes >= aside) {
@@ -241,7 +241,7 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Reads pieces of a page that nobody caches and for which there is no room, while it is locked.
+    /// Reads pieces of an uncached page for which there is no free frame, while it is locked.
     fn read_uncached(&mut self, group: &[Piece], memory: &mut [u8]) -> Outcome {
         for piece in group {
             let offset = piece.page * self.page_bytes() + u64::from(piece.start);
@@ -264,8 +264,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Makes a page valid as a whole that is locked exclusively and valid in parts. Bytes behind the end of the file
-    /// are zeros.
+    /// Makes all of a page valid; the page is locked exclusively and is valid in parts. Bytes behind the end of the
+    /// file are zeros.
     pub(super) fn fill(&mut self, page: u64, frame: u32) -> Outcome {
         if !self.settings.readable {
             return Err(Error::NotOpenFor("reading"));

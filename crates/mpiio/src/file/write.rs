@@ -1,5 +1,5 @@
-//! Writes: into frames, or, for whole pages of large requests that nobody caches, straight to the file system. So do
-//! whole pages of a rank that writes nothing else and comes back to none of them.
+//! Writes: into frames, or, for uncached whole pages of large requests, straight to the file system. So do whole pages
+//! of a rank that writes nothing else and comes back to none of them.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
@@ -9,7 +9,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// So many pieces of a page are marked in one pass.
+/// This many pieces of a page are marked in one pass.
 const MANY_PIECES: usize = 4;
 
 /// A run of whole pages that goes past the cache.
@@ -32,7 +32,7 @@ impl CachedFile {
         }
         let mut end = 0;
         let result = self.write_pages(extents, memory, total, &mut end);
-        // Before the locks go: whoever sees the new length waits for the bytes.
+        // Before the locks are released: a rank that sees the new length waits for the bytes.
         self.locks.segment.header().size.fetch_max(end, SeqCst);
         if result.is_ok() {
             self.locks.pace.committed();
@@ -66,7 +66,7 @@ impl CachedFile {
                 }
                 self.refer(page)?;
             }
-            // The lock stays, so that nobody gets a new copy before the write goes on.
+            // The lock is kept, so that no node gets a new copy before the write continues.
             if self.has_copies_elsewhere(page)? {
                 break;
             }
@@ -99,8 +99,8 @@ impl CachedFile {
     }
 
     /// Whether the rank seems to write large data once, which the cache would only copy: it has filled its memory with
-    /// whole pages that nobody had, and has read nothing and come back to nothing meanwhile. Called for a whole page
-    /// that nobody has.
+    /// whole pages that no rank had cached, and has meanwhile read nothing and used none of these pages again. It is
+    /// called for a whole uncached page.
     fn is_written_once(&mut self) -> bool {
         self.once = self.once.saturating_add(1);
         self.settings.stream_bytes > 0 && self.once > self.segment().geometry().frames_per_rank
@@ -170,8 +170,8 @@ impl CachedFile {
         let room = segment.valid(frame).has_room_for(piece.start, piece.end)
             && segment.dirty(frame).has_room_for(piece.start, piece.end);
         if !room {
-            // The file system gets the dirty bytes, and the page starts afresh. Nothing is marked before that has
-            // succeeded, since a range that counts as valid has to hold its bytes.
+            // The dirty bytes are written to the file system, and the lists of the page are emptied. Nothing is marked
+            // before that has succeeded, since a range that counts as valid has to contain its bytes.
             self.write_dirty(&[(piece.page, frame)])?;
             self.segment().valid(frame).clear();
         }

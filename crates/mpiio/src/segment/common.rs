@@ -1,4 +1,4 @@
-//! Parts of the header that other modules work with: where the ranks meet, and what a node knows of its job.
+//! Parts of the header that other modules use: the meeting of the ranks, and a node's data about its job.
 //!
 //! Owns their layout alone. All of it is made of atomics, and zeros are valid.
 
@@ -13,23 +13,23 @@ pub struct MeetingCell {
     pub arrived: AtomicU32,
     /// The largest value of the present round and of the one before, by turns.
     pub largest: [AtomicI32; 2],
-    /// What the ranks want to touch of the file, of the present round and the one before by turns: the largest of
-    /// `u64::MAX` - first byte, and the largest end.
+    /// The range of the file that the ranks want to touch, of the present round and the one before alternately: the
+    /// largest of `u64::MAX` - first byte, and the largest end.
     pub wanted: [[AtomicU64; 2]; 2],
     /// A number that one rank told all.
     pub said: AtomicU64,
-    /// Rank + 1 of one that will never come: all further meetings fail.
+    /// Rank + 1 of one that will never arrive: all further meetings fail.
     pub broken: AtomicU32,
 }
 
-/// What the ranks of a node know of the nodes of their job; zeros with one.
+/// The ranks' data about the nodes of their job; zeros with one.
 #[repr(C)]
 pub struct JobNodes {
     /// Our node.
     pub node: AtomicU32,
     /// How many there are.
     pub nodes: AtomicU32,
-    /// After so many references in a row by another node a page moves there; 0: none does.
+    /// After this many references in a row by another node a page moves there; 0: none does.
     pub references: AtomicU32,
     /// No page moves while this is not 0, and none is copied.
     pub still: AtomicU32,
@@ -37,6 +37,6 @@ pub struct JobNodes {
     pub copies: AtomicU32,
     /// By how much a node has to be busier than another one to give it pages (`file/balance.rs`); 0: none is given.
     pub balance: AtomicU32,
-    /// What this node did for others of late: the second of the last of it in the upper half, and how much below.
+    /// The recent work of this node for others: the second of the last of it in the upper half, and its count below.
     pub served: AtomicU64,
 }

@@ -1,16 +1,16 @@
-//! Where the shared memory lies in this process, and its huge pages.
+//! The place of the shared memory in this process, and its huge pages.
 //!
 //! Owns the addresses: they agree with the offsets in the memory modulo a huge page, so that huge pages can be mapped.
 //! A fresh page of 4 KiB costs 1.2 us when it is first touched and 0.5 us in each further rank that maps it. For 48 MiB
-//! that came to 57 ms and 23 ms; as huge pages it is 10 and 0.3 ms, clearing included. Memory files get huge pages of
-//! their own only where the administrator says so, but they can be asked for one by one.
+//! that amounted to 57 ms and 23 ms; with huge pages it is 10 and 0.3 ms, clearing included. Memory files get huge
+//! pages of their own only where the administrator enables it, but they can be requested one by one.
 
 use crate::error::{Error, Outcome};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// The size of a huge page.
 pub const HUGE_BYTES: u64 = 2 << 20;
-/// That of the usual one.
+/// The size of a usual page.
 const SMALL_BYTES: usize = 4096;
 /// `MADV_COLLAPSE`, of Linux 6.1.
 const COLLAPSE: libc::c_int = 25;
@@ -29,7 +29,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps so many bytes of the file.
+    /// Maps this many bytes of the file.
     pub fn new(fd: &OwnedFd, length: usize) -> Outcome<Mapping> {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
         let huge = HUGE_BYTES as usize;
@@ -70,8 +70,8 @@ impl Mapping {
         self.base
     }
 
-    /// Makes one huge page at an offset, of whatever lies there and zeros; false: the system has none to give. `fresh`
-    /// is a place in it that nobody writes at present.
+    /// Makes one huge page at an offset, of the present contents and zeros; false: the system has no free one. `fresh`
+    /// is a place in it without a writer at present.
     pub fn make_huge(&self, offset: u64, fresh: u64) -> bool {
         let end = offset + HUGE_BYTES;
         assert!(offset.is_multiple_of(HUGE_BYTES) && end <= self.length as u64, "a huge page at {offset}");

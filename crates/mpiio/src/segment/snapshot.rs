@@ -1,4 +1,4 @@
-//! What an outsider sees of a cache that he has not mapped: `amphi mpiio stats` reads it from the memory of a job.
+//! The state of a cache for an observer that has not mapped it: `amphi mpiio stats` reads it from the memory of a job.
 //!
 //! Owns the reading of a header whose every number is doubted, and the sums of the counters.
 
@@ -6,7 +6,7 @@ use super::{COUNTERS_BYTES, Geometry, Header, MAGIC};
 use crate::stats::NAMES;
 use std::mem::offset_of;
 
-/// What an outsider sees of a cache.
+/// The state of a cache for an outside observer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Device and inode of the file.
@@ -23,7 +23,7 @@ pub struct Snapshot {
     pub pages: u32,
     /// Length of the file as the ranks see it.
     pub size: u64,
-    /// errno value of a write that failed for nobody in particular; 0: none.
+    /// errno value of a failed write without a waiting rank; 0: none.
     pub late_error: i32,
     /// Sums over all ranks, in the order of [`NAMES`].
     pub counters: [u64; NAMES.len()],

@@ -1,9 +1,9 @@
 //! Copies of pages, over all nodes: who wants to write a page makes the nodes that have copies of it drop them.
 //!
-//! Owns the order of these messages. The rank that writes has a connection to each leader, so it asks them itself,
-//! while it holds the page alone at its node. There it waits for the calls that read the copy. These wait for higher
-//! pages alone, of which the writer has none yet: a copy counts in the order of locks as behind its page and before the
-//! next one, so there is no circle.
+//! Owns the order of these messages. The rank that writes has a connection to each leader, so it sends the messages
+//! itself, while it holds the page exclusively at its node. There it waits for the calls that read the copy. These wait
+//! for higher pages alone, of which the writer has none yet: in the order of locks a copy is behind its page and before
+//! the next one, so there is no circle.
 
 use super::Team;
 use super::message::Kind;
@@ -17,7 +17,7 @@ impl Team {
     }
 
     /// A write stopped at a page. If other nodes have copies of it, the write holds it alone at `home`; makes these
-    /// nodes drop them, so that the write can go on.
+    /// nodes drop them, so that the write can continue.
     pub(super) fn recall(&mut self, home: usize, stop: &Stop) -> Outcome {
         let page = stop.page;
         if stop.copies == 0 {

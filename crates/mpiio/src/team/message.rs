@@ -127,7 +127,7 @@ fn lost(error: std::io::Error) -> Error {
     Error::Os { doing: "talk to another node", errno: error.raw_os_error().unwrap_or(libc::ECONNRESET) }
 }
 
-/// What comes before the data of a message.
+/// The part of a message before its data.
 pub fn head(kind: Kind, numbers: (u64, u64), extents: &[Extent], data: &[u8]) -> Vec<u8> {
     let mut head = Vec::with_capacity(HEAD_BYTES + extents.len() * 16);
     head.extend_from_slice(&MAGIC.to_le_bytes());

@@ -1,13 +1,13 @@
 //! Connections that are made of messages which a library passes between ranks, such as those of MPI.
 //!
-//! Owns both ends of such a connection, how a message of the exchange is cut into messages of the library, and the
-//! thread of a leader that takes what comes in and hands it to the thread of each rank (`server::serve`). Does not own
-//! the library: that is behind `Passing`, since the cache knows nothing of MPI.
+//! Owns both ends of such a connection, how a message of the exchange is divided into messages of the library, and the
+//! thread of a leader that receives messages and passes them to the thread of each rank (`server::serve`). Does not own
+//! the library: that is behind `Passing`, since the cache does not depend on MPI.
 //!
-//! Nobody spins: who waits looks, and pauses longer the longer nothing came. Such a connection has no end that the
-//! system would tell of, so who hears nothing asks: a rank that waits for its answer asks whether the leader is there,
-//! and a leader that hears nothing of a rank asks the leader of that one's node, which sees in its shared memory
-//! whether the rank has ended.
+//! No rank spins: a waiting rank polls, with longer pauses the longer it has received nothing. Such a connection has no
+//! end that the system would report, so a rank that receives nothing sends a question: a rank that waits for its answer
+//! asks whether the leader is there, and a leader that receives nothing from a rank asks the leader of that one's node,
+//! which sees in its shared memory whether the rank has ended.
 //!
 //! Bounds: a rank has one request under way and behind it at most what has no reply, so queues hold a few messages.
 
@@ -29,14 +29,14 @@ const TO_LEADER: i32 = 1;
 /// Tag of replies.
 const REPLY: i32 = 2;
 
-/// Tag of questions whether somebody is there. Several threads of a process ask, so these messages have one piece each
-/// and do not get between the pieces of others.
+/// Tag of questions whether a process is there. Several threads of a process send them, so these messages have one
+/// piece each and do not get between the pieces of others.
 const QUESTION: i32 = 3;
 
 /// Tag of the answer to a rank that asked whether the leader is there; those to leaders follow it.
 const ALIVE: i32 = 4;
 
-/// So many tags there are for answers to leaders: MPI promises 32,768 tags.
+/// The number of tags for answers to leaders: MPI promises 32,768 tags.
 const ALIVE_TAGS: i32 = 30_000;
 
 /// The number of a good-bye of a rank that has lost the connection. A leader that has lost a rank says good-bye, too.
@@ -63,7 +63,7 @@ const PAUSE_PART: u32 = 8;
 /// How long the last end of a connection waits for an answer that is on its way and of no interest any more.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// When somebody who is silent is asked, and when he counts as gone.
+/// After how long a silent process is asked, and when it counts as gone.
 #[derive(Clone, Copy, Debug)]
 pub struct Silence {
     /// After so long he is asked.
@@ -75,8 +75,8 @@ pub struct Silence {
 /// As with sockets.
 pub const SILENCE: Silence = Silence { ask: Duration::from_secs(10), gone: Duration::from_secs(40) };
 
-/// A library that passes messages between numbered ranks. Those from one rank with one tag come in the order in which
-/// they were sent.
+/// A library that passes messages between numbered ranks. Messages from one rank with one tag arrive in the order in
+/// which they were sent.
 pub trait Passing: Send + Sync {
     /// Whether a message is there, from this rank or from anybody: from whom, and its bytes. Returns at once.
     fn probe(&self, from: Option<i32>, tag: i32) -> Outcome<Option<(i32, usize)>>;
@@ -171,7 +171,7 @@ impl Assembly {
     }
 }
 
-/// An answer to the question whether somebody is there, for which somebody waits or once waited.
+/// An answer to the question whether a process is there, for which a thread waits or once waited.
 struct Question {
     passing: Arc<dyn Passing>,
     /// Who is asked.
@@ -234,7 +234,7 @@ impl ToLeader {
         if answer.number == 0 {
             return Ok(link);
         }
-        // Who was not taken has nothing to end.
+        // A client that was not accepted has nothing to end.
         let error = Error::Os { doing: "ask another node", errno: answer.number as i32 };
         link.ended = Some(error);
         Err(error)
@@ -263,7 +263,7 @@ impl ToLeader {
         }
     }
 
-    /// After an error the connection is at its end. The leader may be there, with locks in our name, so it is told.
+    /// After an error the connection is at its end. The leader may be there, with locks in our name, so it is notified.
     fn remember<T>(&mut self, result: Outcome<T>) -> Outcome<T> {
         if let Err(error) = &result
             && self.ended.is_none()
@@ -317,7 +317,7 @@ struct ToRank {
     parted: bool,
 }
 
-/// Between two looks for the answer about a rank of which nothing is heard.
+/// The interval between two checks for the answer about a silent rank.
 const ANSWER_LOOK: Duration = Duration::from_millis(100);
 
 impl Link for ToRank {
@@ -353,17 +353,17 @@ impl Link for ToRank {
 impl Drop for ToRank {
     fn drop(&mut self) {
         if !self.parted {
-            // It may be there and wait.
+            // The leader may be there and wait.
             let _ = self.send(Kind::Bye, (0, 0), &[], &[]);
         }
     }
 }
 
-/// What a leader knows before anybody comes.
+/// The data of a leader before the first client.
 pub struct Serving {
     /// First proxy rank, and how many there are.
     pub ranks: (u32, u32),
-    /// Who knows it may come in.
+    /// A client that knows it is admitted.
     pub nonce: u64,
     /// Makes the proxies.
     pub make: Arc<MakeProxy>,
@@ -375,7 +375,7 @@ pub struct Serving {
     pub silence: Silence,
 }
 
-/// The thread of a leader that takes what comes in. Dropped, it goes on until all ranks have left.
+/// The thread of a leader that receives messages. Dropped, it continues until all ranks have left.
 pub struct Dispatcher {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -406,7 +406,7 @@ impl Drop for Dispatcher {
     }
 }
 
-/// Where the pieces of a rank are put together, and where its messages go.
+/// Where the pieces of a rank are reassembled, and where its messages are passed.
 #[derive(Default)]
 struct Client {
     assembly: Assembly,
@@ -445,7 +445,7 @@ impl Desk {
                     }
                     park_timeout(pause(came, if stopping { PAUSE_ANSWER } else { PAUSE_LEADER }));
                 }
-                // The library is of no use any more: nobody can be heard.
+                // The library has failed: no message can be received.
                 Err(_) => break,
             }
         }
@@ -473,7 +473,7 @@ impl Desk {
         }
     }
 
-    /// Says whether a rank of this node lives; who asks does so because he waits, so an error is his.
+    /// Reports whether a rank of this node lives; the asking process waits, so an error is left to it.
     fn tell(&self, from: i32, bytes: usize) {
         let question = Assembly::default().take(&*self.passing, (from, QUESTION), bytes);
         let Ok(Some(question)) = question else { return };

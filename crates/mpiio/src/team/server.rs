@@ -1,8 +1,8 @@
 //! The leader's side: serves the ranks of other nodes, each by a thread that waits in `read` and spins never.
 //!
-//! Owns the listener and the proxies. A proxy is a rank of the node's shared memory that does what a rank of another
-//! node asks for, so it takes the same locks as everybody. When a connection breaks while the proxy holds locks, the
-//! rank behind it is gone in the middle of a call: the file is given up for the node.
+//! Owns the listener and the proxies. A proxy is a rank of the node's shared memory that executes the requests of a
+//! rank of another node, so it takes the same locks as the other ranks. When a connection breaks while the proxy holds
+//! locks, the rank behind it is gone in the middle of a call: the file is given up for the node.
 
 use super::handover::{SPANS_MAX, encode};
 use super::link::Link;
@@ -54,7 +54,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, SeqCst);
-        // Wakes the acceptor if ranks are missing; otherwise nobody listens any more.
+        // Wakes the acceptor if ranks are missing; otherwise it has ended.
         let local = SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), self.address.port());
         let _ = TcpStream::connect(local);
         if let Some(acceptor) = self.acceptor.take() {
@@ -101,7 +101,7 @@ fn accept(listener: &TcpListener, ranks: (u32, u32), nonce: u64, make: &Arc<Make
     }
 }
 
-/// Does what a rank of another node asks for, until it says good-bye or the connection ends.
+/// Executes the requests of a rank of another node, until it says good-bye or the connection ends.
 pub fn serve(mut link: impl Link, mut proxy: CachedFile) {
     let ended = loop {
         let message = match link.receive() {

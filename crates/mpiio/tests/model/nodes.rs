@@ -1,7 +1,8 @@
-//! Ranks of several nodes, and the proxies that work for them, run under the scheduler: one thread goes on at a time,
-//! and a message arrives when the scheduler lets its receiver go on, so messages of different connections come late and
-//! in any order. Tiny pages, three pages of memory for each rank and proxy; pages move to the nodes that use them, or
-//! are copied to those that read them. What each call returns is compared with an array of bytes, and so is the file.
+//! Ranks of several nodes, and the proxies that work for them, run under the scheduler: one thread continues at a time,
+//! and a message arrives when the scheduler lets its receiver continue, so messages of different connections arrive
+//! late and in any order. Tiny pages, three pages of memory for each rank and proxy; pages move to the nodes that use
+//! them, or are copied to those that read them. The result of each call is compared with an array of bytes, and so is
+//! the file.
 
 use super::scheduler::{ActorPace, Random, Scheduler, go_on, random_extents};
 use amphi_mpiio::backend::Backend;
@@ -252,7 +253,7 @@ fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool,
     };
     let mut extents = random_extents(random, FILE_BYTES);
     for _ in 0..10 {
-        // Programs come back to where they were, or go on behind it.
+        // Programs come back to where they were, or continue behind it.
         match random.below(4) {
             0 => extents = random_extents(random, FILE_BYTES),
             1 => go_on(&mut extents, FILE_BYTES),
@@ -286,7 +287,7 @@ fn check_file(backend: &MemoryFile, scheduler: &Scheduler, seed: u64) {
     assert_eq!((wrong, file.len()), (None, model.len()), "seed {seed}: first wrong byte, length");
 }
 
-/// What a rank does: three phases of calls, with a sync, a new length or nothing between, and a close.
+/// The program of a rank: three phases of calls, with a sync, a new length or nothing between, and a close.
 fn program(team: &mut Team, pace: &ActorPace, of_node: &[usize], seed: u64, readable: bool, backend: &MemoryFile) {
     let scheduler = pace.scheduler();
     let ranks = of_node.iter().sum();
@@ -372,10 +373,10 @@ fn counter(counters: &[u64; NAMES.len()], name: &str) -> u64 {
     counters[NAMES.iter().position(|n| *n == name).unwrap()]
 }
 
-/// Goal: calls over nodes are atomic and see what all calls before them wrote, byte for byte, while pages move, are
-/// copied, evicted, flushed and dropped; what somebody writes out alone is in the file; nobody waits for ever.
-/// Method: random programs of 2 to 4 ranks on 2 or 3 nodes; pages move after two references in a row, after one, never,
-/// and half of the time they are copied to who reads them again.
+/// Goal: calls over nodes are atomic and see the bytes of all calls before them, while pages move, are copied, evicted,
+/// flushed and dropped; data that one rank writes out is in the file; no rank waits for ever. Method: random programs
+/// of 2 to 4 ranks on 2 or 3 nodes; pages move after two references in a row, after one, never, and half of the time
+/// they are copied to nodes that read them again.
 #[test]
 fn nodes_agree_with_an_array_of_bytes() {
     let (mut sums, mut copied) = ([[0u64; NAMES.len()]; 3], [0u64; NAMES.len()]);
@@ -429,7 +430,8 @@ fn balanced_nodes_agree_with_an_array_of_bytes() {
 /// nodes.
 #[test]
 fn planted_mistakes_are_found() {
-    // Only what a check says counts; the reports of the threads that fail are shown, not those that follow from it.
+    // Only the message of a check counts; the reports of the threads that fail are shown, not those that follow from
+    // them.
     let mut missed = Vec::new();
     for (planted, balance) in [
         (Planted::PageLost, 0),

@@ -1,6 +1,6 @@
-//! N ranks, threads of one process, run under a scheduler that lets one of them go on at a time and chooses by a seed
-//! which; tiny pages, three pages of memory for each rank. What each call returns is compared with an array of bytes
-//! to which the calls are applied in the order in which they held all of their locks.
+//! N ranks, threads of one process, run under a scheduler that lets one of them continue at a time and chooses by a
+//! seed which; tiny pages, three pages of memory for each rank. The result of each call is compared with an array of
+//! bytes to which the calls are applied in the order in which they held all of their locks.
 
 use super::scheduler::{ActorPace, Random, Scheduler, go_on, random_extents};
 use amphi_mpiio::backend::Backend;
@@ -121,7 +121,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         model = scheduler.locked().model.clone();
         assert_eq!(files[0].size(), model.len() as u64);
         match random.below(3) {
-            // Nothing: the next phase goes on with what is cached.
+            // Nothing: the next phase continues with the cached pages.
             0 => {}
             // Sync.
             1 => {
@@ -157,9 +157,9 @@ fn run_seed(seed: u64, totals: &mut Totals) {
     }
 }
 
-/// Goal: every call of every rank is atomic and sees what all calls before it wrote, byte for byte, whatever is
-/// evicted, uncached, flushed and dropped meanwhile; at close the file is what the model says; nobody waits for ever.
-/// Method: random programs of 2 to 5 ranks under a scheduler with a seed; all kinds of paths have to occur.
+/// Goal: every call of every rank is atomic and sees the bytes of all calls before it, with any pages evicted,
+/// uncached, flushed and dropped meanwhile; at close the file equals the model; no rank waits for ever. Method: random
+/// programs of 2 to 5 ranks under a scheduler with a seed; all kinds of paths have to occur.
 #[test]
 fn ranks_agree_with_an_array_of_bytes() {
     let mut totals = Totals { evictions: 0, remote: 0, waits: 0, uncached: 0, stream: 0, prefetched: 0 };
@@ -211,9 +211,9 @@ fn small_writes_leave_as_aligned_runs() {
     assert_eq!(backend.bytes().len(), 102_400);
 }
 
-/// Goal: a read of many pages that nobody has asks the file system for runs of them, not for each, around what is
-/// cached already, and all bytes are right.
-/// Method: 40 pages in runs of 16, of which another rank has changed a part of one; the requests are counted.
+/// Goal: a read of many pages that are not cached requests runs of them from the file system, not each alone, around
+/// the cached ones, and all bytes are right. Method: 40 pages in runs of 16, of which another rank has changed a part
+/// of one; the requests are counted.
 #[test]
 fn missing_pages_are_read_by_runs() {
     let content: Vec<u8> = (0..40 * 4096u32).map(|i| (i / 100) as u8).collect();
@@ -237,10 +237,10 @@ fn missing_pages_are_read_by_runs() {
     assert_eq!((files[1].stats().fs_reads, files[1].stats().remote), (0, 39));
 }
 
-/// Goal: with read-ahead a rank that reads one range behind the other asks the file system for runs, also beyond what
-/// its memory takes, and nothing that others changed meanwhile is missed; one that reads here and there reads nothing
-/// ahead, nor does one that has not asked for it.
-/// Method: a file of 40 pages in pieces, with memory for 16 of them; the requests are counted.
+/// Goal: with read-ahead a rank that reads one range behind the other requests runs from the file system, also beyond
+/// its own memory, and misses no change of others meanwhile; one that reads here and there reads nothing ahead, nor
+/// does one without the hint. Method: a file of 40 pages in pieces, with memory for 16 of them; the requests are
+/// counted.
 #[test]
 fn what_is_read_in_order_is_read_ahead() {
     let content: Vec<u8> = (0..40 * 64u32).map(|i| (i / 10) as u8).collect();
@@ -296,9 +296,9 @@ fn a_sync_without_writes_asks_nobody() {
     assert_eq!(files[1].stats().fs_syncs, 1);
 }
 
-/// Goal: runs that nobody writes any more leave by themselves, whole pages at the next look and parts of pages much
-/// later, each once; a page that is written meanwhile stays, and so does one that a rank holds.
-/// Method: looks in turn with writes; the file below and the counters.
+/// Goal: idle runs are written back in the background, whole pages at the next check and parts of pages much later,
+/// each once; a page that is written meanwhile stays, and so does one that a rank holds. Method: checks alternate with
+/// writes; the file below and the counters.
 #[test]
 fn idle_runs_leave_in_the_background() {
     let backend = MemoryFile::default();
@@ -320,7 +320,7 @@ fn idle_runs_leave_in_the_background() {
     assert_eq!((files[1].stats().fs_writes, files[1].stats().idle_pages), (2, 3), "each once");
     assert_eq!(files[0].late_error(), 0);
 
-    // A failure is nobody's yet, and loses nothing.
+    // A failure is not reported to any rank yet, and loses nothing.
     files[0].write(&[Extent { offset: 0, length: 4096 }], &whole[..4096]).unwrap();
     backend.fail_writes(libc::ENOSPC);
     files[1].flush_idle(&mut seen).unwrap();
@@ -367,9 +367,10 @@ fn large_data_written_once_goes_past_the_cache() {
     assert!(backend.bytes() == expected);
 }
 
-/// Goal: pages in many small parts leave as one part each when nobody else writes the file, with what the file has
-/// between, and as so many parts otherwise; nothing is written before the first part and behind the last one.
-/// Method: a file with other bytes, two ranks that write every tenth byte of a part of it; the requests and the file.
+/// Goal: pages in many small parts are written back as one part each when no other program writes the file, with the
+/// bytes of the file between, and as this many parts otherwise; nothing is written before the first part and behind the
+/// last one. Method: a file with other bytes, two ranks that write every tenth byte of a part of it; the requests and
+/// the file.
 #[test]
 fn small_parts_are_merged_where_nobody_else_writes() {
     for merge_parts in [false, true] {
@@ -393,7 +394,7 @@ fn small_parts_are_merged_where_nobody_else_writes() {
             expected.resize(expected.len().max(offset as usize + 1), 0);
             expected[offset as usize] = b'x';
         }
-        // What somebody writes outside stays where no part is.
+        // Bytes that another program writes stay where there is no part.
         backend.write_at(&[std::io::IoSlice::new(b"outside")], 100).unwrap();
         expected[100..107].copy_from_slice(b"outside");
         files.iter_mut().enumerate().for_each(|(share, f)| f.flush_share(share as u32, 2).unwrap());
@@ -520,8 +521,9 @@ fn rounds_bound_the_requests_by_pages() {
     }
 }
 
-/// Goal: a page that leaves as one part after a collective call takes what the file has between the parts then, not
-/// what was read before; a page in few parts stays. Method: the file changes between a read and a write of parts.
+/// Goal: a page that is written back as one part after a collective call takes the present bytes of the file between
+/// the parts, not those read before; a page in few parts stays. Method: the file changes between a read and a write of
+/// parts.
 #[test]
 fn merged_parts_keep_what_others_have_written() {
     let backend = MemoryFile::new(vec![1; 8192]);
@@ -564,8 +566,8 @@ fn read_checked(file: &mut CachedFile, content: &[u8], offset: u64, length: usiz
     (file.stats().fs_reads, file.stats().fills, file.stats().hits)
 }
 
-/// Goal: a long range that is read once goes past the cache; who reads the same range after that, whoever it is, brings
-/// it into the cache, where everybody finds it from then on; what somebody has written there is seen all the while.
+/// Goal: a long range that is read once goes past the cache; the next read of the same range, by any rank, loads it
+/// into the cache, where every rank finds it from then on; bytes that a rank has written there are seen throughout.
 /// Method: two ranks and one range; the counters.
 #[test]
 fn a_long_range_is_cached_when_it_is_read_again() {
@@ -581,8 +583,8 @@ fn a_long_range_is_cached_when_it_is_read_again() {
     assert_eq!(read_checked(&mut files[1], &content, 704, 320), (5, 14, 1), "a shorter range is cached at once");
 }
 
-/// Goal: where the cache below serves all ranks, ranges that are long enough are left to it, whatever pages they lie
-/// in, unless somebody has something in these; shorter ones are cached. Method: two ranks; the counters.
+/// Goal: where the cache below serves all ranks, ranges that are long enough are left to it, in any pages, unless a
+/// rank has cached data in these; shorter ones are cached. Method: two ranks; the counters.
 #[test]
 fn long_reads_are_left_to_a_cache_below() {
     let mut content: Vec<u8> = (0..1024u32).map(|i| (i / 3) as u8).collect();
@@ -601,8 +603,8 @@ fn long_reads_are_left_to_a_cache_below() {
     assert_eq!((files[0].stats().fs_reads, files[0].stats().fills), (7, 2), "a page with a short range is cached");
 }
 
-/// Goal: the thread looks, also while its rank waits for it, and ends at once when it is told so.
-/// Method: a thread that acts as rank 0, whose writes appear in the file below without a flush.
+/// Goal: the thread runs its checks, also while its rank waits for it, and ends at once when it is told to. Method: a
+/// thread that acts as rank 0, whose writes appear in the file below without a flush.
 #[test]
 fn a_thread_looks_for_idle_runs() {
     let backend = MemoryFile::default();
@@ -631,8 +633,8 @@ fn a_thread_looks_for_idle_runs() {
     slow.stop();
 }
 
-/// Goal: a full disk is reported to every rank, loses nothing, and the next flush writes what was kept.
-/// Method: writes fail during a flush by one rank; then they work again.
+/// Goal: a full disk is reported to every rank, loses nothing, and the next flush writes the kept data. Method: writes
+/// fail during a flush by one rank; then they work again.
 #[test]
 fn a_full_disk_is_late_news_for_every_rank() {
     let backend = MemoryFile::default();
@@ -651,8 +653,8 @@ fn a_full_disk_is_late_news_for_every_rank() {
     assert_eq!(backend.bytes(), vec![7; 500]);
 }
 
-/// Goal: nobody waits for ever for a page of a rank that ended; one that left in order ends nothing.
-/// Method: one rank takes a page and goes without a word, another one asks for the page.
+/// Goal: no rank waits for ever for a page of a rank that ended; one that left in order ends nothing. Method: one rank
+/// takes a page and ends without a message, another one requests the page.
 #[test]
 fn a_rank_that_ended_is_noticed() {
     let backend = MemoryFile::default();
@@ -680,8 +682,8 @@ fn a_rank_that_ended_is_noticed() {
     assert!(file.write(&[Extent { offset: 0, length: 4 }], &[1; 4]).is_err(), "the file is of no use any more");
 }
 
-/// Goal: an eviction that looks for dirty neighbours takes no room in the table of pages for those that nobody uses,
-/// and keeps no lock. Method: a table with room for four pages, of which three are used.
+/// Goal: an eviction that looks for dirty neighbours allocates no entries in the table of pages for unused ones, and
+/// keeps no lock. Method: a table of four pages, of which three are used.
 #[test]
 fn an_eviction_asks_for_no_metadata() {
     let geometry = Geometry { frames_per_rank: 2, dir_slots: 4, chunk_entries: 1, ..geometry(1) };
@@ -739,9 +741,9 @@ fn senseless_requests_are_refused() {
     assert_eq!(file.size(), 0);
 }
 
-/// Goal: with a lock scope of a page a call gives each page back as soon as it has done with it, otherwise it keeps all
-/// to its end; either way all bytes arrive, and the length.
-/// Method: a write of two pages waits for the second one; whether the first one is free then.
+/// Goal: with a lock scope of a page a call releases each page as soon as it is done, otherwise it keeps all to its
+/// end; either way all bytes arrive, and the length. Method: a write of two pages waits for the second one; whether the
+/// first one is free then.
 #[test]
 fn a_lock_scope_of_a_page_gives_pages_back_early() {
     for relaxed in [false, true] {

@@ -1,5 +1,5 @@
-//! A scheduler that lets one of several threads go on at a time and chooses by a seed which, and the array of bytes to
-//! which the calls of ranks are applied in the order in which they held all of their locks.
+//! A scheduler that lets one of several threads continue at a time and chooses by a seed which, and the array of bytes
+//! to which the calls of ranks are applied in the order in which they held all of their locks.
 //!
 //! An actor is a thread that is scheduled: a rank, or a proxy that works for one.
 
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// What the present call of a rank is and, once it has committed, what it should have seen.
+/// The present call of a rank and, once it has committed, the result that it should have.
 #[derive(Clone, Default)]
 pub struct Call {
     pub extents: Vec<Extent>,
@@ -35,7 +35,7 @@ pub struct Call {
 
 pub struct State {
     running: usize,
-    /// Actors that may go on; one that waits may not until somebody wakes somebody.
+    /// Actors that may continue; one that waits may not until a wake.
     pub ready: Vec<bool>,
     done: Vec<bool>,
     failed: bool,
@@ -74,7 +74,7 @@ impl Scheduler {
         Arc::new(Scheduler { state: Mutex::new(state), turns })
     }
 
-    /// What is known, also after a check has failed while it was looked at.
+    /// The known state, also after a check has failed while the lock was held.
     pub fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,7 +84,7 @@ impl Scheduler {
         self.turns.iter().for_each(Condvar::notify_all);
     }
 
-    /// Chooses who goes on. When nobody can, all fail.
+    /// Chooses who continues. When no actor can continue, all fail.
     fn choose(&self, state: &mut State) {
         let can: Vec<usize> = (0..state.ready.len()).filter(|r| state.ready[*r] && !state.done[*r]).collect();
         if can.is_empty() {
@@ -105,7 +105,7 @@ impl Scheduler {
         let failed = state.failed;
         drop(state);
         if failed && !std::thread::panicking() {
-            // Without a report: the one who failed first has said what was wrong.
+            // Without a report: the first one that failed has reported the error.
             std::panic::resume_unwind(Box::new("another actor failed"));
         }
     }
@@ -128,12 +128,12 @@ impl Scheduler {
         }
     }
 
-    /// Those who wait look again.
+    /// Waiting actors check again.
     pub fn wake(&self) {
         self.locked().ready.fill(true);
     }
 
-    /// Waits until `ranks` actors have come here.
+    /// Waits until `ranks` actors have arrived here.
     pub fn meet(&self, actor: usize, ranks: usize) {
         let mut state = self.locked();
         let meeting = state.meetings;
@@ -223,7 +223,7 @@ impl Pace for ActorPace {
         }
     }
 
-    /// Time goes on with the writes.
+    /// Time continues with the writes.
     fn seconds(&self) -> u32 {
         self.scheduler().locked().writes as u32 / 8
     }

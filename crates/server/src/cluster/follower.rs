@@ -1,11 +1,11 @@
 //! A server that is not the master: how it comes into the cluster, and how it stays in step with the master.
 //!
-//! Owns: asking for numbers of new targets, joining, beats, comparing sessions. Does not own: what the master answers,
-//! what follows from its silence (`master_lease`).
+//! Owns: requesting numbers for new targets, joining the cluster, beats, comparing sessions with the master's. Does not
+//! own: the master's answers, the consequences of its silence (`master_lease`).
 //!
-//! While the master cannot be reached a server that has the map from before serves with that; one that has none keeps
-//! trying. A session that the master does not know has ended; one that it knows and this server does not has begun
-//! while this one was away.
+//! While the master cannot be reached, a server that has an earlier cluster map serves with that map; a server without
+//! one keeps trying to reach the master. A session that the master does not know has ended; a session that only the
+//! master knows has begun while this server was away.
 
 use crate::cluster::peers::Cluster;
 use crate::config::ServerConfig;
@@ -37,11 +37,11 @@ const LEFTOVER: Duration = Duration::from_secs(30);
 /// How long a server with a map waits for the master before it starts without.
 const MASTER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the master said of sessions.
+/// The master's answers about sessions.
 pub(crate) struct Heard {
     version: u64,
     sessions: Vec<(SessionId, SessionRecord)>,
-    /// Those that were known here and are not any more.
+    /// Sessions that were known on this server and have ended.
     ended: Vec<Begun>,
 }
 
@@ -98,7 +98,7 @@ async fn ask_master<E: Env>(
         let why = match ask_once(env, config, op.clone()).await {
             Ok(Reply::Refused(line)) | Err(Trouble::Refused(line)) => return Err(refused(line)),
             Ok(Reply::Map(map)) => {
-                // It is not the master, but knows it.
+                // That server is not the master, but it knows the master.
                 let before = std::mem::take(&mut named);
                 named = map.servers.into_iter().next().map(|m| m.addrs).unwrap_or_default();
                 if named != before {
@@ -125,7 +125,7 @@ async fn ask_master<E: Env>(
     }
 }
 
-/// What a server without zones gets from the master.
+/// The master's data for a server without zones.
 #[derive(Clone)]
 pub(crate) struct Enlisted {
     /// Its number.
@@ -162,7 +162,8 @@ pub(crate) async fn enlist<E: Env>(
 }
 
 impl<E: Env> Cluster<E> {
-    /// Registers with the master. Without the master goes on with the map from before, if there is one: then false.
+    /// Registers with the master. If the master cannot be reached, continues with the earlier map, if there is one;
+    /// then the result is false.
     pub(crate) async fn come_in(self: &Rc<Self>, has_map: bool) -> std::result::Result<bool, ServerError> {
         let env = &self.worker.env;
         let key = (self.worker.config.cluster_key()?, self.link_identity());
@@ -191,7 +192,7 @@ impl<E: Env> Cluster<E> {
         Ok(true)
     }
 
-    /// Keeps the map beside the targets, once they may be written to.
+    /// Stores the map on the targets, once they may be written to.
     pub(crate) async fn keep_copy(&self) -> Result<()> {
         let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
         self.worker.tell(keeper, TargetRequest::PutMap(Box::new(self.map()))).await
@@ -218,8 +219,8 @@ impl<E: Env> Cluster<E> {
         Ok(if joined { self.compare_sessions().await.ok() } else { None })
     }
 
-    /// After a loss of power: the sessions that were here end, at once here, and everywhere as soon as the master hears
-    /// of it.
+    /// After a loss of power: the sessions of this server end, at once on this server, and everywhere as soon as the
+    /// master has been informed.
     pub(crate) async fn end_robbed(self: &Rc<Self>, reports: &[OpenReport]) -> Result<()> {
         if !reports.iter().any(|h| h.lost) {
             return Ok(());
@@ -298,8 +299,9 @@ impl<E: Env> Cluster<E> {
         self.in_step(sent_ns, alone).await
     }
 
-    /// Settles what was heard of sessions, beside the beats if it takes longer than one: what ended may wait for a
-    /// server that is down, and the master and the mounts must not take this one for down, too. Whether it is done.
+    /// Applies what the master has answered about sessions, concurrently with further beats if it takes longer than
+    /// one: the end of a session may wait for a server that is down, and the master and the mounts must not take this
+    /// server for down, too. Returns whether it is done.
     async fn settled_soon(self: &Rc<Self>, heard: Heard) -> bool {
         if self.as_follower.settling.replace(true) {
             return false;
@@ -325,7 +327,7 @@ impl<E: Env> Cluster<E> {
             if let crate::message::TargetReply::Status(mut status, _) =
                 self.worker.ask(*target, TargetRequest::Status).await?
             {
-                // Whoever asks this server is told them.
+                // Requests to this server itself return them.
                 status.findings.clear();
                 all.push(*status);
             }
@@ -333,15 +335,18 @@ impl<E: Env> Cluster<E> {
         Ok(all)
     }
 
-    /// Ends here what has ended, and starts what has begun. Returns the number of what was compared with.
+    /// Ends sessions that have ended elsewhere, and starts those that have begun. Returns the number of the master's
+    /// list with which it compared.
     pub(crate) async fn compare_sessions(self: &Rc<Self>) -> Result<u64> {
         let heard = self.hear_sessions().await?;
         self.settle_sessions(heard).await
     }
 
-    /// Asks the master for the sessions there are. Nothing more is taken here from those that have ended.
+    /// Requests the list of sessions from the master. From then on this server executes no request of sessions that
+    /// have ended.
     pub(crate) async fn hear_sessions(self: &Rc<Self>) -> Result<Heard> {
-        // What begins here after this is not known to have ended.
+        // If a session begins on this server after this point, its absence from the list does not mean that it has
+        // ended.
         let before: Vec<Begun> = self.as_follower.known().into_iter().map(|(id, r)| (id, r.start)).collect();
         let PeerReply::Sessions { version, sessions } = self.ask_soon(self.master()?, PeerRequest::Sessions).await?
         else {
@@ -355,7 +360,7 @@ impl<E: Env> Cluster<E> {
         Ok(Heard { version, sessions, ended })
     }
 
-    /// What has ended goes from here, then what has begun begins.
+    /// First releases what ended sessions hold, then starts sessions that have begun.
     async fn settle_sessions(&self, heard: Heard) -> Result<u64> {
         for ended in heard.ended {
             // How it ended is not known.
@@ -374,7 +379,7 @@ impl<E: Env> Cluster<E> {
             self.land((session, start)).await?;
         }
         if !self.as_follower.knows((session, record.start)) {
-            // Its id is not used for something else while an earlier session of it has something under way.
+            // The id of the session is not used again while an earlier session with it has a change under way.
             self.manager()?.idle(session).await;
         }
         let _turn = self.as_follower.changing.take().await;
@@ -384,7 +389,7 @@ impl<E: Env> Cluster<E> {
         match self.as_follower.begin_of(session) {
             Some(start) if start == record.start => return Ok(PeerReply::Done),
             None => {}
-            // It ended and began again while this server did not hear of it.
+            // The session ended and began again while this server was not informed.
             Some(start) => self.forget_targets((session, start), false).await?,
         }
         if self.as_follower.knows_another(session) {
@@ -392,7 +397,7 @@ impl<E: Env> Cluster<E> {
         }
         for target in self.worker.routes.local() {
             match self.worker.tell(*target, TargetRequest::SessionStart(session, record.clone())).await {
-                // Its disk has failed: it serves nobody.
+                // The target's disk has failed, so the target serves no session.
                 Err(Errno::Io) => tracing::error!("target {}: a session cannot begin there", target.0),
                 told => told?,
             }
@@ -406,7 +411,7 @@ impl<E: Env> Cluster<E> {
         Ok(PeerReply::Done)
     }
 
-    /// Nothing more is taken from a session here.
+    /// From now on this server executes no request of the session.
     pub(crate) async fn stop_here(self: &Rc<Self>, ended: Begun) -> Result<PeerReply> {
         self.note_ended(ended);
         if self.is_known(ended) {
@@ -422,7 +427,7 @@ impl<E: Env> Cluster<E> {
         self.as_follower.knows(session)
     }
 
-    /// What a stopped session has here goes. `stopped`: its client is known to use nothing any more.
+    /// Releases what a stopped session holds on this server. `stopped`: its client is known to use nothing any more.
     pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerReply> {
         self.note_ended(ended);
         self.land(ended).await?;
@@ -430,7 +435,7 @@ impl<E: Env> Cluster<E> {
         let is_known = self.is_known(ended);
         self.forget_targets(ended, stopped).await?;
         if stopped && !is_known && self.as_follower.begin_of(ended.0).is_none() {
-            // The list of the sessions that there are came first, which does not say how one has ended.
+            // The list of existing sessions came first, and it does not say how a session has ended.
             for target in self.worker.routes.local() {
                 self.worker.tell(*target, TargetRequest::SessionUsesNothing(ended.0)).await?;
             }
@@ -438,8 +443,8 @@ impl<E: Env> Cluster<E> {
         Ok(PeerReply::Done)
     }
 
-    /// Returns when nothing is taken from an ended session any more, and nothing that was taken is under way: as in
-    /// `end_everywhere`. That may wait for other servers, so nobody waits for whoever waits here.
+    /// Returns when no request of an ended session is executed any more, and none is under way, as in `end_everywhere`.
+    /// This may wait for other servers, so no other operation may wait for a caller that waits here.
     async fn land(&self, ended: Begun) -> Result<()> {
         if self.is_known(ended) {
             for target in self.worker.routes.local() {
@@ -482,7 +487,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// What a mount that has been let in is told of the begin of its session (`Welcome::begun`).
+    /// The begin of its session that an admitted mount gets (`Welcome::begun`).
     pub(crate) fn begin_of(&self, session: SessionId) -> u64 {
         let begin = match self.is_master() {
             true => self.as_master.begin_of(session),
@@ -522,8 +527,8 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// `PeerRequest::SessionStart`: before another session is taken in, those that have ended are gone here. A mount
-    /// that was alone until its end may have written without locks.
+    /// `PeerRequest::SessionStart`: before another session is started, this server has released everything of sessions
+    /// that have ended. A mount that was in sole mode until its session ended may have written without locks.
     pub(crate) async fn start_after_ends(
         self: &Rc<Self>,
         session: SessionId,
@@ -535,8 +540,8 @@ impl<E: Env> Cluster<E> {
         self.start_here(session, record).await
     }
 
-    /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of
-    /// it. So with one that was `after_power_loss` of what it was answered.
+    /// A session violated the protocol on this server: it ends here at once, and everywhere as soon as the master has
+    /// been informed. The same holds for a session whose answered changes may be lost (`after_power_loss`).
     pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str, how: Eviction) {
         let Some(start) = self.as_follower.begin_of(session) else { return };
         let ended = (session, start);
@@ -547,10 +552,12 @@ impl<E: Env> Cluster<E> {
         let (cluster, why) = (self.clone(), why.to_string());
         self.as_follower.begin_evicting();
         self.worker.env.spawn(async move {
-            // Of one that was robbed the zones know until the master does, to say it again after a kill.
+            // If answered changes of the session may be lost, the zones record its end until the master knows of it, to
+            // repeat it after a kill.
             let stopped = how == Eviction::Deaf;
             if how != Eviction::AfterPowerLoss {
-                // Beside: that may wait for a server that is down, and the master is to hear of it.
+                // This runs in the background: it may wait for a server that is down, and the master has to be informed
+                // meanwhile.
                 let beside = cluster.clone();
                 cluster.worker.env.spawn(async move { beside.remove_here(ended, stopped).await });
             }

@@ -1,32 +1,32 @@
 //! `KeyBook`: the registry of keys as a server has it, and how all servers come to have the same.
 //!
-//! Owns: the registry in force, its changes at the master, who is told. Does not own: the rules of a change
-//! (`membership::keys`), what follows for connections and sessions (`sessions::gate`).
+//! Owns: the registry in force, its changes at the master, and informing other servers. Does not own: the rules of a
+//! change (`membership::keys`), the consequences for connections and sessions (`sessions::gate`).
 //!
-//! The master keeps the registry on target 0 before anybody hears of it, and tells every server at once; who does not
-//! hear of it finds out by the next beat, which carries the version. Each server keeps a copy, since it may start while
-//! the master is away.
+//! The master stores the registry on target 0 before it uses or sends it, and then sends it to every server at once; a
+//! server that does not get it finds out by its next beat, whose answer contains the version. Each server stores a
+//! copy, since it may start while the master is away.
 //!
 //! Invariants: a server never goes back to an earlier registry, and a master that has one (its zones are an old copy)
-//! is given the later one. A server that has not compared its copy with the master since it started lets nobody in by a
-//! key: the key may have been removed meanwhile.
+//! is given the later one. A server that has not compared its copy with the master since it started admits no client by
+//! a key: the key may have been removed meanwhile.
 
 use crate::cluster::peers::Cluster;
 use crate::membership::keys;
 use crate::membership::peer_message::{PeerReply, PeerRequest};
-use crate::message::{OpenReport, TargetRequest};
+use crate::message::{OpenReport, TargetReply, TargetRequest};
 use crate::turns::Turns;
 use amphi_env::Env;
 use amphi_transport::Identity;
-use amphi_types::{Errno, Result, SessionId, TargetId};
-use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRegistry, KeyRole};
+use amphi_types::{Errno, Kind, Result, SessionId, TargetId};
+use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRegistry, KeyRole, Subtree};
 use futures_util::future::join_all;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a change waits for a server that is heard of: it hears later by itself.
+/// How long a change waits for a server that can be reached; later the server gets the change with a beat.
 const TOLD: Duration = Duration::from_millis(1500);
 
 /// Sessions whose keys a server remembers, before it forgets those that have ended.
@@ -37,11 +37,11 @@ pub(crate) struct KeyBook {
     registry: RefCell<Rc<KeyRegistry>>,
     /// Place of each public key in it.
     index: RefCell<BTreeMap<Fingerprint, usize>>,
-    /// It has been compared with the master's since this server started.
+    /// The registry has been compared with the master's since this server started.
     compared: Cell<bool>,
-    /// One change at a time.
+    /// Changes are made one at a time.
     changing: Turns,
-    /// At a server that is not the master: the number of the key of each session that came here with one.
+    /// On a server that is not the master: the number of the key of each session that connected with a key.
     owners: RefCell<BTreeMap<SessionId, u64>>,
 }
 
@@ -77,6 +77,15 @@ impl KeyBook {
     }
 }
 
+/// The tree to which a change binds a key.
+fn subtree_in(change: &KeyChange) -> Option<&Subtree> {
+    match change {
+        KeyChange::Add(entry) => entry.subtree.as_ref(),
+        KeyChange::Set { settings, .. } => settings.subtree.as_ref()?.as_ref(),
+        _ => None,
+    }
+}
+
 impl<E: Env> Cluster<E> {
     /// Takes the registry that the zones keep.
     pub(crate) fn remember_keys(&self, reports: &[OpenReport]) {
@@ -90,7 +99,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// The identity of this server on its way to others: it trusts the servers of the registry.
+    /// The identity of this server for its connections to other servers: it trusts the servers in the registry.
     pub(crate) fn link_identity(&self) -> Option<Identity> {
         let registry = self.keys.registry();
         let servers = registry.keys.iter().filter(|e| e.role == KeyRole::Server);
@@ -110,6 +119,9 @@ impl<E: Env> Cluster<E> {
         let _turn = self.keys.changing.take().await;
         if change == KeyChange::RequireIdentity(true) {
             self.check_servers_have_keys()?;
+        }
+        if let Some(tree) = subtree_in(&change) {
+            self.check_tree(tree).await?;
         }
         let next = keys::apply(&self.keys.registry(), change, self.worker.env.rand())?;
         let kept = self.worker.tell(TargetId(0), TargetRequest::PutKeys(Box::new(next.clone()))).await;
@@ -134,6 +146,18 @@ impl<E: Env> Cluster<E> {
         Ok(self.keys.registry())
     }
 
+    /// Whether a tree is what an administrator says of it.
+    async fn check_tree(self: &Rc<Self>, tree: &Subtree) -> std::result::Result<(), String> {
+        let path = tree.path.escape_debug();
+        match self.worker.ask(tree.root.target(), TargetRequest::Facts(tree.root)).await {
+            Ok(TargetReply::Facts(top)) if top.kind == Kind::Dir && top.project == tree.project => Ok(()),
+            Ok(TargetReply::Facts(_)) => Err(format!("{path} is not the top of tree {} (any more)", tree.project)),
+            Ok(_) => Err("the target's answer makes no sense".into()),
+            Err(Errno::Stale | Errno::Inval) => Err(format!("{path} is not a directory of this cluster (any more)")),
+            Err(e) => Err(format!("{path} cannot be looked at: {e}; try again")),
+        }
+    }
+
     /// Without keys of their own the other servers would be shut out.
     fn check_servers_have_keys(&self) -> std::result::Result<(), String> {
         let registry = self.keys.registry();
@@ -148,7 +172,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Uses a later registry that is kept: what it forbids ends at once.
+    /// Uses a later registry that has been stored: what it forbids ends at once.
     fn follow_keys(&self, registry: KeyRegistry) {
         self.keys.replace(registry);
         if let Ok(manager) = self.manager() {
@@ -172,15 +196,15 @@ impl<E: Env> Cluster<E> {
         }
         let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
         if let Err(e) = self.worker.tell(keeper, TargetRequest::PutKeys(Box::new(registry.clone()))).await {
-            // It counts all the same, while this server runs.
+            // The registry applies nevertheless, while this server runs.
             tracing::error!("the registry of keys cannot be kept: {e}");
         }
         self.follow_keys(registry);
         Ok(())
     }
 
-    /// Whether a session, with which somebody comes to a server that is not the master, began with the key of this
-    /// number. The master says so once.
+    /// Whether a session, for which a client connects to a server that is not the master, began with the key of this
+    /// number. The master is asked once.
     ///
     /// Errors: it is another's; the master cannot be asked.
     pub(crate) async fn check_owner(self: &Rc<Self>, session: SessionId, id: u64) -> std::result::Result<(), String> {
@@ -207,13 +231,14 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// What a beat is told of the registry.
+    /// The version of the registry that a beat contains.
     pub(crate) fn keys_version(&self) -> (u64, u64) {
         let registry = self.keys.registry();
         (registry.version, registry.stamp)
     }
 
-    /// Compares the registry with the master's, if `said` is not what this server has.
+    /// Compares the registry with the master's, if `said`, the version in the master's answer, differs from this
+    /// server's.
     pub(crate) async fn compare_keys(self: &Rc<Self>, said: Option<(u64, u64)>) -> Result<()> {
         if said == Some(self.keys_version()) {
             self.keys.compared.set(true);

@@ -1,12 +1,11 @@
 //! The master: the server with target 0 keeps the map and says who comes in and which sessions there are.
 //!
-//! Owns: joins, what is heard of the other servers, sessions and tunables on all of them. Does not own: the rules of
-//! the map (`membership::map`), the sessions themselves (`sessions`), what was set of the tunables
-//! (`membership::tuned`).
+//! Owns: joins, when each other server was last heard, sessions and tunables on all of them. Does not own: the rules of
+//! the map (`membership::map`), the sessions themselves (`sessions`), the record of set tunables (`membership::tuned`).
 //!
-//! The map is stable on target 0 before anybody hears of it. A server that cannot be told that a session began or ended
-//! hears of it by its next beat: each beat is answered with a number that changes with the sessions, and a server that
-//! sees a new one compares (`follower`).
+//! The map is stable on target 0 before it is sent. If a server cannot be informed that a session began or ended, it
+//! learns that by its next beat: the answer to each beat contains a number that changes with the sessions, and a server
+//! that sees a new number compares its sessions (`follower`).
 
 use crate::cluster::peers::{Cluster, PATIENCE};
 use crate::error::ServerError;
@@ -24,17 +23,19 @@ use std::time::Duration;
 
 /// A server that is down for so long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
-/// How long the begin of a session waits for a server to hear of it: one that does not hears later by itself.
+/// How long the begin of a session waits for a server to answer; a server that does not answer learns of the session
+/// later.
 const HEARING: Duration = Duration::from_secs(1);
 /// Pause before the addresses of a new server are tried again.
 const REACH_AGAIN: Duration = Duration::from_millis(500);
 /// How long a server that is not heard of is tried when a session ends: less than a new mount waits.
 const UNHEARD: Duration = Duration::from_secs(3);
-/// How long the numbers of new targets are kept for the server that asked for them, while it makes its zones.
+/// How long the numbers of new targets are reserved for the server that requested them, while it makes its zones.
 const PROMISE: Duration = Duration::from_secs(15);
 
 impl<E: Env> Cluster<E> {
-    /// Keeps the map of a server that is the master, after its targets were recovered: with what it is called now.
+    /// Stores the map of a server that is the master, after its targets were recovered, with its present name and
+    /// addresses.
     pub(crate) async fn keep_map(&self, kept: bool) -> std::result::Result<(), ServerError> {
         let failed = |e: Errno| ServerError::new(crate::ServerErrorKind::Disk, format!("the map cannot be kept: {e}"));
         let me = self.me.info.borrow().clone();
@@ -51,8 +52,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// `Request::Join`. Without targets it asks for the numbers of new ones, which are its own only when it comes with
-    /// them.
+    /// `Request::Join`. A request without targets requests the numbers of new ones, which are assigned only when the
+    /// server joins with them.
     pub(crate) async fn join(
         self: &Rc<Self>,
         server: ServerInfo,
@@ -191,7 +192,7 @@ impl<E: Env> Cluster<E> {
                         Eviction::Silent | Eviction::AfterPowerLoss => manager.evict(session, &why),
                     }
                 }
-                // Who asks forgets that somebody was robbed when this is answered.
+                // When this request is answered, the asking server forgets that changes of the session may be lost.
                 while after_power_loss && manager.is_ending(session) {
                     self.worker.env.sleep(TOLD_LOOK).await;
                 }
@@ -206,7 +207,7 @@ impl<E: Env> Cluster<E> {
         self.as_master.sessions_changed();
     }
 
-    /// Tells all servers. Who does not hear it compares later.
+    /// Informs all servers. A server that does not get the message compares its sessions later.
     async fn tell_others(self: &Rc<Self>, question: &PeerRequest) {
         let told = self.others().into_iter().map(|s| async move {
             let result = match question {
@@ -228,9 +229,9 @@ impl<E: Env> Cluster<E> {
         join_all(told).await;
     }
 
-    /// Asks a server for as long as it is heard of: what the session has under way there is waited for, before its end
-    /// is over. One that is not may live nevertheless, for instance if it is the master that was away, so it is tried
-    /// for a moment.
+    /// Repeats a request to a server as long as its beats arrive, because changes of the session that are under way
+    /// there must be finished before the session's end is complete. If its beats are missing, the server may live
+    /// nevertheless, for instance if it was the master that was away, so the request is tried for a moment.
     async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerRequest) -> Result<PeerReply> {
         let mut asked = std::pin::pin!(self.ask_server(server, question.clone()));
         loop {
@@ -254,7 +255,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Nothing more is taken from a session on the other servers.
+    /// From now on other servers execute no request of the session.
     pub(crate) async fn stop_elsewhere(self: &Rc<Self>, session: SessionId) {
         let start = self.as_master.begin_of(session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
@@ -263,7 +264,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// What a stopped session has on the other servers goes.
+    /// Releases what a stopped session holds on other servers.
     pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
         let start = self.as_master.forget_begin(session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
@@ -272,7 +273,8 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Tunables that were set at the master count on all servers. Who does not hear of it does after its next beat.
+    /// Tunables that were set at the master apply to all servers. A server that does not get the message is informed
+    /// after its next beat.
     pub(crate) async fn tune_elsewhere(self: &Rc<Self>) {
         if !self.is_master() {
             return;
@@ -289,13 +291,13 @@ impl<E: Env> Cluster<E> {
         .await;
     }
 
-    /// Tells a server what was set and it may not have.
+    /// Sends a server the tunables that were set and that it may not have.
     async fn tune(self: &Rc<Self>, server: u64) -> Result<()> {
         let _turn = self.as_master.tuned.turns(server).take().await;
         let Some(portion) = self.as_master.tuned.missing(server) else { return Ok(()) };
         for (pattern, value) in portion.values.iter().cloned() {
             match self.ask_soon(server, PeerRequest::Tune { pattern, value }).await {
-                // Of another version: it has none of this name, or other bounds.
+                // The server has another version, in which a tunable of this name does not exist or has other bounds.
                 Ok(_) | Err(Errno::NoEnt | Errno::Inval) => {}
                 Err(e) => return Err(e),
             }
@@ -304,7 +306,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// After a beat: a server that has begun a run, or was away, is told what was set.
+    /// After a beat: if the server has restarted, or was away, it is sent the tunables that were set.
     fn tune_behind(self: &Rc<Self>, server: u64) {
         if self.as_master.tuned.begins_telling(server) {
             let cluster = self.clone();
@@ -317,7 +319,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// What the master knows of the servers, itself first.
+    /// The master's data about all servers, itself first.
     pub(crate) fn servers(&self, own: &[TargetStatus]) -> Vec<ServerStatus> {
         if !self.is_master() {
             return Vec::new();
@@ -334,7 +336,7 @@ impl<E: Env> Cluster<E> {
         map.servers.iter().cloned().map(one).collect()
     }
 
-    /// Gives back what servers hold that have gone, as long as the master runs.
+    /// Releases what servers hold that are gone, as long as the master runs.
     pub(crate) fn watch_servers(self: &Rc<Self>) {
         let weak = Rc::downgrade(self);
         let env = self.worker.env.clone();

@@ -1,18 +1,18 @@
-//! What a server that is not the master makes of how lately it heard the master.
+//! The behaviour of a server that is not the master, by the time of the last message of the master.
 //!
-//! Owns: having its targets grant tokens or not, and mounts wait while the master is silent. Does not own: until when
-//! that counts (`membership::lease`), beats and sessions (`follower`), who is alone (`sessions::company`, at the
-//! master).
+//! Owns: making its targets grant tokens or not, and making mounts wait while the master is silent. Does not own: how
+//! long the master's last answer is valid (`membership::lease`), beats and sessions (`follower`), whether there is one
+//! mount (`sessions::company`, at the master).
 //!
-//! Targets here grant tokens unless the master has said within `ALONE_LEASE` that the only mount knows that it is
-//! alone, this server knows of no other, and nobody who was cut off may still use what was granted here. So a start
-//! begins with tokens, and a server that does not hear that a second mount comes grants them by itself before that
-//! mount is let in: the master waits for the answer or for the lease. Granting to a mount that is alone costs messages
-//! alone.
+//! Targets of this server grant tokens unless three things hold: the master has said within `ALONE_LEASE` that the only
+//! mount knows that it is the only one; this server knows no other session; and no session that was cut off may still
+//! use what was granted on this server. So a starting server grants tokens, and a server that is not informed of a
+//! second mount grants them by itself before that mount is admitted, because the master waits for the server's answer
+//! or for the end of this lease. Granting tokens to a sole mount costs only messages.
 //!
-//! Several mounts are served for `WITHOUT_MASTER` after the master was last heard: one of them may have been ended
-//! there. A mount that is the only one here is served on, for nobody else is, and the next one is asked about at the
-//! master.
+//! Several mounts are served for `WITHOUT_MASTER` after the master was last heard, because the master may have ended
+//! one of their sessions. A mount that is the only one on this server is served without a limit, because no other is
+//! affected, and the server asks the master about the next mount.
 
 use crate::cluster::peers::Cluster;
 use crate::membership::beats::BEAT;
@@ -27,8 +27,8 @@ use std::time::Duration;
 
 /// How long a server without the master serves several mounts.
 const WITHOUT_MASTER: Duration = Duration::from_secs(60);
-/// A server whose last beat is younger hears of sessions that end: the master tells those that were silent for at most
-/// 5 s.
+/// If a server's last beat is younger than this, the server is informed of sessions that end: the master informs
+/// servers that it heard within 5 s.
 const IN_STEP: Duration = Duration::from_secs(4);
 
 impl<E: Env> Cluster<E> {
@@ -41,7 +41,7 @@ impl<E: Env> Cluster<E> {
         self.switch(true).await
     }
 
-    /// A session was cut off here and may go on using tokens until they end.
+    /// A session was cut off here and may continue using tokens until they end.
     pub(crate) fn note_cut_off(&self) {
         self.lease.note_cut_off(self.worker.now_ns());
     }
@@ -54,7 +54,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Has tokens granted if they are not. The caller has the turn of `changing`.
+    /// Makes the targets grant tokens if they do not. The caller holds the turn of `changing`.
     pub(crate) async fn grant_tokens(&self) -> Result<()> {
         if self.lease.alone_until_ns().is_some() {
             self.switch(true).await?;
@@ -99,7 +99,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Has tokens granted again when the lease is over.
+    /// Makes the targets grant tokens again when the lease is over.
     fn watch_lease(self: &Rc<Self>) {
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
         self.worker.env.spawn(async move {
@@ -126,7 +126,7 @@ impl<E: Env> Cluster<E> {
         self.lease.silent_for(self.worker.now_ns())
     }
 
-    /// Returns when this server has heard of every session that had ended before it was asked.
+    /// Returns when this server has been informed of every session that had ended before the call.
     ///
     /// Errors: `Again` if the master cannot be asked.
     pub(crate) async fn be_in_step(self: &Rc<Self>) -> Result<()> {
@@ -155,8 +155,8 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    /// Sessions of the earlier run that do not come back within the grace time have nothing here: who has something has
-    /// a connection, and says it again over the next one.
+    /// Sessions of the earlier run that do not reconnect within the grace time hold nothing on this server: a mount
+    /// that holds something has a connection, and presents it again over the next one.
     pub(crate) fn expect_back(self: &Rc<Self>) {
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
         let Ok(grace) = self.manager().map(|f| f.grace()) else { return };
@@ -171,7 +171,7 @@ impl<E: Env> Cluster<E> {
                 }
                 for session in reclaim_pending.into_iter().filter(|s| !manager.is_connected(*s)) {
                     for target in cluster.worker.routes.local() {
-                        // A target that fails keeps what it has.
+                        // A target that fails keeps what the session holds.
                         let _ = cluster.worker.tell(*target, TargetRequest::SessionAbsent(session)).await;
                     }
                 }
@@ -181,7 +181,7 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    /// Sessions of the earlier run that have not said to every target what they hold.
+    /// Sessions of the earlier run that have not presented to every target what they hold.
     async fn reclaim_pending(self: &Rc<Self>) -> BTreeSet<SessionId> {
         let mut all = BTreeSet::new();
         for target in self.worker.routes.local() {

@@ -1,14 +1,15 @@
 //! `Cluster`: the other servers, as the worker with the connections sees them.
 //!
-//! Owns: the cluster map in force, the way to other servers' targets, what other servers are answered. Does not own:
-//! who may come in (`membership::map`), what the master does (`master`), what the others do (`follower`), what targets
-//! answer (`dispatch`). `links` has the connections to others, `membership::callers` those of others to here,
-//! `master_lease` does what depends on how lately the master was heard.
+//! Owns: the cluster map in force, sending requests to targets of other servers, and answering those of other servers.
+//! Does not own: which servers may join (`membership::map`), what the master does (`master`), what the other servers do
+//! (`follower`), what targets answer (`dispatch`). `links` has the connections to other servers, `membership::callers`
+//! the incoming ones, and `master_lease` does what depends on when the master was last heard.
 //!
-//! A question to another server waits in a slot of a link, so what waits for names must leave slots to what ends that
-//! wait: the normal lane is for questions that wait for names, bounded here, the urgent lane for all others, which end
-//! by themselves. A question is executed once while its receiver runs (`membership::callers`); after a restart it is
-//! asked again, and every one of them can bear that (`message::TargetRequest`).
+//! A request to another server occupies a slot of a link, so requests that wait for names must leave slots for the
+//! requests that end this wait: the normal lane is for requests that wait for names, bounded here, and the urgent lane
+//! for all others, which end by themselves. A request is executed once while its receiver runs (`membership::callers`);
+//! after a restart of the receiver it is sent again, and each of these requests can be repeated
+//! (`message::TargetRequest`).
 //!
 //! Bound: one link and one caller for each other server.
 
@@ -44,7 +45,7 @@ use std::time::Duration;
 const WAITING_MAX: usize = 512;
 /// How long a server that does not answer holds up what can do without it.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How often who waits for the lock on moving directories looks whether the master can be reached.
+/// How often a task that waits for the lock on moving directories checks whether the master can be reached.
 const LOCK_LOOK: Duration = Duration::from_secs(1);
 /// Which server this is.
 pub(crate) struct ServerIdentity {
@@ -78,9 +79,9 @@ pub struct Cluster<E: Env> {
     pub(crate) closed: Cell<bool>,
     pub(crate) as_master: MasterState,
     pub(crate) as_follower: FollowerState,
-    /// Who may speak to this server, and as what.
+    /// Which keys may connect to this server, and in which role.
     pub(crate) keys: KeyBook,
-    /// At the others: whether tokens are granted, and how lately the master was heard.
+    /// On a server that is not the master: whether tokens are granted, and when the master was last heard.
     pub(crate) lease: MasterLease,
     ended: EndedSessions,
 }
@@ -114,7 +115,7 @@ impl<E: Env> Cluster<E> {
         })
     }
 
-    /// Tells it who has the sessions.
+    /// Sets the manager of the sessions.
     pub fn set_manager(&self, manager: &Rc<SessionManager<E>>) {
         *self.manager.borrow_mut() = Rc::downgrade(manager);
     }
@@ -155,7 +156,7 @@ impl<E: Env> Cluster<E> {
         self.map.borrow().servers.iter().filter(|s| s.id != id).cloned().collect()
     }
 
-    /// Follows a newer map: keeps it, then uses it, then tells the mounts.
+    /// Applies a newer map: stores it, then uses it, then informs the mounts.
     pub(crate) async fn install(self: &Rc<Self>, map: ClusterMap) -> Result<()> {
         if map.epoch <= self.map.borrow().epoch {
             return Ok(());
@@ -209,7 +210,7 @@ impl<E: Env> Cluster<E> {
 
     async fn lane_of(&self, server: u64, question: &TargetRequest) -> (Lane, Option<Turn>) {
         match question {
-            // As many as there are turns of operations (`Worker::turn_for`).
+            // There are as many as turns of operations (`Worker::turn_for`).
             TargetRequest::Prepare { .. } => (Lane::Normal, None),
             TargetRequest::Place(..)
             | TargetRequest::View { asker: Some(_), .. }
@@ -223,8 +224,8 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Asks for the lock on moving directories. A server that cannot be reached for long may grant it all the same, to
-    /// whoever gave up: so the question itself is never given up, and a lock that nobody waits for any more goes back.
+    /// Requests the lock on moving directories. A server that could not be reached for long may grant the lock although
+    /// the caller has given up. So the request itself is never given up, and a lock whose caller has gone is returned.
     async fn ask_move_lock(self: &Rc<Self>, server: u64, target: TargetId) -> Result<TargetReply> {
         let link = self.link_to(server).await?;
         let mut lock = pin!(async {
@@ -321,7 +322,7 @@ impl<E: Env> Cluster<E> {
                 Request::Join { server, cluster: of, new_targets, epoch } if cluster.is_master() => {
                     cluster.join(server, of, new_targets, epoch).await
                 }
-                // Whoever wants in finds the master with it.
+                // A client that wants to join finds the master with this map.
                 Request::Join { .. } => Ok(Reply::Map(cluster.map())),
                 _ => Err(Errno::Perm),
             });
@@ -371,11 +372,11 @@ impl<E: Env> Cluster<E> {
     ) -> Result<PeerReply> {
         match question {
             TargetRequest::MoveUnlock(number) => self.callers.unlocked(ticket, number),
-            // A session may have begun while this server was away. One that has ended opens nothing.
+            // A session may have begun while this server was away. A session that has ended cannot open anything.
             TargetRequest::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
             // Neither is anything cut for one that has ended.
             TargetRequest::Trim(ref cut) if !self.is_master() => self.hear_of(cut.by).await?,
-            // What a session that has ended still sends must not make anew what is taken away here.
+            // A late request of a session that has ended must not create again what is being removed here.
             TargetRequest::Destroy(_) if !self.is_master() => self.be_in_step().await?,
             _ => {}
         }
@@ -383,14 +384,14 @@ impl<E: Env> Cluster<E> {
         if let TargetReply::Moving(number) = told
             && !self.callers.locked(ticket, number)
         {
-            // Whoever asked has gone, or given up, meanwhile.
+            // The server that requested the lock has restarted or given up meanwhile.
             self.worker.tell(target, TargetRequest::MoveUnlock(number)).await?;
             return Err(Errno::Io);
         }
         Ok(PeerReply::Target(told))
     }
 
-    /// Gives back the locks on moving directories of a server that has gone.
+    /// Releases the locks on moving directories of a server that is gone.
     pub(crate) fn unlock_moves(self: &Rc<Self>, numbers: Vec<u64>) {
         for number in numbers {
             self.worker.tell_later(TargetId(0), TargetRequest::MoveUnlock(number));
@@ -408,7 +409,7 @@ impl<E: Env> Cluster<E> {
         self.ended.has(session)
     }
 
-    /// The server stops: nobody is let in, nothing is asked any more.
+    /// The server stops: it admits no client and sends no request any more.
     pub fn close(&self) {
         self.closed.set(true);
         self.callers.cut_all(STOPPING);

@@ -1,13 +1,13 @@
 //! `SessionManager`: clients and their sessions, as worker 0 sees them, which accepts their connections.
 //!
-//! Owns: who may come in (`admission`), which session has which connections, how long a session that has gone is kept,
+//! Owns: admission (`admission`), which session has which connections, how long a disconnected session is kept,
 //! eviction, and the requests that concern the whole server. Does not own: what a target knows of a session
-//! (`session`), connections and the requests that come by them (`front`: each worker has one).
+//! (`session`), connections and the requests on them (`front`: each worker has one).
 //!
-//! A session is logged on every target before its client is welcomed. It starts at target 0 last and ends there first:
-//! after a crash in between, what target 0 does not know is ended everywhere. A mount that is not the only one is
-//! welcomed when all others know of company (`company`). All this is the master's; other servers let in whom it knows
-//! (`follower`).
+//! A session is logged on every target before its client is welcomed. It begins on target 0 last and ends there first:
+//! after a crash in between, sessions that target 0 does not know are ended everywhere. If other mounts exist, a new
+//! mount is welcomed when all of them have switched to shared mode (`company`). All this is done by the master; other
+//! servers admit the mounts that the master knows (`follower`).
 //!
 //! Bound: one entry for each mount session that has not ended, at most `admission::MOUNTS_MAX`, and one for each
 //! administrator connected.
@@ -53,7 +53,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the end of a session waits for what it has under way.
+/// How long the end of a session waits for its changes under way.
 const FINISH: Duration = Duration::from_secs(20);
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
@@ -63,14 +63,14 @@ const HOLDER_LOOK: Duration = Duration::from_secs(1);
 /// Why further connections of a session end.
 const FIRST_ENDED: &str = "the first connection of the session has ended";
 
-/// What a server says of itself.
+/// The report of a server about itself.
 struct ServerFacts {
     /// Number of the cluster.
     cluster: u64,
     /// Random number of this run.
     boot: u64,
     started_ns: u64,
-    /// Targets of this server on rotating storage, as many as are told.
+    /// Targets of this server on rotating storage, at most as many as fit into the message.
     rotating: Vec<TargetId>,
 }
 
@@ -79,7 +79,7 @@ pub struct SessionManager<E: Env> {
     worker: Rc<Worker<E>>,
     /// The other servers.
     cluster: RefCell<Option<Rc<Cluster<E>>>>,
-    /// The connections of this worker, and the way to those of others.
+    /// The connections of this worker, and sending to those of other workers.
     front: Rc<Front<E>>,
     facts: ServerFacts,
     sessions: RefCell<BTreeMap<SessionId, Entry>>,
@@ -87,11 +87,11 @@ pub struct SessionManager<E: Env> {
     admission: AdmissionState,
     /// Whether there is one mount or several.
     rule: Rule,
-    /// Who waits for a change of the table of sessions.
+    /// Tasks that wait for a change of the table of sessions.
     watchers: RefCell<Vec<oneshot::Sender<()>>>,
-    /// What passes of connections whose clients have keys.
+    /// The gates of connections whose clients have keys.
     gates: RefCell<BTreeMap<ConnId, Arc<Gate>>>,
-    /// Connections over a network that came with the cluster key alone.
+    /// Connections over a network that were authenticated with the cluster key only.
     by_cluster_key: RefCell<BTreeMap<ConnId, SessionId>>,
     audit: Audit,
     /// Sessions that ended because they did not answer, the last `deaf::REMEMBERED_MAX`.
@@ -147,7 +147,7 @@ impl<E: Env> SessionManager<E> {
             deaf: RefCell::default(),
             worker,
         });
-        // What an earlier run allowed is not known; the tunable says what it mostly was.
+        // The value permitted by an earlier run is not known, so the present value of the tunable is assumed.
         manager.rule.lend(manager.worker.tunables.get(Tunable::TokenMs));
         for id in ids {
             manager.keep_for_grace(id, 0);
@@ -160,7 +160,7 @@ impl<E: Env> SessionManager<E> {
         self.admission.hold(held);
     }
 
-    /// Nobody is let in from now on.
+    /// No client is admitted from now on.
     pub fn close(&self) {
         self.admission.close();
     }
@@ -189,8 +189,8 @@ impl<E: Env> SessionManager<E> {
         lines.into_iter().for_each(|line| self.cut(line, why));
     }
 
-    /// Sends a message to a session's client; without a connection it is lost, and the client says its state again
-    /// when it comes back.
+    /// Sends a message to a session's client; without a connection the message is lost, and the client presents its
+    /// state again when it reconnects.
     pub fn push(self: &Rc<Self>, session: SessionId, push: Push) {
         let to = self.sessions.borrow().get(&session).and_then(|e| Some((e.conn?, e.owner)));
         if let Some((line, owner)) = to {
@@ -233,7 +233,7 @@ impl<E: Env> SessionManager<E> {
         mounts.filter_map(|(id, e)| Some((*id, SessionRecord { name: e.name.clone(), start: start(id)? }))).collect()
     }
 
-    /// Tells every mount that there is a newer map.
+    /// Informs every mount that there is a newer map.
     pub fn push_map(&self, epoch: u64) {
         let sessions = self.sessions.borrow();
         for line in sessions.values().filter(|e| e.role == Role::Mount).filter_map(|e| e.conn) {
@@ -275,7 +275,7 @@ impl<E: Env> SessionManager<E> {
         self.sessions.borrow().get(&session).is_some_and(|e| e.conn.is_some())
     }
 
-    /// How long a session that has gone is kept.
+    /// How long a disconnected session is kept.
     pub fn grace(&self) -> Duration {
         Duration::from_millis(self.worker.tunables.get(Tunable::SessionGraceMs))
     }
@@ -306,7 +306,7 @@ impl<E: Env> Handler for SessionHandler<E> {
         };
         let allowed = manager.set_gate(guest, peer);
         let (Some(owner), Ok(())) = (owner, &allowed) else {
-            // It ended between its welcome and now, or its key did.
+            // The session ended between its welcome and now, or its key was removed.
             if let Err(why) = allowed {
                 tracing::info!("{}: cut: {why}", peer.addr);
             }
@@ -316,7 +316,7 @@ impl<E: Env> Handler for SessionHandler<E> {
         };
         let gate = manager.gate(guest.conn);
         manager.front.tell(to, FrontMessage::Adopt { parcel, owner, gate });
-        manager.connected(guest, Line::new(to as u16, guest.conn), secure_of(peer));
+        manager.connected(guest, Line::new(to as u16, guest.conn), peer);
     }
 
     fn connected(&self, guest: Guest, peer: &Peer) {
@@ -324,7 +324,7 @@ impl<E: Env> Handler for SessionHandler<E> {
             self.0.front.connections.cut(guest.conn, &why);
             return;
         }
-        self.0.connected(guest, Line::new(0, guest.conn), secure_of(peer));
+        self.0.connected(guest, Line::new(0, guest.conn), peer);
     }
 
     fn stranger(&self, addr: &str, why: &str) {
@@ -341,7 +341,7 @@ impl<E: Env> Handler for SessionHandler<E> {
 }
 
 impl<E: Env> SessionManager<E> {
-    fn connected(self: &Rc<Self>, guest: Guest, line: Line, secure: Option<Secure>) {
+    fn connected(self: &Rc<Self>, guest: Guest, line: Line, peer: &Peer) {
         let Guest { session, role, link, conn } = guest;
         if role == Role::Server {
             if let Some(cluster) = self.cluster() {
@@ -361,13 +361,13 @@ impl<E: Env> SessionManager<E> {
                 }
                 Some(entry) => {
                     let before = entry.conn.replace(line);
-                    entry.secure = secure;
+                    (entry.secure, entry.memory) = (secure_of(peer), peer.memory);
                     entry.epoch += 1;
                     // Other servers than the master forget a connection with its end.
                     ((entry.epoch > 1 || !is_master) && role == Role::Mount, before)
                 }
                 None => {
-                    // It ended between its welcome and now.
+                    // The session ended between its welcome and now.
                     drop(sessions);
                     self.cut(line, "the session has ended");
                     return;
@@ -410,7 +410,7 @@ impl<E: Env> SessionManager<E> {
         self.worker.routes.local().iter().filter(by).copied().collect()
     }
 
-    /// What was pushed and not answered may have been lost with an earlier connection.
+    /// Pushes that were not answered may have been lost with an earlier connection.
     fn push_again(self: &Rc<Self>, session: SessionId) {
         let worker = self.worker.clone();
         self.worker.env.spawn(async move {
@@ -474,7 +474,7 @@ impl<E: Env> SessionManager<E> {
             let mut sessions = self.sessions.borrow_mut();
             let Some(entry) = sessions.get_mut(&session) else { return };
             if entry.conn.is_none_or(|line| line.conn != conn) {
-                // One that others do not wait for.
+                // Other connections do not depend on this one.
                 entry.more.retain(|_, line| line.conn != conn);
                 return;
             }
@@ -485,7 +485,7 @@ impl<E: Env> SessionManager<E> {
             if entry.role == Role::Admin || !is_master {
                 let entry = sessions.remove(&session);
                 drop(sessions);
-                // Its other connections come back behind the first.
+                // The further connections of the mount reconnect after the first one.
                 entry.iter().flat_map(|e| e.more.values()).for_each(|line| self.cut(*line, FIRST_ENDED));
                 return;
             }

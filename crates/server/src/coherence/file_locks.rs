@@ -1,14 +1,14 @@
 //! `FileLockTable`: locks of applications on the files of a target, as requests use them.
 //!
-//! Owns: which request of which session waits under which number, what has to be told to sessions, and requests that
-//! came before all sessions had said what they hold. Does not own: the rules (`amphi_dlm::FileLocks`).
+//! Owns: which request of which session waits under which number, the messages about that to sessions, and requests
+//! that came before all sessions had presented their locks. Does not own: the rules (`amphi_dlm::FileLocks`).
 //!
-//! A request that has to wait is answered at once: it holds no slot of its session, however long it waits. Its grant is
-//! entered in the table when it is due, and its client is told to ask again; asking for what one holds is answered with
-//! yes, so it does not matter whether the news arrives, or how often. Sessions that lost their connection ask again
-//! when they have a new one.
+//! A request that has to wait is answered at once: it occupies no slot of its session, however long it waits. When the
+//! lock is granted, it is entered in the table, and the client is told to send the request again; a request for a lock
+//! that its owner already holds succeeds, so it does not matter whether the message arrives, or how often. A session
+//! that lost its connection sends its waiting requests again on the new one.
 //!
-//! Invariant: whoever changes the table takes the grants out in the same call, so none is left lying.
+//! Invariant: code that changes the table takes the grants out in the same call, so none is left behind.
 
 mod closing;
 
@@ -31,7 +31,7 @@ struct Inner {
     locks: FileLocks,
     waits: BTreeMap<Asked, WaitId>,
     asked: BTreeMap<WaitId, Asked>,
-    /// To be asked again when all sessions have said what they hold.
+    /// Requests that have to be sent again when all sessions have presented their locks.
     postponed: BTreeSet<Asked>,
     /// Exclusive locks that sessions have presented as shared, since a request may have converted them.
     converted: Vec<FileLock>,
@@ -44,7 +44,7 @@ struct Inner {
 /// File locks of one target.
 pub struct FileLockTable {
     inner: RefCell<Inner>,
-    /// Mounts that are asked whether a close is under way.
+    /// Mounts that were asked whether a close is under way.
     closing: Questions,
 }
 
@@ -111,14 +111,15 @@ impl FileLockTable {
         FileLockTable { inner, closing: Questions::default() }
     }
 
-    /// Takes a lock: whether the owner holds it now. If not, the session will be told when to ask again.
+    /// Takes a lock: returns whether the owner holds it now. If not, the session will be told when to send the request
+    /// again.
     ///
     /// Errors: `Again` if it is not to wait, `Deadlk`, `NoLck`, `Inval`.
     pub fn set(&self, now_ns: u64, session: SessionId, spec: &FileLockSpec, number: u64, wait: bool) -> Result<bool> {
         let inner = &mut *self.inner.borrow_mut();
         let asked = (session, number);
         if inner.waits.contains_key(&asked) {
-            // Asked again, after a connection was lost: it keeps its place.
+            // The request was repeated after a lost connection: it keeps its place in the queue.
             return Ok(false);
         }
         let asking = if wait { Asking::Wait } else { Asking::Try };
@@ -134,7 +135,7 @@ impl FileLockTable {
         }
     }
 
-    /// Keeps a request until all sessions have said what they hold.
+    /// Postpones a request until all sessions have presented their locks.
     pub fn postpone(&self, session: SessionId, number: u64) -> Result<()> {
         self.inner.borrow_mut().postpone((session, number))
     }
@@ -169,7 +170,7 @@ impl FileLockTable {
         result.map_err(errno)
     }
 
-    /// What stands in the way of a lock. Processes of other sessions have no number here.
+    /// The lock that conflicts with a given lock, if any. For other sessions the process number is 0.
     pub fn test(&self, session: SessionId, spec: &FileLockSpec) -> Result<Option<FileLockSpec>> {
         let found = self.inner.borrow().locks.get(&lock_of(session, spec)).map_err(errno)?;
         Ok(found.map(|lock| {
@@ -178,8 +179,9 @@ impl FileLockTable {
         }))
     }
 
-    /// Takes in what a session held before the restart. Returns the places of those that are lost. `converted`: among
-    /// them as shared, and exclusive if nobody presents what conflicts.
+    /// Restores the locks that a session held before the restart. Returns the indices of those that are lost.
+    /// `converted`: locks among them that are presented as shared, and become exclusive if no other session presents a
+    /// conflicting lock.
     pub fn restore(&self, session: SessionId, locks: &[FileLockSpec], converted: &[FileLockSpec]) -> Vec<u32> {
         let inner = &mut *self.inner.borrow_mut();
         let mut lost = Vec::new();
@@ -213,11 +215,12 @@ impl FileLockTable {
         inner.pump();
     }
 
-    /// All sessions have said what they hold: what was kept back until then may be asked again.
+    /// All sessions have presented their locks: postponed requests may be sent again.
     pub fn recovered(&self) {
         let inner = &mut *self.inner.borrow_mut();
         for lock in std::mem::take(&mut inner.converted) {
-            // Somebody else has presented what a conversion gave way to: so it was carried out.
+            // Another session has presented a lock that could be granted only after the conversion, so the conversion
+            // was carried out.
             let _ = inner.locks.restore(lock);
         }
         inner.news.extend(std::mem::take(&mut inner.postponed));
@@ -228,14 +231,15 @@ impl FileLockTable {
         std::mem::take(&mut self.inner.borrow_mut().news)
     }
 
-    /// When the first request that yields is due, monotonic ns, if nobody looks after those yet: the caller does now.
+    /// When the next check of waiting requests is due, monotonic ns, if no task is waiting for that; then the caller
+    /// has to.
     pub fn start_watch(&self) -> Option<u64> {
         let inner = &mut *self.inner.borrow_mut();
         let next = inner.locks.next_deadline()?;
         (!std::mem::replace(&mut inner.watched, true)).then_some(next)
     }
 
-    /// What was due is done: when the next one is. `None`: nothing is left to be looked after.
+    /// The due checks were made; returns when the next one is due. `None`: no request needs a check.
     pub fn watch(&self, now_ns: u64) -> Option<u64> {
         let inner = &mut *self.inner.borrow_mut();
         inner.locks.handle_timeout(now_ns);

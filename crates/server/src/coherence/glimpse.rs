@@ -1,6 +1,6 @@
-//! Glimpses: questions to those who write a file what they have not written back yet.
+//! Glimpses: asking the writers of a file for what they have not written back yet.
 //!
-//! Owns: the questions of one target that are not answered. Does not own: who is asked, in which order
+//! Owns: the unanswered glimpses of one target. Does not own: which mounts are asked, in which order
 //! (`objects::glimpse`).
 //!
 //! Invariants: a question ends with its answer, with the lock it is about or with its session. At most one question for
@@ -14,10 +14,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Where the target begins in a question's id. Below it are 16 bits of the number of the target's start, so that an
-/// answer that is sent again after a restart meets no question of the new run, then the count of questions.
+/// The position of the target in the id of a glimpse. Below it are 16 bits of the number of the target's start, so that
+/// an answer that is sent again after a restart matches no glimpse of the new run, and then a counter.
 const TARGET_SHIFT: u32 = 48;
-/// Where the number of the start begins.
+/// The position of the number of the start.
 const START_SHIFT: u32 = 32;
 
 /// The target that asked a question.
@@ -37,7 +37,7 @@ struct Asked {
 #[derive(Clone)]
 pub struct Glimpses {
     asked: Rc<RefCell<BTreeMap<u64, Asked>>>,
-    /// What all ids of this start have in common.
+    /// The bits that are common to all ids of this start.
     common: u64,
     last: Rc<Cell<u32>>,
 }
@@ -82,13 +82,13 @@ impl Glimpses {
         (id, receiver)
     }
 
-    /// The session says what it knows.
+    /// The session answers a glimpse.
     pub fn answer(&self, session: SessionId, id: u64, size: u64, mtime: Timespec) {
         let mut asked = self.asked.borrow_mut();
         if asked.get(&id).is_some_and(|a| a.session == session)
             && let Some(a) = asked.remove(&id)
         {
-            // Whoever asked may have gone.
+            // The request that waits for it may have ended.
             let _ = a.answer.send((size, mtime));
         }
     }

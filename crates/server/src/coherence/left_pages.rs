@@ -1,16 +1,16 @@
 //! `LeftPages`: what has changed under pages that a mount could not take back in time.
 //!
-//! A mount gives a lock back when somebody else wants it, although its kernel may still have changed pages of the file
-//! and cannot write them back for the moment: it holds write-back back while a truncate is unanswered, and a program
-//! that stores into a mapping without pause always has more. Such a page is written back later, whole, with neighbours
-//! as they were when it was read. The target therefore notes which bytes others change from the return of the lock on,
-//! and leaves these out of what comes back so.
+//! A mount returns a lock when another mount requests it, although its kernel may still have changed pages of the file
+//! and be unable to write them back at the moment: the kernel holds write-back back while a truncate is unanswered, and
+//! a program that stores into a mapping without a pause always makes more dirty pages. Such a page is written back
+//! later as a whole, with neighbouring bytes as they were when it was read. The target therefore notes which bytes
+//! other mounts change after the lock was returned, and leaves these bytes out when such a page is written back.
 //!
 //! Owns: these notes, for each file and session. Does not own: what a mount knows of its kernel's pages (client,
-//! `ops/pages`). Invariants: a byte is noted from before its change may be seen; it is noted no more from before a page
-//! that has it is read anew. A note that may be incomplete (too many ranges, a restart of the server) is none: what is
-//! written back by it is refused, and the mount tells its programs. Bounds: `FILES_MAX` notes for a session,
-//! `RANGES_MAX` ranges of each.
+//! `ops/pages`). Invariants: a byte is noted before its change may be seen, until just before a page that contains it
+//! is read anew. A note that may be incomplete (too many ranges, a restart of the server) is given up: a write-back
+//! with it is refused, and the mount reports that to its programs. Bounds: `FILES_MAX` notes for a session,
+//! `RANGES_MAX` ranges for each.
 
 use amphi_types::{ByteRange, Errno, Ino, RangeSet, Result, SessionId};
 use smallvec::SmallVec;
@@ -41,7 +41,7 @@ impl LeftPages {
         LeftPages { last_token: starts << 40, left: BTreeMap::new() }
     }
 
-    /// Notes from now on what others change of a file. Returns the name of the note.
+    /// Begins to note what other mounts change in a file. Returns the number of the note.
     ///
     /// Errors: `NoMem` for a session that has too many.
     pub fn begin(&mut self, ino: Ino, session: SessionId) -> Result<u64> {
@@ -89,7 +89,7 @@ impl LeftPages {
         }
     }
 
-    /// The parts of a page that is written back which nobody has changed since it was read.
+    /// The parts of a page under write-back that no other mount has changed since it was read.
     ///
     /// Errors: `Stale` if that is not known.
     pub fn unchanged(
@@ -116,8 +116,8 @@ mod tests {
         ByteRange { start, end }
     }
 
-    /// Goal: what others change is left out, what the session itself changes is not, and a page that was read anew is
-    /// whole again. Method: changes by both on one page, then a read of it.
+    /// Goal: bytes that other mounts change are left out, bytes that the session itself changes are not, and a page
+    /// that was read anew is written as a whole again. Method: changes by both on one page, then a read of it.
     #[test]
     fn what_others_changed_is_left_out() {
         let mut pages = LeftPages::new(3);

@@ -3,9 +3,9 @@
 //! Owns: which task waits for which lock, and what has to be sent to clients. Does not own: the rules
 //! (`amphi_dlm::LockSpace`), connections, eviction.
 //!
-//! Invariants: whoever changes the space empties its actions in the same call, so none is left lying. What ends when a
-//! wait or a lock is dropped ends at the time of the drop: with an earlier one, whoever is called back then would be
-//! overdue before it was asked.
+//! Invariants: every function that changes the lock space carries out its actions in the same call, so that none is
+//! forgotten. When a wait or a lock is dropped, its end is entered with the time of the drop: with an earlier time, a
+//! holder that is called back because of it would be overdue before it gets the callback.
 
 use amphi_dlm::{
     Action, GroupId, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal,
@@ -38,13 +38,13 @@ struct Inner {
     /// For what ends by being dropped.
     clock: Clock,
     waiting: BTreeMap<LockId, oneshot::Sender<Grant>>,
-    /// Requests for group locks that wait: nobody waits here with them.
+    /// Requests for group locks that wait; no task waits here for them.
     group_waiting: BTreeSet<LockId>,
     outbox: Vec<(SessionId, Push)>,
     /// Whether a task waits for the next deadline.
     watched: bool,
-    /// Locks that were asked back and that sessions said to need longer, with the time at which they said so first,
-    /// monotonic ns.
+    /// Called-back locks for which sessions reported that they need longer (`LockKept`), with the time of the first
+    /// report, monotonic ns.
     kept: BTreeMap<(SessionId, LockId), u64>,
 }
 
@@ -124,7 +124,7 @@ impl Locks {
         self.inner.borrow_mut().space.tune(limits);
     }
 
-    /// What was done so far.
+    /// Counts of all events so far.
     pub fn counts(&self) -> LockCounts {
         self.inner.borrow().space.counts()
     }
@@ -181,8 +181,8 @@ impl Locks {
         Ok(Grant { id, range })
     }
 
-    /// Asks for the lock of a group, or again for one that was asked for as `asked` before. Returns its id and whether
-    /// it is granted; if not, `Push::GroupLockNews` follows when it is.
+    /// Requests the lock of a group, or repeats the request `asked`. Returns its id and whether it is granted; if not,
+    /// `Push::GroupLockNews` follows when it is.
     ///
     /// Errors: `Again` if it is not to wait for another group; `NoMem` when the table is full.
     pub fn group(
@@ -213,7 +213,7 @@ impl Locks {
         Ok((id, granted))
     }
 
-    /// Whether anybody waits for the end of the group that has an object.
+    /// Whether a request waits for the end of the group that has an object.
     pub fn group_wanted(&self, object: ObjectId) -> bool {
         self.inner.borrow().space.group_wanted(object)
     }
@@ -304,8 +304,8 @@ impl Locks {
         inner.pump();
     }
 
-    /// Takes in the locks that a session held before the restart, in order, up to the first that cannot be: another
-    /// session has presented a lock that excludes it, so it was lost before. What was taken in before is not again.
+    /// Restores the locks that a session held before the restart, in order, up to the first one that conflicts with a
+    /// lock of another session: that lock was lost before. A lock that was restored already is not restored again.
     pub fn take_in(&self, session: SessionId, locks: &[(Owner, ObjectId, Mode, ByteRange)]) -> Vec<u64> {
         let mut inner = self.inner.borrow_mut();
         let mut held: BTreeMap<(Owner, ObjectId, Mode, u64, u64), Vec<LockId>> = BTreeMap::new();
@@ -374,7 +374,7 @@ impl Locks {
         self.inner.borrow().space.contended(now_ns, object)
     }
 
-    /// When the next callback is overdue, monotonic ns. With none, whoever watches may end.
+    /// When the next callback is overdue, monotonic ns. With none, the watching task may end.
     pub fn next_deadline(&self) -> Option<u64> {
         let mut inner = self.inner.borrow_mut();
         let next = inner.space.next_deadline();
@@ -387,7 +387,7 @@ impl Locks {
         !std::mem::replace(&mut self.inner.borrow_mut().watched, true)
     }
 
-    /// The session writes an object back: what it was asked to give back there has its time anew.
+    /// The session writes an object back, so the deadlines of callbacks for locks on that object start anew.
     pub fn progress(&self, now_ns: u64, session: SessionId, object: ObjectId) {
         let mut inner = self.inner.borrow_mut();
         if inner.space.next_deadline().is_none() {
@@ -400,8 +400,8 @@ impl Locks {
         }
     }
 
-    /// The session says that it lives and cannot give these locks back yet: they have their time anew, for at most
-    /// `most_ns` since it said so first.
+    /// The session reports that it lives and cannot return these locks yet: their deadlines start anew, for at most
+    /// `most_ns` since its first report.
     pub fn kept(&self, now_ns: u64, session: SessionId, ids: &[u64], most_ns: u64) {
         let mut inner = self.inner.borrow_mut();
         let called: Vec<LockId> = inner.space.called_back(session).map(|(id, _)| id).collect();
@@ -444,8 +444,8 @@ mod tests {
         (Locks::new(TargetId(0), limits, 1, move || told.get()), clock)
     }
 
-    /// Goal: a cached lock is called back once for a direct request of another session, which goes on when it is given
-    /// back; a client that does not give it back is overdue; a dropped wait leaves nothing. Method: by hand, two
+    /// Goal: a cached lock is called back once for a direct request of another session, which continues when the lock
+    /// is returned; a client that does not return it is overdue; a dropped wait leaves nothing. Method: by hand, two
     /// sessions.
     #[test]
     fn callbacks_and_waits() {
@@ -473,9 +473,10 @@ mod tests {
         assert_eq!(locks.count(a) + locks.count(b), 0);
     }
 
-    /// Goal: whoever gets a lock after a long wait, and is asked for it at once, has all of the time to answer,
-    /// whatever it waited behind. Method: a holder, behind it a direct request and a cached one, or two cached ones of
-    /// which the first goes away with its grant, and somebody who waits for the last; the holder is ended long after.
+    /// Goal: a session that gets a lock after a long wait, and gets a callback for it at once, has the whole deadline
+    /// to answer, whatever it waited behind. Method: a holder; behind it a direct request and a cached one, or two
+    /// cached ones of which the first is cancelled with its grant, and a request that waits for the last; the holder
+    /// ends long after.
     #[test]
     fn time_to_answer_begins_with_the_grant() {
         let range = ByteRange::new(0, 10);

@@ -1,11 +1,11 @@
 //! `Questions`: questions to mounts for whose answers a request waits, for a moment.
 //!
-//! Owns: questions of a target without an answer, and who left one unanswered lately. Does not own: what is asked, and
-//! who is (the requests).
+//! Owns: unanswered questions of a target to mounts, and which sessions left one unanswered recently. Does not own: the
+//! content of the questions, and to whom they are sent (the requests).
 //!
-//! Bounds: a request waits for `WAIT` at most. Who does not answer in that time is *silent*: it is not waited for again
-//! for `SILENCE`, and is asked `SILENT_MAX` times at most before it has answered anything, so that what it does not
-//! read does not cost its connection.
+//! Bounds: a request waits for `WAIT` at most. A session that does not answer in that time is *silent*: no request
+//! waits for it during `SILENCE`, and it is sent at most `SILENT_MAX` questions before it has answered any, so that
+//! unread questions do not break its connection.
 
 use amphi_env::{Env, timeout};
 use amphi_types::SessionId;
@@ -26,7 +26,7 @@ const SILENT_MAX: u32 = 256;
 #[derive(Clone, Copy, Default)]
 struct Silent {
     until_ns: u64,
-    /// What it was asked since.
+    /// Number of questions since it became silent.
     asked: u32,
 }
 
@@ -44,9 +44,9 @@ pub struct Questions(RefCell<Inner>);
 /// Questions of one request; dropping it withdraws them.
 pub struct Asked<'a> {
     questions: &'a Questions,
-    /// Who is asked, under which number.
+    /// The sessions that were asked, and the numbers of their questions.
     pub sessions: Vec<(SessionId, u64)>,
-    /// Who is silent, and may be asked all the same: nobody waits for the answer.
+    /// Silent sessions that are asked nevertheless, without waiting for their answers.
     pub not_awaited: Vec<(SessionId, u64)>,
     answers: Vec<oneshot::Receiver<()>>,
 }
@@ -96,7 +96,8 @@ impl Questions {
 }
 
 impl Asked<'_> {
-    /// Waits until all have answered or have gone, for a moment: who has not answered then is silent.
+    /// Waits for a moment until all sessions have answered or have gone: a session that has not answered then is
+    /// silent.
     pub async fn wait<E: Env>(mut self, env: &E) {
         if timeout(env, WAIT, join_all(&mut self.answers)).await.is_some() {
             return;

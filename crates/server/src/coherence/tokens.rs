@@ -3,10 +3,10 @@
 //! Owns: which task waits for which change, what has to be sent to clients, whether tokens are granted at all. Does not
 //! own: the rules (`amphi_dlm::TokenSpace`), connections, eviction.
 //!
-//! Invariants: whoever changes the space empties its actions in the same call; a value is read and granted, and a
-//! change is applied and ended, in one step without an await. While the only mount is alone, a change and a reply cost
-//! one look at a flag. A change that began then was announced to nobody, so nothing is granted until the last of these
-//! has ended.
+//! Invariants: every function that changes the token space carries out its actions in the same call; a value is read
+//! and its token granted, and a change is applied and ended, in one step without an await. In sole mode, a change and a
+//! reply cost one check of a flag. A change that began in sole mode was announced to no mount, so no token is granted
+//! until the last of these changes has ended.
 
 use crate::coherence::locks::AGAIN_MAX;
 use amphi_dlm::{ChangeId, Changed, Revoke, RevokeId, SessionEnd, TokenAction, TokenKey, TokenLimits, TokenSpace};
@@ -74,7 +74,7 @@ pub struct Tokens {
     inner: Rc<RefCell<Inner>>,
 }
 
-/// A change; dropping it ends it. Between `Tokens::change` and the end its keys are cached by nobody.
+/// A change; dropping it ends it. Between `Tokens::change` and the end its keys are cached by no mount.
 #[must_use = "dropping it ends the change"]
 pub struct Changing {
     tokens: Tokens,
@@ -168,8 +168,8 @@ impl Tokens {
         self.inner.borrow().space.is_shared(now_ns, dir)
     }
 
-    /// Nothing is granted until the returned change ends: for what an earlier run promised to change, when nobody
-    /// cached it.
+    /// No token is granted until the returned change ends: for a change that an earlier run promised, when no mount
+    /// cached anything.
     pub fn hold(&self) -> Changing {
         self.unguarded.set(self.unguarded.get() + 1);
         Changing { tokens: self.clone(), id: None, number: None, ended: false }
@@ -180,7 +180,7 @@ impl Tokens {
         self.inner.borrow().space.names_of(dir)
     }
 
-    /// Waits until nobody caches the keys of a change, and none is granted until its end. `sent` is called when
+    /// Waits until no mount caches the keys of a change, and none is granted until its end. `sent` is called when
     /// revocations are to be sent.
     pub async fn change(
         &self,
@@ -208,7 +208,7 @@ impl Tokens {
         };
         sent();
         if let Some(ready) = ready {
-            // The sender goes with the change, which is held here.
+            // The sender belongs to the change, which is held here.
             let _ = ready.await;
         }
         changing
@@ -237,7 +237,7 @@ impl Tokens {
         inner.pump();
     }
 
-    /// What the session has not answered is sent again.
+    /// Messages that the session has not answered are sent again.
     pub fn push_again(&self, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
         let target = inner.target;
@@ -256,8 +256,8 @@ impl Tokens {
         if inner.outbox.is_empty() { Vec::new() } else { std::mem::take(&mut inner.outbox) }
     }
 
-    /// Whether the caller has to watch deadlines from now on. Wakes the one who does if it sleeps too long: what is not
-    /// answered is sent again after `quiet_ns`.
+    /// Whether the caller has to watch deadlines from now on. Wakes the task that does so if it sleeps too long: an
+    /// unanswered revocation is sent again after `quiet_ns`.
     pub fn start_watch(&self, now_ns: u64, quiet_ns: u64) -> bool {
         let mut inner = self.inner.borrow_mut();
         match (&inner.watch, inner.next_look(now_ns, quiet_ns)) {
@@ -266,7 +266,7 @@ impl Tokens {
                 true
             }
             (Some((until, _)), Some(next)) if next < *until => {
-                // What comes in its place is set when it wakes.
+                // The new wake-up time is set when that task wakes.
                 inner.watch = Some((next, oneshot::channel().0));
                 false
             }
@@ -274,8 +274,9 @@ impl Tokens {
         }
     }
 
-    /// Ends what is over, sends again what nobody has answered for `quiet_ns`, `AGAIN_MAX` at most, and says who did
-    /// not answer in time; then when to look again, and what wakes earlier. `None`: there is nothing to watch.
+    /// Ends tokens that have expired, repeats revocations that are unanswered for `quiet_ns`, `AGAIN_MAX` at most, and
+    /// returns the sessions that did not answer in time; then when to check again, and what wakes the task earlier.
+    /// `None`: there is nothing to watch.
     pub fn watch(&self, now_ns: u64, quiet_ns: u64) -> (Vec<SessionId>, Option<(u64, oneshot::Receiver<()>)>) {
         let mut inner = self.inner.borrow_mut();
         let mut late = Vec::new();

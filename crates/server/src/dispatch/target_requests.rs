@@ -32,6 +32,8 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             ops::view(worker, target, ino, asker).await.map(|(view, token)| TargetReply::View(Box::new(view), token))
         }
         TargetRequest::Facts(ino) => Ok(TargetReply::Facts(Box::new(target.meta.borrow().facts(ino)?))),
+        TargetRequest::Project(ino) => ops::subtree::project_here(target, ino).await.map(TargetReply::Project),
+        TargetRequest::IsBound(project) => Ok(TargetReply::Outcome(target.is_bound(project))),
         TargetRequest::Place(dir, name) => {
             ops::names::place(target, dir, &name).await.map(|p| TargetReply::Place(Box::new(p)))
         }
@@ -132,7 +134,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         }
         TargetRequest::SessionAbsent(session) => {
             if target.sessions.count() > 1 {
-                // Others may have what it held from now on.
+                // From now on other sessions may have what it held.
                 target.reclaim.forget(session);
             }
             ops::present(worker, target, session);
@@ -223,8 +225,8 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
     }
 }
 
-/// `TargetRequest::Trim`: a change of its session like any other, though another target asks for it: once the session's
-/// locks are gone here, others may have written behind the cut.
+/// `TargetRequest::Trim`: a change of its session like any other, although another target sends it: once the session's
+/// locks are released here, other mounts may have written behind the cut.
 async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<TargetReply> {
     let Some(_landing) = target.land_for(cut.by) else { return Ok(TargetReply::Refused(Errno::Io)) };
     let done = match objects::trim_objects(target, cut).await {
@@ -232,7 +234,7 @@ async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<TargetReply> {
         Err(e) => Err(e),
     };
     match done {
-        // Nothing is logged any more: the next start is asked again.
+        // Nothing is logged any more; the request will be sent again after the next start.
         _ if target.is_closed() => Err(Errno::Io),
         Ok(()) => Ok(TargetReply::DoneAt(target.place.starts)),
         Err(e) => Ok(TargetReply::Refused(e)),
@@ -240,7 +242,7 @@ async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<TargetReply> {
 }
 
 async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: SessionRecord) -> Result<TargetReply> {
-    // Somebody has to come in to delete what fills it.
+    // Clients have to be admitted so that they can delete what fills the target.
     target.zone.reserve(0).await?;
     let mut txn = Txn::default();
     txn.put(records::session_key(session), records::encode(&record));
@@ -259,9 +261,9 @@ async fn forget_session<E: Env>(
     session: SessionId,
     stopped: bool,
 ) -> Result<TargetReply> {
-    // Also where the disk has failed: what it holds of a client that has gone is in the way of others elsewhere.
+    // This is done even if the disk has failed: what the target holds for a client that is gone blocks other clients.
     let room = target.zone.reserve(0).await;
-    // Nothing new of it sets out from here on.
+    // From here on no new change of the session begins.
     target.queues.in_flight.landed(session).await;
     target.sessions.forget(session);
     target.reclaim.forget(session);

@@ -80,7 +80,7 @@ pub(super) fn check(images: &[ZoneImage], report: &mut Report) {
         let all = map.servers.iter().flat_map(|s| &s.targets);
         report.elsewhere = u64::from(map.pool()) - all.filter(here).count() as u64;
     }
-    // Where not even the root was begun, nothing was.
+    // If not even the root was begun, nothing was.
     let is_new = images.first().is_some_and(|i| !i.begun) && images.iter().all(|i| i.meta.inodes().next().is_none());
     if report.elsewhere > 0 || is_new || images.first().is_none_or(|i| i.target != TargetId(0)) {
         check_each(images, report);

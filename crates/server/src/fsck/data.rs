@@ -1,6 +1,6 @@
 //! Reading all file data of a folder and comparing it with its checksums.
 //!
-//! Owns: the order of reading, and what is said of a block that reads wrong. Does not own: the checksums
+//! Owns: the order of reading, and the report about a damaged block. Does not own: the checksums
 //! (`amphi_data::Checksums`).
 //!
 //! At most `READ_BLOCKS` blocks are in memory, and `FINDINGS_MAX` damaged ones are named; all are counted.
@@ -18,15 +18,15 @@ const READ_BLOCKS: u64 = 256;
 /// Most directories of a path.
 const DEPTH_MAX: usize = 64;
 
-/// What is needed to read the data of a zone.
+/// The information for reading the data of a zone.
 pub(super) struct ZoneData {
     pub store: DataStore,
-    /// Where its blocks begin, bytes.
+    /// The byte at which its blocks begin.
     pub offset: u64,
 }
 
 impl ZoneData {
-    /// Of the items of a zone; `None` if they do not fit together, which other checks say.
+    /// Built from the items of a zone; `None` if they are inconsistent, which other checks report.
     pub fn of(items: &BTreeMap<Key, Vec<u8>>, blocks: u64, offset: u64) -> Option<ZoneData> {
         let mut store = DataStore::new(blocks);
         let own = [tag::OBJECT, tag::EXTENT, tag::CHECKSUM];

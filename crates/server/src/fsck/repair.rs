@@ -4,9 +4,9 @@
 //! a start does anyway (`Zone::open`: blocks rebuilt from their parity, a torn end of the log dropped), and the repair
 //! of names (`amphi_meta::repair_cluster`).
 //!
-//! What is repaired never makes bytes readable that were not: inodes are kept, objects are removed only without their
-//! inode, and names only if they lead to nothing. Each record is absolute, so a repair that was cut off is done again.
-//! Between zones nothing is repaired while operations wait for the next start, or zones are missing.
+//! A repair never makes bytes readable that were not: inodes are kept, objects are removed only if their inode does not
+//! exist, and names only if they lead to nothing. Each record is absolute, so an interrupted repair can be repeated.
+//! Between zones nothing is repaired while operations have to be completed by the next start, or zones are missing.
 
 use super::{CheckData, Report, ZoneImage, read_folders};
 use crate::error::{ServerError, ServerErrorKind};
@@ -22,7 +22,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// Items changed by one record of a repair.
 const RECORD_ITEMS: usize = 256;
 
-/// What a repair has to know of a zone.
+/// The data about a zone that a repair needs.
 #[derive(Debug)]
 pub(super) struct Basis {
     /// Which of the folders it is in.
@@ -38,14 +38,14 @@ pub(super) struct Basis {
 }
 
 impl Basis {
-    /// Of a zone as it was read.
+    /// The basis for a zone as it was read.
     pub fn of(zone: &amphi_zone::Report) -> Basis {
         let (notes, digest) = (zone.notes.clone(), digest(&zone.items));
         Basis { folder: 0, notes, has_operations: false, has_undecoded: false, digest }
     }
 }
 
-/// What a repair would do.
+/// The changes of a planned repair.
 #[derive(Debug, Default)]
 pub struct RepairPlan {
     /// One sentence for each change, in order.
@@ -61,7 +61,7 @@ struct ZonePlan {
     folder: usize,
     path: String,
     target: TargetId,
-    /// Of the items that the plan was made of.
+    /// A digest of the items on which the plan is based.
     digest: u64,
     changes: Txn,
 }
@@ -163,8 +163,8 @@ impl RepairPlan {
 
     /// Does it. Stable when it returns.
     ///
-    /// Errors: `Mismatch` if a zone has changed since the plan was made, and nothing but what a start does was done; a
-    /// zone that cannot be opened or written: what was done until then stays, and a further run does the rest.
+    /// Errors: `Mismatch` if a zone has changed since the plan was made; then only what every start does was done. For
+    /// a zone that cannot be opened or written, completed changes stay, and a further run does the rest.
     pub async fn carry_out<E: Env>(self, folders: &[(E, String)]) -> Result<(), ServerError> {
         let mut open = Vec::new();
         for zone in self.zones {

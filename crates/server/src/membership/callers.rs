@@ -3,10 +3,10 @@
 //! Owns: the last answer of each slot of each link to here, and which locks on moving directories a caller has. Does
 //! not own: the answers (`cluster::peers`).
 //!
-//! The answers are kept in memory: a run that ends forgets them, and what a caller had asked is asked again.
+//! The answers are kept in memory: a server that restarts forgets them, and its callers send their requests again.
 //!
-//! Invariants: of each server one run is heard; a later one is let in when the connections of the earlier have ended,
-//! and ends what that had. So two processes with the zones of one server never both speak for it.
+//! Invariants: of each server only one run is served; a later run is accepted when the connections of the earlier one
+//! have ended, and ends what that run had. So two processes with the zones of one server never both act for it.
 
 use crate::membership::peer_link::{ALREADY_HERE, PeerName};
 use amphi_transport::{ConnId, Connections, Incoming, ReplyRoute};
@@ -24,7 +24,7 @@ struct Caller {
     name: PeerName,
     conn: Option<ConnId>,
     answers: ReplyTable<Answer>,
-    /// Where the answers to what is being executed go.
+    /// Where the answers to requests under execution have to be sent.
     routes: BTreeMap<u16, ReplyRoute>,
     moves: BTreeSet<u64>,
 }
@@ -149,13 +149,13 @@ impl Callers {
     /// It has been executed.
     pub(crate) fn finish(&self, ticket: Ticket, answer: Answer) {
         if let Some(route) = self.route_of(&ticket, &answer) {
-            // Without a connection it waits for the question to be sent again.
+            // Without a connection the answer waits for the request to be sent again.
             self.connections.reply(route, answer, None);
         }
     }
 
-    /// Keeps the answer; returns where it goes. A question that its caller gave up may end when the slot has a later
-    /// one: nobody waits for its answer, and the route is the later one's.
+    /// Stores the answer; returns where to send it. A request that its caller gave up may end when the slot has a later
+    /// request: its answer is not waited for, and the route belongs to the later request.
     fn route_of(&self, ticket: &Ticket, answer: &Answer) -> Option<ReplyRoute> {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session)?;
@@ -166,8 +166,8 @@ impl Callers {
         }
     }
 
-    /// The caller has a lock on moving directories. False if it has gone for good, or has given the question up and
-    /// gone on.
+    /// The caller has got a lock on moving directories. Returns false if the caller is gone for good, or has given the
+    /// request up.
     pub(crate) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session).filter(|caller| caller.answers.is_last(ticket.id));
@@ -230,8 +230,8 @@ mod tests {
         assert_eq!(callers.route_of(&second, &answer(6)), None, "once");
     }
 
-    /// Goal: a lock on moving directories that is granted to a question which its caller gave up is nobody's. Method:
-    /// it is granted before and after the slot has a later question.
+    /// Goal: a lock on moving directories that is granted to a request which its caller gave up belongs to no caller.
+    /// Method: it is granted before and after the slot has a later question.
     #[test]
     fn a_lock_for_a_question_given_up_is_nobodys() {
         let callers = callers();

@@ -1,4 +1,4 @@
-//! `EndedSessions`: sessions that have ended, so that what was on its way does not start one again.
+//! `EndedSessions`: sessions that have ended, so that a message that was on its way cannot start one again.
 //!
 //! Owns: which begins of sessions are over. Does not own: what ends them (`sessions`, `follower`).
 //!
@@ -48,8 +48,8 @@ impl EndedSessions {
 mod tests {
     use super::*;
 
-    /// Goal: a begin is remembered once, and the oldest one goes when there are too many. Method: one begin more than
-    /// the bound.
+    /// Goal: each begin of a session is remembered once, and the oldest one is dropped when there are too many. Method:
+    /// one begin more than the bound.
     #[test]
     fn the_oldest_is_forgotten() {
         let ended = EndedSessions::default();

@@ -5,22 +5,22 @@
 
 use std::time::Duration;
 
-/// How often it is looked whether all have been told of a loss.
+/// How often the server checks whether all servers have been informed of a loss of power.
 pub const TOLD_LOOK: Duration = Duration::from_millis(20);
 
-/// Why sessions end that a server finds after it has lost power (or a sync has failed): answers that it gave them may
-/// no longer be true, an `fsync` would promise what is gone, and numbers of inodes that they know may be given to
-/// others.
+/// Why a server that has lost power (or whose sync has failed) ends the sessions that it finds: its answers to them may
+/// no longer be true, an `fsync` would promise what is lost, and inode numbers that they know may be given to other
+/// files.
 pub const AFTER_POWER_LOSS: &str =
     "the server lost power, and perhaps what it had told this mount before that was made stable";
 
-/// What a session that another server than the master ends has done.
+/// Why a server other than the master ends a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Eviction {
-    /// It did not answer, or did not come back. What it caches may be in use until it is over.
+    /// The client did not answer, or did not reconnect. What it caches may be in use until its tokens expire.
     Silent,
-    /// It was alive and did not answer: what it may still use counts no more.
+    /// The client was alive and did not answer, so its tokens end at once.
     Deaf,
-    /// What it was answered may be gone: not even a mount that is alone may go on.
+    /// Answered changes of the session may be lost: not even a sole mount may continue.
     AfterPowerLoss,
 }

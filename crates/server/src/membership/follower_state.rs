@@ -1,7 +1,8 @@
 //! `FollowerState`: the sessions that a server knows which is not the master.
 //!
-//! Owns: which begin of a session is known here, which one its last connection belonged to, how far this server has
-//! compared with the master, evictions of which the master has not heard. Does not own: the comparing (`follower`).
+//! Owns: which begin of a session is known here, to which one its last connection belonged, up to which number this
+//! server has compared its sessions with the master's, and evictions of which the master has not been informed. Does
+//! not own: the comparison itself (`follower`).
 //!
 //! Bound: the sessions of the master.
 
@@ -21,9 +22,9 @@ pub struct FollowerState {
     pub changing: Turns,
     /// The number of the master's sessions that were last compared with.
     pub compared: Cell<Option<u64>>,
-    /// Whether that is under way beside the beats.
+    /// Whether the result of a comparison is being applied concurrently with the beats.
     pub settling: Cell<bool>,
-    /// Sessions that ended here and of which the master has not heard.
+    /// Number of sessions that ended here and of which the master has not been informed.
     evicting: Cell<usize>,
 }
 
@@ -52,7 +53,7 @@ impl FollowerState {
         self.known.borrow_mut().insert(session, record);
     }
 
-    /// What a session had here has gone.
+    /// Everything that a session had on this server is released.
     pub fn forget(&self, session: SessionId) {
         self.known.borrow_mut().remove(&session);
     }
@@ -92,7 +93,7 @@ impl FollowerState {
         self.connected.borrow().get(&session).copied()
     }
 
-    /// A session has ended so long ago that nobody asks about it.
+    /// A session has ended so long ago that no requests about it arrive.
     pub fn forget_connection(&self, ended: Begun) {
         self.connected.borrow_mut().retain(|id, begin| (*id, *begin) != ended);
     }

@@ -1,18 +1,19 @@
-//! Rules of the registry of keys: what an entry may say, what a change makes of it, from where a key counts.
+//! Rules of the registry of keys: what an entry may contain, what a change does to it, and from which addresses a key
+//! is accepted.
 //!
-//! Owns: these, as plain functions. Does not own: where the registry is kept and who is told (`cluster::keys`), what a
-//! request of a key's session may do (`cluster::sessions::gate`).
+//! Owns: these rules, as plain functions. Does not own: where the registry is stored and which servers get it
+//! (`cluster::keys`), what a request of a key's session may do (`cluster::sessions::gate`).
 //!
-//! Invariants: a name belongs to one key, and a public key to one name. No number of a client has two meanings, nor has
-//! one of the servers. What a role has no use for, its keys do not have.
+//! Invariants: a name belongs to one key, and a public key to one name. In the maps of users and groups, no number of a
+//! client maps to two numbers, and no number of the servers does. A key has no settings that are useless for its role.
 
 use amphi_meta::Facts;
 use amphi_types::acl::Who;
 use amphi_types::limits::BODY_MAX;
 use amphi_types::{Caps, Cred};
 use amphi_wire::keys::{
-    AddressRange, Fingerprint, IdRange, KEY_NAME_MAX, KEY_RANGES_MAX, KEYS_MAX, KeyChange, KeyEntry, KeyRegistry,
-    KeyRole, KeySettings, NOBODY, Squash, SquashTo,
+    AddressRange, Fingerprint, IdRange, KEY_NAME_MAX, KEY_PATH_MAX, KEY_RANGES_MAX, KEYS_MAX, KeyChange, KeyEntry,
+    KeyRegistry, KeyRole, KeySettings, NOBODY, Squash, SquashTo, Subtree,
 };
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -24,8 +25,8 @@ pub fn find(registry: &KeyRegistry, key: Fingerprint) -> Option<&KeyEntry> {
     registry.keys.iter().find(|e| e.fingerprint == key || e.next == Some(key))
 }
 
-/// Whether `b` is a later state of the registry than `a`. Of two histories the one with more changes counts, then the
-/// one with the larger number: so all servers agree.
+/// Whether `b` is a later state of the registry than `a`. Of two diverging histories the one with more changes wins,
+/// then the one with the larger number: so all servers agree.
 pub fn is_later(a: &KeyRegistry, b: &KeyRegistry) -> bool {
     (b.version, b.stamp) > (a.version, a.stamp)
 }
@@ -43,7 +44,7 @@ fn check_name(name: &str) -> Result<(), String> {
             shown(name)
         ));
     }
-    // Nobody shall have to ask which of the two is meant.
+    // A name must not look like a fingerprint, so that it is always clear which of the two is meant.
     if name.len() == 16 && name.chars().all(|c| c.is_ascii_hexdigit()) {
         return Err(format!("'{name}' looks like the number of a session; choose another name"));
     }
@@ -76,6 +77,16 @@ fn check_ranges(what: &str, ranges: &[IdRange]) -> Result<(), String> {
     Ok(())
 }
 
+fn check_subtree(tree: &Subtree) -> Result<(), String> {
+    if tree.project == 0 {
+        return Err("a tree has a project, whose number is not 0".into());
+    }
+    if tree.path.is_empty() || tree.path.len() > KEY_PATH_MAX || tree.path.chars().any(char::is_control) {
+        return Err(format!("the path of a tree has 1 to {KEY_PATH_MAX} bytes and no control characters"));
+    }
+    Ok(())
+}
+
 /// Whether an entry makes sense by itself.
 ///
 /// Errors: what does not, for people.
@@ -83,10 +94,12 @@ pub fn check_entry(entry: &KeyEntry) -> Result<(), String> {
     check_name(&entry.name)?;
     let named = |e: String| format!("key {}: {e}", entry.name);
     if entry.role != KeyRole::Client {
-        let plain = !entry.read_only && entry.squash == Squash::default() && entry.sessions_max == 0;
+        let plain = !entry.read_only && entry.squash == Squash::default();
+        let plain = plain && entry.sessions_max == 0 && entry.subtree.is_none();
         if !plain {
             return Err(named(format!(
-                "a key of a {} does not mount, so it is not read-only, squashes nobody and has no number of mounts",
+                "a key of a {} does not mount, so it is not read-only, squashes nobody, and has no number of mounts \
+                 and no tree",
                 entry.role
             )));
         }
@@ -94,6 +107,9 @@ pub fn check_entry(entry: &KeyEntry) -> Result<(), String> {
     let Squash { root, all, uids, gids } = &entry.squash;
     if root.iter().chain(all).any(|to| to.uid == 0 || to.uid == u32::MAX || to.gid == u32::MAX) {
         return Err(named("nobody is squashed to root, or to the number that stands for none".into()));
+    }
+    if let Some(tree) = &entry.subtree {
+        check_subtree(tree).map_err(named)?;
     }
     check_ranges("users", uids).map_err(named)?;
     check_ranges("groups", gids).map_err(named)?;
@@ -172,7 +188,7 @@ fn set(entry: &mut KeyEntry, settings: KeySettings) {
             *to = value;
         }
     }
-    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max } = settings;
+    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max, subtree } = settings;
     put(&mut entry.read_only, read_only);
     put(&mut entry.squash.root, root);
     put(&mut entry.squash.all, all);
@@ -180,6 +196,7 @@ fn set(entry: &mut KeyEntry, settings: KeySettings) {
     put(&mut entry.squash.gids, gids);
     put(&mut entry.addresses, addresses);
     put(&mut entry.sessions_max, sessions_max);
+    put(&mut entry.subtree, subtree);
 }
 
 /// Removes a name, or one public key: of a name that has two the other one stays.
@@ -199,7 +216,7 @@ fn remove(registry: &mut KeyRegistry, who: &str) -> Option<()> {
     Some(())
 }
 
-/// The address of a client, from what a connection says of it (`tcp:HOST:PORT`). `None`: a Unix socket.
+/// The address of a client, from the description of its connection (`tcp:HOST:PORT`). `None`: a Unix socket.
 fn ip_of(peer: &str) -> Option<IpAddr> {
     let rest = peer.strip_prefix("tcp:").unwrap_or(peer);
     let (host, _) = rest.rsplit_once(':')?;
@@ -237,7 +254,8 @@ pub fn counts_from(entry: &KeyEntry, peer: &str, is_unix: bool) -> bool {
     entry.addresses.is_empty() || entry.addresses.iter().any(|range| is_in(range, is_unix, ip))
 }
 
-/// The number of the servers for one of the client; `None` if it has none there. Without ranges they are the same.
+/// The number at the servers for a number at the client; `None` if it has none there. Without ranges both numbers are
+/// the same.
 pub fn to_server(ranges: &[IdRange], id: u32) -> Option<u32> {
     if ranges.is_empty() {
         return Some(id);
@@ -255,8 +273,8 @@ pub fn to_client(ranges: &[IdRange], id: u32) -> Option<u32> {
     Some(range.client + (id - range.server))
 }
 
-/// Users of a client for whom an inode may have been opened: its owner, a member of its group, whoever its access
-/// control list names, anybody else, each if the client speaks for such a user. So what none of them may is what the
+/// Users of a client for whom an inode may have been opened: its owner, a member of its group, users in its access
+/// control list, any other user, each only if the client may act for such a user. What none of these users may do, the
 /// client could not have got by naming its users one after the other.
 pub fn users_for(squash: &Squash, facts: &Facts) -> Vec<Cred> {
     let plain = |uid: u32, gid: u32| Cred { uid, gid, groups: Vec::new(), caps: Caps::NONE };
@@ -267,7 +285,7 @@ pub fn users_for(squash: &Squash, facts: &Facts) -> Vec<Cred> {
     let is_root_there = |id: u32| id == 0 && squash.root.is_some();
     let has_user = |uid: u32| !is_root_there(uid) && to_client(&squash.uids, uid).is_some();
     let has_group = |gid: u32| !is_root_there(gid) && to_client(&squash.gids, gid).is_some();
-    // Somebody who is neither the owner nor named.
+    // A user who is neither the owner nor in the list.
     let list = facts.acls.as_ref().and_then(|acls| acls.access.as_ref());
     let named = |uid: u32| list.is_some_and(|acl| acl.entries().iter().any(|e| e.who == Who::User(uid)));
     let is_stranger = |uid: &u32| *uid != facts.uid && !named(*uid);
@@ -308,6 +326,7 @@ pub(crate) mod tests {
             addresses: Vec::new(),
             sessions_max: 0,
             id: 0,
+            subtree: None,
         }
     }
 
@@ -319,8 +338,8 @@ pub(crate) mod tests {
         IdRange { client, server, count }
     }
 
-    /// Goal: keys come, are rotated and go; a name and a public key are one's alone; each change makes a later state.
-    /// Method: a story.
+    /// Goal: keys are added, rotated and removed; a name and a public key belong to one key only; each change makes a
+    /// later state. Method: a sequence of steps.
     #[test]
     fn keys_come_and_go() {
         let none = KeyRegistry::default();

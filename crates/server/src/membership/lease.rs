@@ -1,13 +1,14 @@
-//! `MasterLease`: until when a server that is not the master may act on what the master said last.
+//! `MasterLease`: until when a server that is not the master may rely on the master's last answer.
 //!
-//! Owns: when the master was heard, until when tokens need not be granted, whether mounts are held. Does not own: what
-//! follows from it (`cluster::master_lease`), who is alone (`cluster::sessions::company`, at the master).
+//! Owns: when the master was last heard, until when tokens need not be granted, whether mounts have to wait. Does not
+//! own: the consequences (`cluster::master_lease`), whether there is one mount (`cluster::sessions::company`, at the
+//! master).
 
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// How long a server may go without tokens after it asked whether a mount is alone: three beats.
+/// How long a server may refrain from granting tokens after it asked whether there is one mount: three beats.
 pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
 
 /// The state of one server.
@@ -15,13 +16,13 @@ pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
 pub(crate) struct MasterLease {
     /// When the last beat was sent behind which nothing is taken from sessions that had ended, monotonic ns.
     heard_ns: Cell<u64>,
-    /// The last switch to company that was told.
+    /// The last switch to shared mode of which this server was informed.
     company: Cell<u64>,
     /// Switches of the targets here.
     switches: Cell<u64>,
-    /// Until when targets grant no tokens, monotonic ns; none: they do.
+    /// Until when targets grant no tokens, monotonic ns; `None`: they grant tokens.
     alone_until_ns: Cell<Option<u64>>,
-    /// Until then tokens of sessions that were cut off may be in use, monotonic ns.
+    /// Until this time tokens of sessions that were cut off may be in use, monotonic ns.
     orphans_until_ns: Cell<u64>,
     /// Mounts have to wait until the master is heard.
     holding: Cell<bool>,
@@ -43,7 +44,7 @@ impl MasterLease {
         Duration::from_nanos(now_ns.saturating_sub(self.heard_ns.get()))
     }
 
-    /// A session was cut off, and may go on using tokens until they end.
+    /// A session was cut off, and may continue using tokens until they end.
     pub(crate) fn note_cut_off(&self, now_ns: u64) {
         self.orphans_until_ns.set(now_ns + ns(TOKEN_LIFE + TOKEN_MARGIN));
     }
@@ -59,13 +60,13 @@ impl MasterLease {
         self.switches.get()
     }
 
-    /// Whether targets need grant no tokens: the only mount knows that it is `alone` by a switch of that number, no
-    /// company was told since, and nobody who was cut off uses tokens.
+    /// Whether targets need grant no tokens: the only mount has confirmed the switch to sole mode with the number in
+    /// `alone`, no switch to shared mode was reported since, and no session that was cut off uses tokens.
     pub(crate) fn may_go_without(&self, alone: Option<u64>, now_ns: u64) -> bool {
         alone.is_some_and(|change| change > self.company.get()) && now_ns >= self.orphans_until_ns.get()
     }
 
-    /// Until when targets grant no tokens; none: they do.
+    /// Until when targets grant no tokens; `None`: they grant tokens.
     pub(crate) fn alone_until_ns(&self) -> Option<u64> {
         self.alone_until_ns.get()
     }

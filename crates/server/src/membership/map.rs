@@ -1,6 +1,6 @@
-//! The cluster map: who is in it, who may come in, and whether a folder fits it.
+//! The cluster map: which servers are in it, which may join, and whether a folder of zones fits it.
 //!
-//! Owns: the rules, as plain functions. Does not own: keeping the map (`zone_target`), asking for it
+//! Owns: the rules, as plain functions. Does not own: keeping the map (`zone_target`), requesting it
 //! (`cluster::follower`), giving it (`cluster::master`).
 //!
 //! Invariants: target 0 is in the first server; every target below the pool is in exactly one server; the targets of a
@@ -23,7 +23,7 @@ pub fn first(cluster: u64, master: ServerInfo) -> ClusterMap {
     map
 }
 
-/// What is wrong with a map, if something is.
+/// The fault of a map, if there is one.
 pub fn fault(map: &ClusterMap) -> Option<&'static str> {
     let all: Vec<TargetId> = map.servers.iter().flat_map(|s| s.targets.iter().copied()).collect();
     let distinct: BTreeSet<TargetId> = all.iter().copied().collect();
@@ -80,7 +80,7 @@ pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), Stri
     Ok(())
 }
 
-/// Takes a server with its targets in, or what it says of itself now; `None` if that is in the map already.
+/// Adds a server with its targets, or updates what it reports about itself; `None` if the map has that already.
 ///
 /// Errors: why not, for people.
 pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMap>, String> {
@@ -128,7 +128,7 @@ pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMa
     Ok(Some(next))
 }
 
-/// What a server's zones say about where they belong.
+/// The data in a server's zones about the cluster to which they belong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Belonging {
     /// Cluster of the zones.
@@ -178,7 +178,7 @@ pub fn belonging(
         }
     }
     if home.is_none() {
-        // Nothing was ever begun here, or by a version that knew no clusters of several servers.
+        // No session ever began here, or the zones are from a version without clusters of several servers.
         for (target, report) in local.iter().zip(reports) {
             if first == TargetId(0) && usize::from(report.pool) != local.len() {
                 return bad(format!(
@@ -202,8 +202,8 @@ mod tests {
         ServerInfo { id, name, addrs, targets: targets.map(TargetId).collect() }
     }
 
-    /// Goal: servers come in with the next numbers, come again with what they have, and nothing else; every map is
-    /// whole.
+    /// Goal: servers join with the next numbers, join again with what they have, and with nothing else; every map is
+    /// valid.
     #[test]
     fn servers_come_in() {
         let map = first(7, server(1, 0..2));

@@ -1,8 +1,8 @@
 //! `MasterState`: what the master knows that the other servers do not.
 //!
-//! Owns: what was heard of whom, to whom numbers of new targets are promised, the begins of sessions and the number
-//! that changes with them, what was set of the tunables. Does not own: what follows from it (`master`), the sessions
-//! themselves (`sessions`).
+//! Owns: when each server was last heard, for which servers numbers of new targets are reserved, the begins of sessions
+//! and the number that changes with them, the tunables that were set. Does not own: the consequences (`master`), the
+//! sessions themselves (`sessions`).
 //!
 //! Bound: one entry for each server of the map, one for each session that has not ended.
 
@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What was heard of another server.
+/// The contents of the last messages of another server.
 #[derive(Clone, Debug)]
 struct Heard {
     at_ns: u64,
@@ -27,18 +27,18 @@ pub struct MasterState {
     heard: RefCell<BTreeMap<u64, Heard>>,
     /// Changes with every session.
     sessions_version: Cell<u64>,
-    /// One server comes in at a time.
+    /// Servers join one at a time.
     pub joining: Turns,
     /// The server that has numbers of new targets and has not come with them yet, and until when, ns.
     promised: Cell<Option<(u64, u64)>>,
-    /// What was set of the tunables.
+    /// The tunables that were set.
     pub tuned: Tuned,
     /// The begin of each session.
     begins: RefCell<BTreeMap<SessionId, u64>>,
 }
 
 impl MasterState {
-    /// Of a run that has the random number `boot`: a follower compares sessions with each run.
+    /// The state of a run with the random number `boot`: a follower compares sessions with each run.
     pub fn new(boot: u64) -> MasterState {
         MasterState {
             heard: RefCell::default(),
@@ -50,7 +50,7 @@ impl MasterState {
         }
     }
 
-    /// A server lives, and knows the map of `epoch`. Without `targets` they are as before.
+    /// A message shows that a server lives, and that it has the map of `epoch`. Without `targets` they are unchanged.
     pub fn hear(&self, server: u64, at_ns: u64, epoch: u64, targets: Vec<TargetStatus>) {
         let mut heard = self.heard.borrow_mut();
         let before = heard.get(&server).map(|h| h.targets.clone());

@@ -10,12 +10,12 @@ use std::fmt;
 
 /// Credits of another server in each lane: it asks on behalf of all its sessions.
 pub const PEER_CREDITS: u16 = 1024;
-/// Why a server that stops does not let anybody in.
+/// Why a server that stops admits no client.
 pub const STOPPING: &str = "the server is stopping";
 /// Begins the reason for refusing a second process of one server.
 pub const ALREADY_HERE: &str = "this server is already connected";
 
-/// Who a server is for another one: the name in its `Hello`.
+/// How a server identifies itself to another one: the name in its `Hello`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerName {
     /// Its number.

@@ -1,7 +1,7 @@
-//! What servers say to each other: questions and answers.
+//! Messages between servers: requests and answers.
 //!
-//! Owns: both, as they go over the wire between servers of one version. Does not own: what is asked when, and what is
-//! answered (`cluster::peers`).
+//! Owns: both, in the form in which they are sent between servers of one version. Does not own: when a request is sent,
+//! and how it is answered (`cluster::peers`).
 
 use crate::membership::ended::Begun;
 use crate::membership::eviction::Eviction;
@@ -12,7 +12,7 @@ use amphi_wire::keys::KeyRegistry;
 use amphi_wire::{ClusterMap, TargetStatus};
 use serde::{Deserialize, Serialize};
 
-/// What servers say to each other: the body of `Request::Ask`.
+/// A request to another server: the body of `Request::Ask`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum PeerRequest {
     /// `Target`: to a target.
@@ -21,7 +21,7 @@ pub enum PeerRequest {
     Beat {
         /// Epoch of the map that it knows.
         epoch: u64,
-        /// Its targets, if it was asked about them.
+        /// The targets of the server, if the request asked for them.
         targets: Vec<TargetStatus>,
     },
     /// `Sessions`: what the master knows of sessions.
@@ -32,8 +32,8 @@ pub enum PeerRequest {
     SessionStart(SessionId, SessionRecord),
     /// `Done`: nothing more is taken from the session.
     SessionStop(Begun),
-    /// `Done`: what the stopped session has goes, and nothing of it is under way. Whether its client is known to use
-    /// nothing any more.
+    /// `Done`: everything that the stopped session has is released, and no change of it is under way. The second field:
+    /// whether its client is known to use nothing any more.
     SessionForget(Begun, bool),
     /// `Done`: the session did not keep to the rules; to the master.
     Evict {
@@ -41,7 +41,7 @@ pub enum PeerRequest {
         session: Begun,
         /// Why.
         why: String,
-        /// What it has done, or what was done to it.
+        /// Why the session is ended.
         how: Eviction,
     },
     /// `Done`: other mounts have come, by the master's switch of this number: tokens are granted from now on.
@@ -55,8 +55,8 @@ pub enum PeerRequest {
     },
     /// `Keys`: the registry of keys as the asked server has it.
     Keys,
-    /// `Done`: a later registry of keys. The master tells the others; another server tells a master that has an earlier
-    /// one.
+    /// `Done`: a later registry of keys. The master sends it to the others; another server sends it to a master that
+    /// has an earlier one.
     InstallKeys(Box<KeyRegistry>),
     /// `SessionKey`: the number of the key with which a session began; to the master.
     SessionKey(SessionId),
@@ -75,7 +75,7 @@ pub enum PeerReply {
         epoch: u64,
         /// Changes with every session that begins or ends.
         sessions: u64,
-        /// It wants to know about the targets.
+        /// The asking server also needs to know about the targets.
         targets: bool,
         /// The only mount knows that it is alone, by the switch of this number.
         alone: Option<u64>,

@@ -2,8 +2,8 @@
 //!
 //! Owns: the values, and who is behind. Does not own: setting them (`tunables`), telling the others (`master`).
 //!
-//! A server begins each run with values of its own, and one that is away hears nothing: both are behind until they were
-//! told what they miss, by who sets something or after their next beat.
+//! A server begins each run with its own values, and a server that is away gets no messages: both miss changes until
+//! they are sent these, by the next change or after their next beat.
 //!
 //! Bound: one value for each tunable, one entry for each server that joined.
 
@@ -17,7 +17,7 @@ struct Known {
     change: u64,
     /// Runs that began.
     runs: u64,
-    /// It is being told after a beat.
+    /// Missing values are being sent after a beat.
     telling: bool,
     turns: Turns,
 }
@@ -28,7 +28,7 @@ impl Default for Known {
     }
 }
 
-/// What was told to a run of a server.
+/// The values sent to one run of a server.
 pub(crate) struct Portion {
     /// Names and values.
     pub(crate) values: Vec<(String, String)>,
@@ -36,7 +36,7 @@ pub(crate) struct Portion {
     run: u64,
 }
 
-/// What was set, and who has it.
+/// The tunables that were set, and which servers have which of them.
 #[derive(Default)]
 pub(crate) struct Tuned {
     /// The value of each name, with the number of the change.
@@ -60,12 +60,12 @@ impl Tuned {
         (known.change, known.runs) = (0, known.runs + 1);
     }
 
-    /// Told one after the other, so that no older value comes behind a newer one.
+    /// Messages to one server are sent one after the other, so that no older value follows a newer one.
     pub(crate) fn turns(&self, server: u64) -> Turns {
         self.servers.borrow_mut().entry(server).or_default().turns.clone()
     }
 
-    /// What a server may not have; none if it has everything.
+    /// The values that a server may not have; `None` if it has all of them.
     pub(crate) fn missing(&self, server: u64) -> Option<Portion> {
         let (change, run) = self.servers.borrow().get(&server).map_or((0, 0), |k| (k.change, k.runs));
         let values = self.values.borrow();
@@ -83,7 +83,8 @@ impl Tuned {
         }
     }
 
-    /// Whether a server is behind and nobody tells it after an earlier beat; then the caller does until `ends_telling`.
+    /// Whether a server misses values and no task is sending them after an earlier beat; then the caller does so until
+    /// `ends_telling`.
     pub(crate) fn begins_telling(&self, server: u64) -> bool {
         if self.missing(server).is_none() {
             return false;
@@ -106,8 +107,8 @@ mod tests {
         portion.into_iter().flat_map(|p| p.values).map(|(name, value)| format!("{name}={value}")).collect()
     }
 
-    /// Goal: a server is told what it misses, the last value of each name, and all again in its next run, also if that
-    /// begins while it is being told.
+    /// Goal: a server is sent what it misses, the last value of each name, and everything again in its next run, also
+    /// if that run begins while values are being sent.
     #[test]
     fn a_run_misses_what_it_was_not_told() {
         let tuned = Tuned::default();

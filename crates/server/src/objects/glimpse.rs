@@ -1,10 +1,10 @@
-//! Asking those who write a file what they have not written back yet.
+//! Asking the writers of a file for what they have not written back yet.
 //!
-//! Owns: in which order holders of an object's locks are asked, and what is made of their answers. Does not own: which
-//! questions are not answered (`coherence::glimpse`), who holds a lock (`coherence::locks`), what the objects say
-//! (`amphi_data`).
+//! Owns: in which order holders of an object's locks get a glimpse, and how their answers are combined. Does not own:
+//! which glimpses are unanswered (`coherence::glimpse`), who holds a lock (`coherence::locks`), the state of the
+//! objects (`amphi_data`).
 //!
-//! Nobody waits here while holding a name or a byte. Who leaves a question unanswered is evicted.
+//! No task waits here while it holds a name or a byte range. A mount that leaves a glimpse unanswered is evicted.
 
 use crate::coherence::glimpse::Open;
 use crate::counters::add;
@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What the objects of a file on this target say, with what sessions other than `asker` have not written back yet.
+/// The state of the objects of a file on this target, with what sessions other than `asker` have not written back yet.
 pub async fn gathered_with_writers<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -27,7 +27,7 @@ pub async fn gathered_with_writers<E: Env>(
     asker: SessionId,
 ) -> Gathered {
     let objects = target.coherence.locks.objects(ino);
-    // Bytes of an object that nobody has locked have all landed: it is as long as it is now.
+    // Bytes of an object without a lock have all landed: its present length is final.
     let free = |object: &ObjectId| objects.binary_search(object).is_err();
     let ends = target.data.borrow().objects_of(ino).filter(|(object, _)| free(object)).map(|(_, o)| o.end).max();
     let mut sum = Gathered { size: ends.unwrap_or(0), ..Gathered::default() };
@@ -44,9 +44,9 @@ const TRIES: usize = 8;
 
 /// How long one object is, as it and its writers say.
 ///
-/// A holder says all that it has written under its locks, landed or not. What lands after that may be part of a call
-/// that has not landed whole, so an end that moved beyond all answers is not believed: everybody is asked again, a few
-/// times.
+/// The answer of a holder includes all that it has written under its locks, whether it has reached the target or not.
+/// Bytes that reach the target later may be part of a call whose other bytes have not, so an end that moved beyond all
+/// answers is not used: all holders are asked again, a few times.
 async fn glimpse<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -67,8 +67,8 @@ async fn glimpse<E: Env>(
 }
 
 /// Adds what writers of one object know: from the highest lock down to a holder who knows of a byte at or above its
-/// lock's start. Returns whether all was so at one time: when that holder had answered, nobody above it had written
-/// either.
+/// lock's start. Returns whether all answers describe one moment: when that holder had answered, no holder above it had
+/// written either.
 async fn ask_all<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

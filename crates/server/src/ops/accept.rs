@@ -1,12 +1,12 @@
 //! Writes that are answered from memory.
 //!
-//! Owns: the one step in which writes are accepted, one alone or those of a batch. Does not own: whether they are to be
-//! (`way`), the memory (`write_back`), what they become (`flush`).
+//! Owns: the one step in which writes are accepted into memory, single ones or those of a batch. Does not own: whether
+//! to accept them (`way`), the memory (`write_back`), their flush (`flush`).
 //!
-//! Invariants: the caller holds the bytes (`SpanGate::take_bytes`) and has looked at the generation; nothing is waited
-//! for between the last look at the session and the record, which has the bytes' extent and the answer of the slot. The
-//! inode's own item knows nothing of the bytes before they are flushed: power loss takes the memory, and with it all
-//! that says there was more.
+//! Invariants: the caller holds the bytes (`SpanGate::take_bytes`) and has checked the generation; the task waits for
+//! nothing between the last check of the session and the record, which contains the extent of the bytes and the answer
+//! of the slot. The inode's own item does not include the bytes before they are flushed: a loss of power destroys the
+//! memory, and with it every statement that there was more.
 
 use super::way::{State, Way, way};
 use crate::counters::add;
@@ -21,8 +21,8 @@ use amphi_wire::{Cover, Reply};
 use amphi_zone::{Lsn, Order};
 use std::rc::Rc;
 
-/// Free bytes that the file system below a zone has to have beyond what was promised: others fill it too, and what was
-/// accepted must not find it full.
+/// Free bytes that the local file system below a zone must have beyond what is reserved: other programs fill it too,
+/// and accepted writes must not find it full.
 const ROOM_BELOW_BYTES: u64 = 16 << 20;
 
 /// A write as it is to be accepted.
@@ -36,11 +36,12 @@ pub(super) struct Accepting {
     pub checksums: DataChecksums,
     /// Whether its session was granted the blocks.
     pub cover: Cover,
-    /// It comes with others in one message, and the disk has it in one piece also if it goes through.
+    /// The write is in one message with others, and even if it is written through, its bytes are contiguous on the
+    /// disk.
     pub is_together: bool,
 }
 
-/// What was accepted and has no record yet.
+/// A write that was accepted and has no record yet.
 #[derive(Default)]
 pub(super) struct Accepted {
     /// The items of the record.
@@ -89,7 +90,8 @@ impl<E: Env> RequestCx<E> {
         way
     }
 
-    /// Whether the file system below has room for what is promised. Blocks of the zone are promised one by one.
+    /// Whether the local file system below the zone has space for what is reserved. Blocks of the zone are reserved one
+    /// by one.
     fn has_room_below(&self) -> bool {
         let (free, promised) = {
             let data = self.target.data.borrow();
@@ -99,8 +101,8 @@ impl<E: Env> RequestCx<E> {
         left >= free || left >= promised + ROOM_BELOW_BYTES / BLOCK
     }
 
-    /// Accepts a write into memory and appends its record, in one step; `last`: nothing of the request follows, and the
-    /// record has the answer. `None`: it has to go through, which also says what is wrong with it.
+    /// Accepts a write into memory and appends its record, in one step; `last`: nothing of the request follows, so the
+    /// record contains the answer. `None`: the write has to be written through, which also reports any error in it.
     pub(super) fn accept(&self, write: &Accepting, payload: &Buf, last: bool) -> Option<(Lsn, Reply)> {
         self.target.exhume();
         let mut accepted = Accepted::default();
@@ -113,8 +115,8 @@ impl<E: Env> RequestCx<E> {
         Some((lsn, reply))
     }
 
-    /// Accepts a write into memory. Its record has to be appended in the same step, also if more is accepted into it.
-    /// Whether it was: if not, it has to go through.
+    /// Accepts a write into memory. Its record has to be appended in the same step, also if more writes are added to
+    /// it. Returns whether the write was accepted; if not, it has to be written through.
     pub(super) fn accept_into(&self, write: &Accepting, payload: &[u8], accepted: &mut Accepted) -> bool {
         let (target, back) = (&self.target, &self.target.storage.write_back);
         debug_assert_eq!(write.range.len(), payload.len() as u64, "a write comes with its bytes");
@@ -165,8 +167,8 @@ impl<E: Env> RequestCx<E> {
         lsn
     }
 
-    /// What the inode has to know at once of bytes that were accepted: not how long the file is, nor when it was
-    /// changed.
+    /// The changes of the inode at once after bytes were accepted: neither the length of the file nor its modification
+    /// time.
     fn note_accepted(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
         let mut meta = self.target.meta.borrow_mut();
@@ -182,8 +184,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Waits until a record survives a kill of the process. One that is in memory already is not written for that:
-    /// others will come.
+    /// Waits until a record survives a kill of the process. A record that is in memory already is not written for that,
+    /// because others will follow.
     pub(super) async fn kept(&self, lsn: Lsn) -> Result<()> {
         if self.target.zone.kept_lsn() >= lsn { Ok(()) } else { self.target.zone.kept(lsn).await }
     }

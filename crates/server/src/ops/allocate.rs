@@ -1,7 +1,7 @@
 //! Punch, allocate, and where an object has data.
 //!
-//! Owns: the order of lock, span, plan and log for holes and for blocks without bytes. Does not own: where blocks lie
-//! (`amphi_data`), bytes (`data`, whose invariants hold here too).
+//! Owns: the order of lock, span, plan and log for holes and for blocks without bytes. Does not own: the choice of
+//! blocks (`amphi_data`), bytes (`data`, whose invariants hold here too).
 
 use super::data::write_growth;
 use crate::session::rights::Touch;

@@ -21,12 +21,13 @@ use amphi_wire::{Answer, InodeView, Reply, TokenGrant, Tokens};
 use amphi_zone::Order;
 use std::rc::Rc;
 
-/// How often a file is looked at that is cut meanwhile; each time somebody else's truncate has succeeded.
+/// How often the attributes of a file are collected again because it was truncated meanwhile; each time a truncate by
+/// another client has succeeded.
 const VIEW_TRIES: usize = 1000;
-/// How often the objects of a file are asked until they say the same twice; then whoever writes it is faster.
+/// How often the objects of a file are asked until they give the same answer twice; after that, its writers are faster.
 const SAME_TRIES: usize = 16;
 
-/// Asks as a session that does not exist: everybody's changes count for it, and it gets no tokens.
+/// Asks as a session that does not exist: the changes of all mounts count for it, and it gets no tokens.
 pub const NOBODY: SessionId = SessionId(0);
 
 /// The size that was found last of a spread file, with the inode's generation. Objects are asked one after the other,
@@ -34,8 +35,8 @@ pub const NOBODY: SessionId = SessionId(0);
 /// was the file's in between.
 type Before = Option<(u64, u64)>;
 
-/// What a client sees of an inode of this target, and its right to cache that; gathers what the objects say if they
-/// know better, and for an `asker` what others have written and not yet written back.
+/// The view of an inode of this target that a client gets, with the token to cache it; collects sizes from the objects
+/// if these are newer, and for an `asker` also what other mounts have not written back yet.
 pub async fn view<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -44,7 +45,7 @@ pub async fn view<E: Env>(
 ) -> Result<(InodeView, Option<TokenGrant>)> {
     let asker = asker.filter(|asker| *asker == NOBODY || target.coherence.tokens.on());
     if asker.is_some() && !target.reclaim.is_over() && target.check_file(ino).is_ok() {
-        // Who writes it may not have come back yet.
+        // A session that writes the file may not have reconnected yet.
         target.recovered().await;
         target.settle(vec![NameKey::Inode(ino)]).await;
     }
@@ -57,9 +58,9 @@ pub async fn view<E: Env>(
     Err(Errno::Again)
 }
 
-/// As `view`; `None` if the file was being cut, or was between the questions to its objects and the look at its inode,
-/// if its objects have not yet said the same twice, or if it grew beyond what everybody had answered: part of a call
-/// may have landed meanwhile.
+/// As `view`; `None` in three cases: the file was being truncated, or was between the queries to its objects and the
+/// reading of its inode; its objects have not given the same answer twice yet; or it grew beyond all answers, so that a
+/// part of a call may have arrived meanwhile.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -107,7 +108,8 @@ async fn look<E: Env>(
     Ok(Some((view, None)))
 }
 
-/// What the inode itself says, and the right to cache that; `None` if its objects or other mounts may know better.
+/// The attributes in the inode itself, with the token to cache them; `None` if its objects or other mounts may have
+/// newer ones.
 fn plain<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Target<E>,
@@ -127,8 +129,8 @@ fn plain<E: Env>(
     Ok(Some((view, token)))
 }
 
-/// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, and the inode itself knows.
-/// Errors are left to `RequestCx::getattr`.
+/// The answer to `Request::GetAttr` if it need not wait: no change is under way, and the inode itself knows. Errors are
+/// left to `RequestCx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
     if !target.has_session(session) || !target.queues.names.is_empty() {
         return None;
@@ -140,7 +142,7 @@ pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: Sess
 }
 
 impl<E: Env> RequestCx<E> {
-    /// `Request::GetAttr`, and `Request::GetAttrNow` with `NOBODY` as the one who asks.
+    /// `Request::GetAttr`, and `Request::GetAttrNow` with `NOBODY` as the asker.
     pub async fn getattr(&self, ino: Ino, asker: SessionId) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(ino)]).await;
         let (view, token) = super::view(&self.worker, &self.target, ino, Some(asker)).await?;
@@ -150,7 +152,8 @@ impl<E: Env> RequestCx<E> {
 
     /// `Request::SetAttr`.
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Reply> {
-        // That an open has checked the permission is believed of who has it open.
+        // A client that has the file open for writing needs no further check, because the open has checked the
+        // permission.
         let is_writer = self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write);
         let set = SetAttr { open_for_write: set.open_for_write && is_writer, ..set };
         if self.target.meta.borrow().is_sharded(ino) {
@@ -170,6 +173,9 @@ impl<E: Env> RequestCx<E> {
             return Box::pin(self.setattr(ino, set)).await;
         }
         self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
+        if let Some(project) = set.project {
+            self.keep_border(ino, project).await?;
+        }
         let _admitted = self.admit_gift(ino, set.uid, set.gid, set.project).await?;
         let mut changing = self.change_attributes(ino).await;
         let reply = match set.size {
@@ -183,7 +189,7 @@ impl<E: Env> RequestCx<E> {
         Ok(reply)
     }
 
-    /// Whether the change may make a file larger than its inode says; the others add nothing that stays.
+    /// Whether the change may make a file larger than its inode says; other changes add nothing that needs space.
     fn may_extend(&self, ino: Ino, set: &SetAttr) -> Result<bool> {
         let meta = self.target.meta.borrow();
         let inode = meta.inode(ino)?;
@@ -217,7 +223,7 @@ impl<E: Env> RequestCx<E> {
         Ok(lsn.1)
     }
 
-    /// What the objects of a file add to its attributes, if its inode does not know it.
+    /// Attributes from the objects of a file, if its inode does not have them.
     pub(super) async fn gathered_if_spread(&self, ino: Ino) -> Result<Option<amphi_meta::Gathered>> {
         let layout = {
             let meta = self.target.meta.borrow();
@@ -259,7 +265,8 @@ impl<E: Env> RequestCx<E> {
             }
             let freed = self.target.data.borrow_mut().commit_trim(plan, self.now, &mut txn);
             if wide {
-                // What the objects elsewhere keep is known when they are cut: until it is settled, it is gathered.
+                // How much the objects on other targets keep is known when they are cut; until the size is settled, it
+                // is collected from them.
                 meta.mark_spread(ino, &mut txn)?;
             } else {
                 meta.settle(ino, &self.target.landed(ino), &mut txn)?;
@@ -296,7 +303,7 @@ impl<E: Env> RequestCx<E> {
         }
         match gather(&self.worker, &self.target, ino, &layout, None).await {
             Ok(gathered) => view.attr.blocks = gathered.blocks,
-            // The size is set all the same, and who asks later is told.
+            // The size is set nevertheless, and later requests collect it.
             Err(e) => tracing::debug!(%ino, "what a truncated file keeps is not known: {e}"),
         }
         self.changed(changing);
@@ -310,7 +317,7 @@ impl<E: Env> RequestCx<E> {
     pub async fn set_layout(&self, ino: Ino, layout: Option<Layout>, advice: Option<AskedAdvice>) -> Result<Reply> {
         self.reserve(256).await?;
         if layout.is_some() {
-            // Who has not come back yet may have it open.
+            // A session that has not reconnected yet may have the file open.
             self.target.recovered().await;
         }
         let guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
@@ -323,7 +330,7 @@ impl<E: Env> RequestCx<E> {
                 .await;
         }
         if layout.is_some() && self.target.files.open.borrow().is_open_elsewhere(self.session, ino) {
-            // It may have written by the old layout what is not here yet, and would lock and read by it.
+            // Such a session may have dirty bytes in the old layout, and would lock and read by the old layout.
             return Err(Errno::Busy);
         }
         let has_data = self.target.data.borrow().objects_of(ino).any(|(_, o)| o.end > 0 || o.blocks > 0);
@@ -345,8 +352,8 @@ impl<E: Env> RequestCx<E> {
         self.commit_change(txn, reply, &mut changing).await
     }
 
-    /// `Request::Spread`. Answered when it cannot be lost any more: objects elsewhere will carry the inode's number,
-    /// and after lost power whatever they hold must be looked for there.
+    /// `Request::Spread`. It is answered when it is stable: objects on other targets will carry the inode's number, and
+    /// after a loss of power they must be found there.
     pub async fn spread(&self, ino: Ino) -> Result<Reply> {
         self.target.zone.reserve(64).await?;
         let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;

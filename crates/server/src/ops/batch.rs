@@ -3,14 +3,15 @@
 //! Owns: the order of spans, plans, disk and log for several objects at once. Does not own: what one write is made of
 //! (`data`).
 //!
-//! Invariants: those of `data`. Spans are taken one for each object, in ascending order of objects, and whoever holds
-//! several takes them so: no circle. A part waits for disks and for the spans of requests that wait for nothing else,
-//! never for an answer of a mount: one that needs that is refused with `Again` and comes alone. What fails of one part
-//! concerns that part; the others land. Parts whose blocks would lie alone on the disk are accepted into memory first
-//! (`accept`), in a record of their own. All others of a step are in one record; they are planned one after the other,
-//! so that their new blocks lie together where there is room, and neighbours are one disk write. The last record of the
-//! last step has the answer: what is cut off before it is sent again, and writes the same bytes once more, which the
-//! mount still holds.
+//! Invariants: those of `data`. One span is taken for each object, in ascending order of objects, as in every request
+//! that holds several, so there is no deadlock. A part waits for disks and for the spans of requests that wait for
+//! nothing else, never for an answer of a mount: a part that would need that is refused with `Again`, and the client
+//! sends it alone. A failure of one part concerns that part only; the others are executed. Parts whose blocks would not
+//! be contiguous with others on the disk are accepted into memory first (`accept`), in a record of their own. All other
+//! parts of a step are in one record; they are planned one after the other, so that their new blocks are contiguous if
+//! there is space, and adjacent blocks are one disk write. The last record of the last step contains the answer: a
+//! batch that is interrupted before is sent again, and writes the same bytes once more, under the locks that the mount
+//! still holds.
 
 use super::accept::{Accepted, Accepting};
 use crate::counters::add;
@@ -121,8 +122,7 @@ impl<E: Env> RequestCx<E> {
         from..from + fits.count().max(1)
     }
 
-    /// Writes what fits one record; adds to `results` what became of each part. The last step is logged with the
-    /// answer.
+    /// Writes what fits one record; adds the result of each part to `results`. The last step is logged with the answer.
     async fn batch_step(
         &self,
         parts: &[BatchPart],
@@ -159,7 +159,7 @@ impl<E: Env> RequestCx<E> {
         }
         let mut planned = self.without_failed(planned, &outcomes);
         let (buf, pieces) = self.assemble(&mut planned);
-        // The last look before the disk: what an ended session sent is not written.
+        // The last check before the disk: a write of an ended session is not executed.
         let landing = match self.land() {
             Ok(landing) => landing,
             Err(e) => {
@@ -239,14 +239,14 @@ impl<E: Env> RequestCx<E> {
     async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
         let generation = self.check_part(part)?;
         if self.is_limited(part.object, part.range(), part.cover) {
-            // Alone it waits for what there is of the limit, and holds it.
+            // If it is sent alone, it waits until the limit permits it.
             return Err(Errno::Again);
         }
         if self.target.storage.below.is_anyone_alone() {
             return Err(Errno::Again);
         }
         match self.plan_write(part.object, part.range(), generation, self.holder(part.cover)).await {
-            // Alone it waits for its turn at what is kept back for overwrites.
+            // If it is sent alone, it waits for its turn at the blocks that are reserved for overwrites.
             Err(Errno::NoSpace) => Err(Errno::Again),
             plan => plan,
         }

@@ -1,13 +1,14 @@
-//! Reading the blocks of a plan: from memory that the server keeps, from the disk, or from the disk with what lies
-//! around them.
+//! Reading the blocks of a plan: from the server's read cache, from the disk, or from the disk with the surrounding
+//! blocks.
 //!
-//! Owns: the order of looking, waiting, reading, verifying and keeping. Does not own: the decision (`read_way`), what
-//! is kept and when it is dropped (`amphi_object::read_cache`).
+//! Owns: the order of looking up, waiting, reading, verifying and keeping. Does not own: the decision (`read_way`),
+//! which blocks are kept and when they are dropped (`amphi_object::read_cache`).
 //!
-//! Invariants: the caller holds the range of the plan, so what it asked for does not change meanwhile. What is read
-//! around it is held by nobody: it is kept only if no write of its blocks was under way (`OnTheWay::end`) and it reads
-//! as its checksums say, and nobody is told if it does not. What is kept was verified when it was brought, or is what
-//! a flush wrote. A read waits for those of others once, and then reads by itself; one of many files waits for nobody.
+//! Invariants: the caller holds the range of the plan, so the requested bytes do not change meanwhile. Surrounding
+//! blocks are not held: they are kept only if no write of them was under way (`OnTheWay::end`) and they match their
+//! checksums, and no error is reported if they do not. Kept blocks were verified when they were read from the disk, or
+//! were written by a flush. A read waits for concurrent reads of the same blocks once, and then reads by itself; a read
+//! of many files does not wait.
 
 use super::read_way::{ReadWay, State, way};
 use crate::counters::add;
@@ -23,8 +24,9 @@ use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use amphi_wire::ReadAdvice;
 use std::cell::Cell;
 
-/// What is verified at once of a large read, while the disk reads the rest. Reads of so much in four pieces had 0.87 of
-/// the rate without checksums in one run, in one piece, verified afterwards, 0.91 in another (docs/LESSONS.md).
+/// This many bytes of a large read are verified at once, while the disk reads the rest. In one run, reads of this size
+/// in four pieces had 0.87 of the rate without checksums; in another run, reads in one piece that was verified
+/// afterwards had 0.91 (docs/LESSONS.md).
 const VERIFIED_BYTES: usize = 1 << 20;
 
 /// Blocks of a file that lie side by side on the disk.
@@ -96,13 +98,13 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// The blocks of a plan that is read in one request with others: those that are kept, if all are. Otherwise the
-    /// caller has to read them, to a buffer in which the plan begins at byte `base`; then what is returned is to be
-    /// kept (`keep`) as soon as it is verified.
+    /// The blocks of a plan that is read in one request with others, if all of them are kept. Otherwise the caller has
+    /// to read them into a buffer in which the plan begins at byte `base`; after verification it has to keep (`keep`)
+    /// what this function returns.
     pub(super) fn kept_or_fetched(&self, plan: &ReadPlan, base: usize) -> std::result::Result<Buf, Vec<Fetch>> {
         let (counters, runs) = (&self.worker.counters, runs_of(plan));
-        // Files of a directory that come together are neighbours of each other; noted one by one they would push what
-        // is known of large ones out.
+        // Files of a directory that are read together are adjacent on the disk; if each were noted, they would displace
+        // what is known about reads of large files.
         let way = self.read_way(plan, &runs, ReadAdvice::Normal, || Beside::Neighbour);
         if way == ReadWay::Kept {
             let mut buf = Buf::scratch(plan.aligned().len() as usize);
@@ -139,7 +141,7 @@ impl<E: Env> RequestCx<E> {
         if !cache.is_open() || runs.is_empty() {
             return ReadWay::DirectOff;
         }
-        // A damaged block is read as before, which says what is to be said of it.
+        // A damaged block is read from the disk, which reports the damage.
         let data = self.target.data.borrow();
         let damaged = |r: &Run| data.checksums.of_run(r.physical, r.blocks).contains(&Checksum::DAMAGED);
         let is_sound = data.checksums.is_empty() || !runs.iter().any(damaged);
@@ -150,12 +152,13 @@ impl<E: Env> RequestCx<E> {
             alone,
             len: plan.range.len(),
             advice,
-            // What is read once says nothing of the reads of others.
+            // A read that is done only once predicts nothing about reads of other mounts.
             beside: if advice == ReadAdvice::Once { Beside::Nothing } else { beside() },
         })
     }
 
-    /// Copies what is kept into the blocks of a plan; returns what is not. Everything else becomes zeros.
+    /// Copies kept blocks into the blocks of a plan; returns those that are not kept. Everything else is filled with
+    /// zeros.
     fn copy_kept(&self, plan: &ReadPlan, runs: &[Run], buf: &mut Buf) -> Vec<Run> {
         let from_block = plan.aligned().start / BLOCK;
         let (mut missing, mut filled) = (Vec::new(), 0);
@@ -198,7 +201,7 @@ impl<E: Env> RequestCx<E> {
         verified.get().map(|()| buf)
     }
 
-    /// Reads pieces; `look` gets each when it is there.
+    /// Reads pieces; calls `look` with each when it has arrived.
     async fn read_disk(
         &self,
         buf: Buf,
@@ -214,8 +217,8 @@ impl<E: Env> RequestCx<E> {
         read
     }
 
-    /// Takes what is kept of a plan, and brings the rest from the disk with all that lies around it within multiples of
-    /// `unit` bytes, which is kept.
+    /// Takes the kept blocks of a plan, and reads the others from the disk with all surrounding blocks within multiples
+    /// of `unit` bytes, which are then kept.
     async fn read_unit(&self, object: ObjectId, plan: &ReadPlan, runs: &[Run], unit: u64) -> Result<Buf> {
         let counters = &self.worker.counters;
         let mut buf = Buf::scratch(plan.aligned().len() as usize);
@@ -223,7 +226,7 @@ impl<E: Env> RequestCx<E> {
         let awaited = missing.first().and_then(|run| self.target.storage.disk.cache.borrow_mut().awaited(run.physical));
         if let Some(awaited) = awaited {
             add(&counters.cache_waits, 1);
-            // It resolves when the other read has ended, or its reader has gone.
+            // It resolves when the other read has ended, or was cancelled.
             let _ = awaited.await;
             missing = self.copy_kept(plan, runs, &mut buf);
         }
@@ -244,7 +247,7 @@ impl<E: Env> RequestCx<E> {
             if fetches.iter().all(|f| f.is_asked) {
                 return Err(self.target.disk_error("read", &e));
             }
-            // It may be a block that nobody has asked for.
+            // It may be a block that was not requested.
             drop(fetches);
             return self.read_direct(object, plan).await;
         }
@@ -264,8 +267,8 @@ impl<E: Env> RequestCx<E> {
         Ok(buf)
     }
 
-    /// What a read brings, in the order of the file, and its bytes together: its missing runs, and what is not kept of
-    /// the unit around it.
+    /// The pieces that a read fetches, in the order of the file, and the total bytes: its missing runs, and the blocks
+    /// of the surrounding unit that are not kept.
     fn fetches(&self, object: ObjectId, plan: &ReadPlan, missing: Vec<Run>, unit: u64) -> (Vec<Fetch>, usize) {
         let own = plan.aligned();
         let around = ByteRange::new(own.start / unit * unit, own.end.next_multiple_of(unit));
@@ -299,7 +302,7 @@ impl<E: Env> RequestCx<E> {
         (fetches, at)
     }
 
-    /// Keeps what has come to its place in `read`, if it may be kept.
+    /// Keeps a fetched range that lies in `read`, if it may be kept.
     pub(super) fn keep(&self, f: Fetch, read: &[u8]) {
         let bytes = &read[f.at..f.at + f.run.len()];
         if !f.way.end() {
@@ -309,7 +312,7 @@ impl<E: Env> RequestCx<E> {
         let sums = f.expected.first().map_or(&[][..], |e| &e.checksums);
         for (i, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {
             let sum = sums.get(i).copied().unwrap_or(Checksum::NONE);
-            // Those that were asked for have been verified.
+            // Requested blocks have been verified already.
             if f.is_asked || !sum.is_known() || Checksum::of(block) == sum {
                 cache.put(f.run.physical + i as u64, block);
             }

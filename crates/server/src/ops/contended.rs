@@ -1,7 +1,7 @@
 //! Which objects an answer says of whether they are contended.
 //!
-//! Owns: what of a request its answer tells (in every reply to a lock, a read and a write). Does not own: when an
-//! object is contended (`amphi_dlm`), what the client does about it.
+//! Owns: which objects of a request its answer reports about (in every reply to a lock, a read and a write). Does not
+//! own: when an object is contended (`amphi_dlm`), how the client reacts.
 //!
 //! Invariant: an answer tells of the objects that the request was about, whatever became of it: also of those it did
 //! not get.
@@ -17,7 +17,7 @@ use std::rc::Rc;
 pub(super) enum Objects {
     None,
     One(ObjectId),
-    /// Of each part of a batch.
+    /// The objects of the parts of a batch.
     Parts(Vec<ObjectId>),
     /// The first one of a file that is to be made and locked.
     New,
@@ -48,7 +48,7 @@ impl Objects {
         if matches!(self, Objects::None) {
             return;
         }
-        // A direct request that ended may have let somebody go on who has to give way to others in turn.
+        // The end of a direct request may have granted a lock that another request is now calling back.
         worker.send_callbacks(target);
         let now_ns = worker.now_ns();
         match self {

@@ -1,13 +1,14 @@
 //! Read, write and sync of one object.
 //!
-//! Owns: the order of lock, span, plan, disk and log for file data. Does not own: where blocks lie (`amphi_data`),
-//! who may cache what (`amphi_dlm`), holes and preallocated blocks (`allocate`).
+//! Owns: the order of lock, span, plan, disk and log for file data. Does not own: the choice of blocks (`amphi_data`),
+//! which mount may cache what (`amphi_dlm`), holes and preallocated blocks (`allocate`).
 //!
 //! Invariants: the client's lock (or the target's own for a direct request) comes first, then log space (a flush does
-//! not wait for it: what it frees may be what others wait for), then the span, then the plan; the session is looked at
-//! right before the disk is asked; a plan is committed or aborted before the span is let go; a record that points at
-//! fresh blocks is appended when they are written, and says so (`Order::AfterData`). The payload is written from where
-//! it lies: only what belongs to a smaller segment, or lies at a foreign alignment, is copied.
+//! not wait for it, because the space that it frees may be what others wait for), then the span, then the plan. The
+//! session is checked right before the disk operation. A plan is committed or aborted before the span is released. A
+//! record that points at fresh blocks is appended after these are written, and is marked so (`Order::AfterData`). The
+//! payload is written from the buffer in which it arrived: only bytes of a smaller segment, or with another alignment,
+//! are copied.
 
 use super::accept::Accepting;
 use crate::coherence::locks::DirectLock;
@@ -33,31 +34,31 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use std::cell::Cell;
 
-/// What the blocks at the edges of a write have become.
+/// The new contents of the blocks at the edges of a write.
 type Images = SmallVec<[Image; 2]>;
 
 /// A plan that has been written.
 struct Written {
     landing: InFlight,
     images: Images,
-    /// What the blocks at the edges were built on.
+    /// The contents on which the new edge blocks are based.
     bases: SmallVec<[Option<Image>; 2]>,
 }
 
-/// What became of a step of a write.
+/// The result of one step of a write.
 pub(super) enum Step {
     /// It is done.
     Done(Reply),
-    /// There is no room for it. Nothing has changed; these are its bytes.
+    /// There is no space for the step. Nothing has changed; these are the bytes of the step.
     Full(Buf),
 }
 
-/// Where the new blocks of a step may come from.
+/// From where the new blocks of a step may be taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
     /// What is free.
     Free,
-    /// Also what is kept back, for blocks that take the place of others.
+    /// Also reserved blocks, for overwrites only.
     Kept,
 }
 
@@ -99,9 +100,9 @@ impl<E: Env> RequestCx<E> {
         self.target.coherence.locks.direct(now_ns, self.session, object, mode, range, sent).await.map(Some)
     }
 
-    /// The generation to go by. Locks order a request and a truncate by somebody else, so the request came wholly
-    /// before or comes wholly after it, whatever its client knows of it. A mount that is alone truncates without locks:
-    /// what it wrote back before with an older generation is refused.
+    /// The truncate generation that applies to a request. Locks order a request and a truncate by another client, so
+    /// the request is entirely before or entirely after it, whatever generation its client knows. A mount in sole mode
+    /// truncates without locks: a write-back from before the truncate, with an older generation, is refused.
     pub(super) fn generation(&self, object: ObjectId, known: u64, server_lock: bool) -> u64 {
         let ordered = server_lock || self.target.coherence.tokens.on();
         if ordered { known.max(self.target.data.borrow().generation(object)) } else { known }
@@ -305,7 +306,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Step::Done(reply))
     }
 
-    /// Whether there is room enough that mounts may let writes return before they have landed.
+    /// Whether there is so much free space that mounts may let writes return before they are answered.
     pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.count() as u64;
         let wanted = self.worker.tunables.get(Tunable::RoomyBytes).saturating_mul(mounts + 1);
@@ -319,8 +320,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.coherence.tokens.on() { Fresh::Written } else { Fresh::Needed }
     }
 
-    /// Counts the time since `since_ns`, as a part of what a write takes, and tells it, ns; from now on
-    /// counts the next part.
+    /// Adds the time since `since_ns` to one part of the time of a write, and returns it, ns; the next part begins now.
     fn lap(&self, since_ns: &mut u64, part: &Cell<u64>) -> u64 {
         let now_ns = self.worker.now_ns();
         let passed = now_ns.saturating_sub(*since_ns);
@@ -415,7 +415,7 @@ impl<E: Env> RequestCx<E> {
             whole[own.clone()].copy_from_slice(&image[own]);
             *image = Image::from(&*whole);
             edge.publish(image.clone());
-            // What builds on another write has a place of its own.
+            // If the block is based on another write, it gets a new place.
             let Some(physical) = plan.physical(block) else { continue };
             plan.set_checksum(block, Checksum::of(&whole));
             let result = self.target.storage.disk.write_block(physical, whole).await;
@@ -469,7 +469,8 @@ impl<E: Env> RequestCx<E> {
         }
         let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
         self.push_segments(plan, 0, &mut pieces);
-        // The last look before the disk, and before others build on it: what an ended session sent is not written.
+        // The last check before the disk, and before other writes are based on this one: a write of an ended session is
+        // not executed.
         let landing = self.land()?;
         let mut images = Images::new();
         for edge in edges {
@@ -489,13 +490,13 @@ impl<E: Env> RequestCx<E> {
         Ok(Written { landing, images, bases })
     }
 
-    /// Whether the request comes from a client that speaks for one user alone, who takes setuid and setgid away with
-    /// whatever he writes: mounts that speak for everybody name the super-user here and say it themselves.
+    /// Whether the request comes from a client that acts for one user only, so that every write clears setuid and
+    /// setgid bits. Mounts that act for all users name root here and clear the bits themselves.
     pub(super) fn is_for_a_user(&self) -> bool {
         self.cred.uid != 0
     }
 
-    /// Brings the inode up to a change of stripe 0, which lies beside it.
+    /// Updates the inode after a change of stripe 0, which is on the same target.
     pub(super) fn note_write(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
         // The inode was looked at when the span was taken, and an inode whose object is busy is not removed.

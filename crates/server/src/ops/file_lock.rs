@@ -1,7 +1,7 @@
 //! Locks of applications on files.
 //!
-//! While sessions of an earlier run have not said what they hold, nothing new is granted: requests are asked again
-//! then.
+//! While sessions of an earlier run have not presented their locks, no new lock is granted, and clients are told to
+//! send such requests again later.
 
 use crate::counters::add;
 use crate::worker::Worker;
@@ -22,8 +22,8 @@ impl<E: Env> RequestCx<E> {
         !self.target.reclaim.is_over()
     }
 
-    /// Asks whoever has a lock in the way whether it is about to go with a close, and waits for the answers. Whether a
-    /// second look may find something else, and the request's session is still there for it.
+    /// Asks the holders of conflicting locks whether a close is about to release them, and waits for the answers.
+    /// Returns whether a second check may find another result, and the session of the request still exists.
     async fn await_closes(&self, lock: &FileLockSpec) -> bool {
         let begun = || self.target.sessions.begin_of(self.session);
         let before = begun();
@@ -62,7 +62,7 @@ impl<E: Env> RequestCx<E> {
     pub fn file_lock_cancel(&self, lock: &FileLockSpec, number: u64) -> Result<Reply> {
         self.file_lock_target(lock.ino)?;
         if self.is_recovering() {
-            // Nothing is granted now, and what an earlier run granted untold is forgotten with it.
+            // No lock is granted now, and a lock that an earlier run granted without an answer is lost with it.
             return Ok(Reply::FileLock(false));
         }
         let held = self.target.coherence.file_locks.cancel(self.worker.now_ns(), self.session, lock, number);
@@ -103,7 +103,14 @@ impl<E: Env> RequestCx<E> {
     /// `Request::RepresentFileLocks`.
     pub fn represent_file_locks(&self, locks: &[FileLockSpec], converted: &[FileLockSpec]) -> Result<Reply> {
         locks.iter().chain(converted).try_for_each(|lock| self.file_lock_target(lock.ino))?;
-        let lost = self.target.coherence.file_locks.restore(self.session, locks, converted);
+        // What lies outside the tree of the session is lost to it.
+        let within = |at: &usize| self.may_present(locks[*at].ino);
+        let (kept, mut lost): (Vec<usize>, Vec<usize>) = (0..locks.len()).partition(within);
+        let presented: Vec<FileLockSpec> = kept.iter().map(|at| locks[*at]).collect();
+        let conflicting = self.target.coherence.file_locks.restore(self.session, &presented, converted);
+        lost.extend(conflicting.into_iter().map(|at| kept[at as usize]));
+        lost.sort_unstable();
+        let lost: Vec<u32> = lost.into_iter().map(|at| at as u32).collect();
         add(&self.worker.counters.file_locks_lost, lost.len() as u64);
         tell(&self.worker, &self.target);
         Ok(Reply::FileLocksLost(lost))
@@ -116,7 +123,7 @@ pub fn drop_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, sess
     tell(worker, target);
 }
 
-/// If all sessions have said what they hold, what was kept back until then may be asked again.
+/// If all sessions have presented their locks, postponed requests may be sent again.
 pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     if target.reclaim.is_over() {
         target.coherence.file_locks.recovered();
@@ -124,7 +131,7 @@ pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     tell(worker, target);
 }
 
-/// Tells sessions what has become of their requests, and looks after those that wait.
+/// Informs sessions about their requests, and checks waiting ones.
 fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     for (session, number) in target.coherence.file_locks.take_news() {
         add(&worker.counters.file_lock_news, 1);

@@ -7,11 +7,11 @@
 //! full, and for who calls `fsync`. All that is delayed of a unit gets its blocks together, in one piece where there is
 //! one, leaves in as few requests of the disk as its blocks allow, and is one record.
 //!
-//! Invariants: a flush holds its blocks alone. Blocks that it covers are overwritten in place also while other mounts
-//! look: until its record is kept the log names the bytes in memory, and a start writes them again before anybody is
-//! served. What fails is tried once more on other blocks; what fails there too stays in memory and is tried again
-//! later, and an `fsync` that needs it says so meanwhile. At most `FLUSHES_MAX` units of a target are in flight for
-//! each who flushes.
+//! Invariants: a flush locks its blocks exclusively. The blocks that it covers are overwritten in place also while
+//! other mounts read: until its record is kept the log refers to the bytes in memory, and a restarted server writes
+//! them again before it serves any request. If a disk write fails, it is tried once more on other blocks; if that fails
+//! too, the bytes stay in memory and are flushed later, and meanwhile an `fsync` that needs them reports the failure.
+//! At most `FLUSHES_MAX` units of a target are in flight for each caller that flushes.
 
 use super::names::plain_view;
 use crate::counters::add;
@@ -35,9 +35,9 @@ use std::time::Duration;
 
 /// Units that are flushed at the same time.
 const FLUSHES_MAX: usize = 8;
-/// How often the agent looks for what has aged, at most and at least.
+/// How often the agent checks for bytes that are old enough, at most and at least.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// How often it looks whether there is memory again, after the former one has failed.
+/// How often it checks whether new memory is available, after the previous one has failed.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// A unit of an object.
@@ -47,7 +47,7 @@ type UnitKey = (ObjectId, u64);
 struct Gap {
     /// Bytes of the file.
     range: ByteRange,
-    /// Where the block that it lies in is on the disk; `None`: zeros.
+    /// Where the block is on the disk; `None`: it has zeros.
     physical: Option<u64>,
 }
 
@@ -69,8 +69,8 @@ impl<E: Env> Target<E> {
         result
     }
 
-    /// A unit cannot be written: those who wrote its file are told, unless all of it would survive lost power. A target
-    /// that is full below has room again by itself.
+    /// A unit cannot be written: the mounts that wrote its file are informed, unless all of it would survive a loss of
+    /// power. If the local file system below is full, it will have space again.
     fn tell_writers(&self, object: ObjectId, unit: u64, why: Errno) {
         let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
         if why != Errno::NoSpace && self.data.borrow().delayed.has_unlogged(object, range) {
@@ -85,7 +85,7 @@ impl<E: Env> Target<E> {
         if units.is_empty() { Ok(()) } else { self.flush_units(units).await }
     }
 
-    /// Flushes what is delayed of a file here.
+    /// Flushes the delayed bytes of a file on this target.
     pub async fn flush_file(&self, ino: Ino) -> Result<()> {
         if !self.data.borrow().delayed.has_file(ino) {
             return Ok(());
@@ -199,7 +199,7 @@ impl<E: Env> Target<E> {
         add(&self.counts.worker.data_writes, pieces.len() as u64);
         sizes.note_disk(pieces.iter().map(|p| p.len));
         add(&self.counts.worker.flush_bytes, buf.len() as u64);
-        // What several mounts have written they may read as well; one that is alone keeps it itself.
+        // Other mounts may read what several mounts have written; a sole mount caches it itself.
         let keeps = self.coherence.tokens.on() && self.storage.disk.cache.borrow().is_open();
         add(&self.counts.worker.cache_flushed_bytes, if keeps { buf.len() as u64 } else { 0 });
         let disk = self.storage.disk.keeping(keeps);
@@ -245,7 +245,7 @@ impl<E: Env> Target<E> {
         Ok((damaged, asked))
     }
 
-    /// What lies between the delayed parts of a plan: each gap lies in one block.
+    /// The bytes between the delayed parts of a plan: each gap lies in one block.
     fn gaps(&self, plan: &WritePlan, parts: &[Overlay]) -> Vec<Gap> {
         let data = self.data.borrow();
         let mut gaps = Vec::new();
@@ -262,7 +262,7 @@ impl<E: Env> Target<E> {
         gaps
     }
 
-    /// What the disk has of a block, and whether that is what was written there.
+    /// The bytes of a block on the disk, and whether they are those that were written there.
     async fn block_beneath(&self, object: ObjectId, block: u64, physical: Option<u64>) -> Result<(Buf, bool)> {
         let Some(physical) = physical else { return Ok((Buf::zeroed(BLOCK as usize), true)) };
         if let Some(image) = self.data.borrow().recent.get(object, block, physical) {
@@ -295,7 +295,7 @@ impl<E: Env> Target<E> {
         Ok(())
     }
 
-    /// What the objects of a file on this target have on the disk: what its inode may say.
+    /// The data of the objects of a file on this target that is on the disk: its inode may include it.
     pub fn landed(&self, ino: Ino) -> Gathered {
         let mut sum = Gathered::default();
         for (_, o) in self.data.borrow().landed_of(ino) {
@@ -304,7 +304,7 @@ impl<E: Env> Target<E> {
         sum
     }
 
-    /// What a client sees of an inode of this target that is not spread: with what was accepted and is not on the disk.
+    /// The view of an inode of this target that is not spread, including accepted bytes that are not on the disk yet.
     pub fn view_of(&self, meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
         let mut view = plain_view(meta, ino, inode);
         if inode.kind == Kind::File && !inode.objects.spread && self.data.borrow().delayed.has_file(ino) {
@@ -357,7 +357,7 @@ impl<E: Env> Target<E> {
     }
 }
 
-/// Flushes what is due, until the target has gone.
+/// Flushes what is due, until the target is dropped.
 pub async fn flush_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc::Receiver<()>) {
     let mut told = false;
     loop {

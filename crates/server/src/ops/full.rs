@@ -1,21 +1,22 @@
 //! Writes that find no room in their target.
 //!
-//! Owns: what is done before such a write is refused, and how overwrites go on in a full target. Does not own: how a
+//! Owns: what is done before such a write is refused, and how overwrites continue in a full target. Does not own: how a
 //! write is carried out (`data`), which blocks are kept back (`amphi_data`).
 //!
-//! An overwrite needs blocks as well: parts of blocks, blocks with checksums, and all blocks while several mounts look
-//! go to new places, and give back the old ones when their record is stable. It must not be refused for that: a program
-//! that stays within the space is never told that there is none, least of all by `fsync`. So some blocks are kept back,
-//! of which overwrites use three quarters, one write after the other: in steps of so many blocks, each of which gives
-//! back what it took before the next one begins. What grows is refused before anything of it is written.
+//! An overwrite needs new blocks as well: parts of blocks, blocks with checksums, and all blocks while there are
+//! several mounts are written to new places, and the old blocks are freed when the record is stable. An overwrite must
+//! not be refused because of that: a program that stays within the available space never gets ENOSPC, least of all from
+//! `fsync`. So some blocks are reserved, of which overwrites use three quarters, one write at a time: in steps of that
+//! many blocks, each of which frees its old blocks before the next step begins. A write that extends the file is
+//! refused before any of it is written.
 //!
-//! Writes that are on their way have taken new blocks and have not given back the old ones: what is free looks smaller
-//! than it is until they are done. A write waits for them before it is refused, and meanwhile no other one begins
-//! beside it: it comes after it.
+//! Overwrites under way have taken new blocks and have not freed the old ones: until they are done, the free space
+//! looks smaller than it is. A write waits for them before it is refused, and meanwhile no other write begins; later
+//! ones queue behind it.
 //!
-//! Invariants: one write of a target at a time uses what is kept back, and waits for nothing else that waits for it:
-//! it holds no span when it takes its turn, and whoever has a plan waits for no turn. Each step is a record of its own,
-//! as the steps of a write that is too large for one record are.
+//! Invariants: one write of a target at a time uses the reserved blocks, and it waits for nothing that waits for it: it
+//! holds no span when it takes its turn, and a caller with a plan waits for no turn. Each step is a record of its own,
+//! like the steps of a write that is too large for one record.
 //!
 //! The number: with 64 blocks kept back, a mebibyte that is overwritten in a full target costs six syncs.
 
@@ -35,28 +36,29 @@ use amphi_zone::Order;
 use std::time::Duration;
 
 impl<E: Env> Target<E> {
-    /// Gives back what was promised to accepted bytes, and what was freed and is not stable yet. The caller holds
-    /// nothing.
+    /// Frees blocks that are reserved for accepted bytes, and blocks whose freeing is not stable yet. The caller holds
+    /// no span and no plan.
     async fn find_room(&self) -> Result<()> {
         if self.data.borrow().delayed.promised() > 0 {
             add(&self.counts.worker.flushes_for_room, 1);
-            // What cannot be written stays promised.
+            // If bytes cannot be written, their blocks stay reserved.
             let _ = self.flush_all().await;
         }
         if self.data.borrow().pending_blocks() > 0 { self.release_now().await } else { Ok(()) }
     }
 }
 
-/// How long a write that finds no room waits for those that are on their way, before it looks again.
+/// How long a write without space waits for overwrites under way, before it checks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// How often what is not in its turn looks again: new writes may always be on their way.
+/// How often a write outside its turn checks again: there may always be new writes under way.
 const LOOKS_MAX: u32 = 1000;
 
 impl<E: Env> RequestCx<E> {
-    /// Writes what has found no room, after all that can give some. It is at most as long as one record can name.
+    /// Executes a write for which there was no space, after everything that can free space. The write is at most as
+    /// long as one record can name.
     ///
-    /// Errors: `NoSpace` if there is none for the blocks that it adds; then nothing was written, unless others took it
-    /// meanwhile.
+    /// Errors: `NoSpace` if there is no space for the blocks that it adds; then nothing was written, unless others took
+    /// the space meanwhile.
     pub(super) async fn write_full(
         &self,
         object: ObjectId,
@@ -90,7 +92,7 @@ impl<E: Env> RequestCx<E> {
             let is_end = end == range.end;
             let reply =
                 self.write_kept(object, ByteRange::new(at, end), generation, kind, part, last && is_end).await?;
-            // What the step has replaced is free before the next one begins, of this write or another.
+            // The blocks that this step has replaced are free before the next step begins, of this write or another.
             target.find_room().await?;
             if is_end {
                 return Ok(reply);
@@ -99,8 +101,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Writes a step with blocks that are kept back. Who was on his way when the turn began may have come between: then
-    /// it looks once more.
+    /// Writes a step with reserved blocks. Writes that were under way when the turn began may have used the space: then
+    /// it checks once more.
     async fn write_kept(
         &self,
         object: ObjectId,
@@ -123,7 +125,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether there is room for what a write of `range` adds, after all that is on its way. The caller holds nothing.
+    /// Whether there is space for what a write of `range` adds, after all writes under way have ended. The caller holds
+    /// no span and no plan.
     async fn has_room_at_last(&self, object: ObjectId, range: ByteRange, cover: Cover) -> Result<bool> {
         loop {
             self.target.find_room().await?;
@@ -141,8 +144,8 @@ impl<E: Env> RequestCx<E> {
         data.planned_blocks() == 0 && data.pending_blocks() == 0
     }
 
-    /// Plans something that only adds blocks; it is not refused before the writes that are on their way have given back
-    /// what they replace. The caller may hold spans: whoever has a plan has those that it needs.
+    /// Plans an operation that only adds blocks; it is not refused before writes under way have freed the blocks that
+    /// they replace. The caller may hold spans, since writes with a plan already hold the spans that they need.
     pub(super) async fn plan_growth<T>(&self, mut plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
         let (mut looks, mut calls) = (0, 0);
         loop {
@@ -162,8 +165,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Plans a step of a write that may use what is kept back. Where even that is gone, blocks that have checksums lose
-    /// them for good and are overwritten in place, if nobody else looks.
+    /// Plans a step of a write that may use reserved blocks. If even those are gone, blocks with checksums lose these
+    /// permanently and are overwritten in place, if no other mount reads the file.
     pub(super) async fn plan_overwrite(
         &self,
         object: ObjectId,

@@ -1,19 +1,20 @@
-//! Grants of room: what a session may have in its cache without finding the target full.
+//! Grants of space: how many blocks a session may have dirty in its cache without finding the target full.
 //!
-//! Owns: how much is granted to whom, and asking it back. Does not own: the grants and what writes take of them
-//! (`amphi_data`), what a mount covers with its own (the client).
+//! Owns: how much is granted to which session, and requesting grants back. Does not own: the grants and what writes
+//! take from them (`amphi_data`), what a mount counts against its grant (the client).
 //!
-//! A session asks once. From then on its share is kept up by its own writes: what one of them takes is granted anew in
-//! the same record, so that nothing changes and nothing is logged, as long as the share is no larger than that. The
-//! share is a part of what is granted to nobody, the smaller the less there is. When something that has no grant finds
-//! no room, all sessions are asked for what they do not need, before it is refused.
+//! A session requests a grant once. Later its own writes renew its share: the blocks that a write takes are granted
+//! again in the same record, so that nothing changes and nothing is logged, as long as the share has not become
+//! smaller. A share is a part of the blocks that are not granted, so it shrinks with the free space. If a request
+//! without a grant finds no space, all sessions are asked to return what they do not need, before the request is
+//! refused.
 //!
-//! Invariants: a session is told of blocks when the record that grants them survives a kill of the server; what it was
-//! told is there for its writes, whatever others do, until it gives it back or its session ends. Nobody is waited for
-//! to write with a grant.
+//! Invariants: a session learns of blocks only when the record that grants them survives a kill of the server; these
+//! blocks are there for its writes, whatever others do, until it returns them or its session ends. A write with a grant
+//! waits for no mount.
 //!
-//! The number: a share is an eighth of the room with one mount, so a mount that has 2.5 GiB dirty takes no notice of
-//! grants above 20 GiB of room.
+//! The number: with one mount a share is an eighth of the free space, so a mount with 2.5 GiB of dirty bytes is not
+//! affected by grants above 20 GiB of free space.
 
 use crate::worker::request::RequestCx;
 use crate::zone_target::Target;
@@ -25,18 +26,18 @@ use amphi_zone::Order;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// All sessions together are granted a part of the room that is nobody's, at a time: one in so many.
+/// All sessions together are granted one part in so many of the space that is not granted, at a time.
 const SHARE: u64 = 4;
 /// Less is not worth a record, blocks.
 const LEAST: u64 = 32;
-/// How often it is looked whether all that were asked have answered.
+/// How often the target checks whether all sessions that were asked have answered.
 const LOOK: Duration = Duration::from_millis(1);
-/// How long mounts have for what they write, before they are asked again.
+/// How long mounts have to write back, before they are asked again.
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often they are asked before a write is refused.
 pub(super) const CALLS_MAX: u32 = 16;
 
-/// Says in answers to a request what its session has been granted, if it has to do with that.
+/// Adds to answers what the session has been granted, for requests that concern grants.
 pub(super) fn teller<E: Env>(
     target: &Rc<Target<E>>,
     session: SessionId,
@@ -51,7 +52,7 @@ pub(super) fn teller<E: Env>(
     }
 }
 
-/// Whether the answer to a request says what its session has been granted.
+/// Whether the answer to a request reports the session's grant.
 fn concerns(op: &Request) -> bool {
     match op {
         Request::Grant { .. } => true,
@@ -61,7 +62,7 @@ fn concerns(op: &Request) -> bool {
     }
 }
 
-/// Says in an answer what the session has now.
+/// Adds the present grant of the session to an answer.
 fn tell<E: Env>(target: &Target<E>, session: SessionId, answer: &mut Answer) {
     let kept = target.zone.kept_lsn().0;
     let blocks = target.data.borrow().grants.told(session, kept).unwrap_or(0);
@@ -69,7 +70,7 @@ fn tell<E: Env>(target: &Target<E>, session: SessionId, answer: &mut Answer) {
 }
 
 impl<E: Env> Target<E> {
-    /// What each session may have at this moment, blocks.
+    /// The grant that each session may have at this moment, in blocks.
     fn grant_level(&self) -> u64 {
         let sessions = self.sessions.count() as u64;
         let below = self.free_blocks(false);
@@ -91,13 +92,13 @@ impl<E: Env> RequestCx<E> {
             }
             None => self.top_up(Cover::Wanted),
         }
-        // Behind the record of what is granted.
+        // This comes after the record of the grant.
         let lsn = self.append(txn, Order::Plain, &Reply::Done, None);
         target.zone.kept(lsn).await?;
         Ok(Reply::Done)
     }
 
-    /// Whose grant a write takes of.
+    /// The session whose grant a write uses.
     pub(super) fn holder(&self, cover: Cover) -> Option<SessionId> {
         (cover == Cover::Granted).then_some(self.session)
     }
@@ -124,8 +125,8 @@ impl<E: Env> RequestCx<E> {
         target.data.borrow_mut().grants.raised_by(self.session, lsn.0);
     }
 
-    /// Asks the sessions for what they were granted and do not need, and waits for their answers. Whether it is worth
-    /// to look again for room: something came, or is being written and may come at the next time.
+    /// Asks the sessions to return unused grants, and waits for their answers. Returns whether it is worth to look for
+    /// space again: blocks were returned, or are being written back and may be free the next time.
     pub(super) async fn call_grants_back(&self) -> bool {
         let target = &self.target;
         let (calls, now_ns) = (&target.queues.grant_calls, || self.worker.now_ns());

@@ -23,7 +23,7 @@ impl<E: Env> RequestCx<E> {
 
     /// `Request::Link`.
     pub async fn link(&self, ino: Ino, dir: Ino, name: Name) -> Result<Reply> {
-        // What others have not written back is asked for before anything is held.
+        // Sizes that other mounts have not written back are collected before anything is locked.
         let known = if self.target.coherence.tokens.on() { self.view_anywhere(ino, true).await.ok() } else { None };
         self.granted_attributes(None);
         for _ in 0..PLAN_TRIES {

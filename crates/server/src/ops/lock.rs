@@ -6,7 +6,7 @@ use amphi_env::Env;
 use amphi_types::{ByteRange, ObjectId, Result};
 use amphi_wire::{LockExtent, LockMode, Reply};
 
-/// How many deadlines a client may keep a lock that it was asked for, if it says that it lives and has to wait.
+/// For how many deadlines a client may keep a called-back lock, if it reports that it lives and has to wait.
 const KEPT_DEADLINES: u64 = 10;
 
 impl<E: Env> RequestCx<E> {

@@ -85,7 +85,7 @@ impl<E: Env> RequestCx<E> {
         Ok(ino)
     }
 
-    /// A write lock on the first object of a file that nobody else knows yet. The logged answer does not have it: a
+    /// A write lock on the first object of a file that no other mount knows yet. The logged answer does not have it: a
     /// restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
         // A session that has ended meanwhile would keep it for ever.
@@ -100,7 +100,7 @@ impl<E: Env> RequestCx<E> {
         asked.now_or_never()?.ok().map(|grant| grant.id.0)
     }
 
-    /// What stat will show of the inode that `parts` make.
+    /// The attributes that stat will show of the inode that `parts` make.
     fn planned_view(&self, parts: &[Part]) -> Result<InodeView> {
         let new = parts.iter().find_map(|p| match p {
             Part::MakeInode(new) => Some(new),
@@ -146,6 +146,7 @@ impl<E: Env> RequestCx<E> {
     }
 
     async fn open_existing(&self, child: Ino, open: Option<Access>) -> Result<Reply> {
+        self.leads_within(child).await?;
         let inode = match open {
             None => self.view_anywhere(child, true).await?,
             Some(access) => self.open_anywhere(child, access).await?,

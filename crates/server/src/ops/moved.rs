@@ -1,10 +1,10 @@
 //! Directories that were moved or removed: other mounts are told, so that their kernels have them where they are.
 //!
-//! A kernel keeps one place for each directory that it knows, and goes by it for `..` and for the path of a working
-//! directory, without a question to its mount. It moves a directory when it is shown it at its new place, and lets it
-//! go when it is told that it is not there any more; but nobody may look there for long. So each other mount is told
-//! where to look and has its kernel do it; the change is answered when all have, after a moment at most
-//! (`coherence::questions`).
+//! A kernel keeps one place for each directory that it knows, and uses it for `..` and for the path of a working
+//! directory, without asking its mount. It moves a directory when a look-up shows it at its new place, and drops it
+//! when a look-up finds that it is gone; but it may be long until any program looks there. So each other mount is
+//! informed where to look, and makes its kernel look the name up; the change is answered when all have done so, after a
+//! moment at most (`coherence::questions`).
 //!
 //! Owns: who is told. Does not own: how a mount looks. Invariant: nothing that a mount may need to look is held
 //! meanwhile, neither names nor tokens nor the lock on moving directories.
@@ -15,18 +15,19 @@ use amphi_env::Env;
 use amphi_types::{Ino, Name, Result};
 use amphi_wire::{Push, Reply};
 
-/// A directory, and where to look: what it lies in now and by which name, or where it was when it was removed.
+/// A directory, its parent and its name now, or those that it had when it was removed.
 pub type Changed = (Ino, Ino, Name);
 
 impl<E: Env> RequestCx<E> {
-    /// Has other mounts look for directories that have been moved or removed.
+    /// Makes other mounts look up directories that have been moved or removed.
     pub async fn show_changed(&self, changed: Vec<Changed>) {
         let others = self.target.sessions.alive().into_iter().map(|(session, _)| session);
         let others: Vec<_> = others.filter(|session| *session != self.session).collect();
         if others.is_empty() {
             return;
         }
-        // One after the other: a kernel that looks for both of an exchange at a time may let one of them go.
+        // They are looked up one after the other: a kernel that looks for both directories of an exchange at a time may
+        // drop one of them.
         for (ino, dir, name) in changed {
             let asked = self.target.coherence.changed_directories.ask(self.worker.now_ns(), others.iter().copied());
             for &(session, id) in asked.sessions.iter().chain(&asked.not_awaited) {

@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 
 /// Most entries of one listing: with attributes and long names they fit the body of a message.
 const ENTRIES_MAX: usize = 1024;
-/// How often a name is looked up again whose inode has just gone; each time somebody else has replaced it.
+/// How often a name is looked up again because its inode is gone; each time another client has replaced it.
 const LOOKUP_TRIES: usize = 1000;
 
-/// What a client sees of an inode whose own copy of size and time is right.
+/// The view of an inode whose own item has the right size and times.
 pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
     InodeView {
         attr: inode.attr(ino),
@@ -39,7 +39,8 @@ pub fn directory_view(meta: &MetaStore, ino: Ino) -> Option<InodeView> {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// An inode of any target. Without `wait` it is held by this operation: nobody is asked, nothing granted.
+    /// The view of an inode of any target. Without `wait` the inode is locked by this operation: no mount is asked, and
+    /// no token granted.
     pub async fn view_anywhere(&self, ino: Ino, wait: bool) -> Result<InodeView> {
         let asker = wait.then_some(self.session);
         let (view, token) = if ino.target() == self.target.id {
@@ -69,8 +70,13 @@ impl<E: Env> RequestCx<E> {
                 self.grant_name(dir, name);
             }
             let child = found?;
+            match self.leads_within(child).await {
+                // As below.
+                Err(Errno::Stale) => continue,
+                other => other?,
+            }
             match self.view_anywhere(child, true).await {
-                // Removed between the look at the name and the look at the inode.
+                // The inode was removed between reading the name and reading the inode.
                 Err(Errno::Stale) => {}
                 other => return other.map(Reply::Inode),
             }
@@ -81,7 +87,8 @@ impl<E: Env> RequestCx<E> {
     /// `Request::Parent`.
     pub async fn parent(&self, dir: Ino) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(dir)]).await;
-        Ok(Reply::Ino(self.target.meta.borrow().parent(dir)?))
+        let parent = self.target.meta.borrow().parent(dir)?;
+        Ok(Reply::Ino(self.shown_parent(dir, parent)))
     }
 
     /// `Request::ReadLink`.
@@ -95,13 +102,14 @@ impl<E: Env> RequestCx<E> {
         two_phase::settle_names(&self.target, dir).await;
         let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
         self.worker.send_revocations(&self.target);
-        if plus && !self.target.coherence.tokens.on() {
+        if plus && self.tree.is_none() && !self.target.coherence.tokens.on() {
             self.add_directories(&mut entries).await;
         }
         Ok(Reply::Entries { parent, entries, end })
     }
 
-    /// What this target knows: the directory above if the listing starts here, the entries, whether they are the last.
+    /// The part of the answer from this target: the parent directory if the listing starts here, the entries, and
+    /// whether they are the last.
     fn list(&self, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<(Option<Ino>, Vec<DirEntry>, bool)> {
         let meta = self.target.meta.borrow();
         let facts = meta.facts(dir)?;
@@ -111,13 +119,14 @@ impl<E: Env> RequestCx<E> {
         if cookie == 0 {
             perm::access(&self.cred, &facts, perm::Want::READ)?;
         }
-        let parent = if cookie == 0 { Some(meta.parent(dir)?) } else { None };
+        let parent = if cookie == 0 { Some(self.shown_parent(dir, meta.parent(dir)?)) } else { None };
         let (found, end) = meta.readdir(dir, cookie, (max as usize).clamp(1, ENTRIES_MAX))?;
-        // What others are writing, and what is gathered over targets, is not at hand.
+        // Sizes that other mounts are writing, and sizes that are spread over targets, are not available here.
         let known =
             |ino: &Ino| !self.target.coherence.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
         let view = |ino: Ino| {
             let inode = meta.inode(ino).ok().filter(|i| !i.objects.spread && (i.kind == Kind::Dir || known(&ino)));
+            let inode = inode.filter(|i| self.has_project(i.charged().project).is_ok());
             inode.map(|i| self.target.view_of(&meta, ino, &i))
         };
         let tokens = |name: &Name, inode: Option<&InodeView>| {
@@ -140,8 +149,8 @@ impl<E: Env> RequestCx<E> {
         Ok((parent, entries, end))
     }
 
-    /// Adds the attributes of directories that live on other targets of this server: whoever walks a tree goes there
-    /// next.
+    /// Adds the attributes of directories on other targets of this server, because a program that walks a tree reads
+    /// them next.
     async fn add_directories(&self, entries: &mut [DirEntry]) {
         let mut places: BTreeMap<TargetId, Vec<usize>> = BTreeMap::new();
         for (at, entry) in entries.iter().enumerate() {
@@ -154,7 +163,7 @@ impl<E: Env> RequestCx<E> {
             let inos = places.iter().map(|at| entries[*at].ino).collect();
             self.worker.ask(*target, TargetRequest::Directories(inos))
         });
-        // What a target does not say, the client asks for.
+        // If a target does not return attributes, the client requests them later.
         for (told, places) in join_all(asked).await.into_iter().zip(places.values()) {
             let Ok(TargetReply::Directories(views)) = told else { continue };
             for (at, view) in places.iter().zip(views) {

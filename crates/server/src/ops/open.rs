@@ -1,4 +1,4 @@
-//! Open, close, and what a session says it has open after a restart.
+//! Open, close, and presenting open files after a restart.
 
 use super::attr::view;
 use crate::membership::keys;
@@ -24,14 +24,14 @@ use std::time::Duration;
 
 /// Access times in one record: what holds the inodes meanwhile stays short.
 const ACCESSED_MAX: usize = 64;
-/// How long opens of an earlier run are kept for a session that has come back and may ask again for what was answered
-/// then: it asks as soon as it is back, and again should the connection break; after a minute it gives up
+/// How long opens of an earlier run are kept for a session that has reconnected and may repeat its requests of that
+/// run: it does so as soon as it is back, and again if the connection breaks; after a minute it gives up
 /// (`transport.give_up_s`).
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
 /// Files that are presented in one record, or called back at once.
 const OPENS_A_STEP: usize = 64;
 
-/// Who opens an inode, and how.
+/// The session that opens an inode, and the access.
 pub struct Opening<'a> {
     /// Whose it is.
     pub session: SessionId,
@@ -43,8 +43,8 @@ pub struct Opening<'a> {
     pub exec: bool,
     /// The client named the inode, and has dropped what it cached of it if it opens for writing.
     pub known: bool,
-    /// For which request of the session at another target: it counts once for each request, since whoever asks may have
-    /// been restarted in between, and so may this target.
+    /// The request of the session at another target: it counts once for each request, since the requesting target may
+    /// have been restarted in between, and so may this target.
     pub by: Option<(TargetId, RequestId)>,
 }
 
@@ -61,8 +61,8 @@ impl Opening<'_> {
 }
 
 /// Opens an inode of this target. Returns what is seen of it, the number of the change if it is opened for writing, and
-/// the right to cache. A session that may write changes attributes from now on without saying so: nobody else may cache
-/// them.
+/// the right to cache. A session that may write changes attributes from now on without notice: no other session may
+/// cache them.
 pub async fn open_here<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -85,7 +85,7 @@ pub async fn open_here<E: Env>(
             break;
         }
         target.settle(vec![NameKey::Inode(ino)]).await;
-        // The session's other opens may have ended meanwhile, and others been told what they may cache.
+        // Other opens of the session may have ended meanwhile, and other mounts may have got tokens.
         if !is_news() {
             register(target, ino, &how)?;
             break;
@@ -116,7 +116,7 @@ fn register<E: Env>(target: &Target<E>, ino: Ino, how: &Opening<'_>) -> Result<(
     if let Some((slot, seq)) = how.slot() {
         target.files.note_opened_for(slot, seq, ino);
         if target.reclaim.is_pending(how.session) {
-            // Its client does not know of it yet, so it cannot say it again.
+            // The client of the session does not know of this open yet, so it cannot present it.
             target.files.note_early(how.session, ino, how.access);
         }
     }
@@ -146,7 +146,7 @@ fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access,
     meta.check_open(cred, ino, Want { read: access.read && !exec, write: access.write, exec })
 }
 
-/// An open of the inode has ended: destroys it if it has no name and nobody has it open, settles its size if nobody
+/// An open of the inode has ended: destroys the inode if it has no name and no open, and settles its size if no session
 /// writes it any more.
 pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.objects.spread)) else { return };
@@ -171,8 +171,8 @@ pub async fn open_again<E: Env>(
     open_here(worker, target, ino, how).await.map(drop)
 }
 
-/// Ends, when the session has had its time to ask again for what an earlier run had answered, the opens that are still
-/// kept for that: most of them were closed in that run.
+/// When the session has had time to repeat requests of an earlier run, ends the opens that are still kept for that:
+/// most of these files were closed in that run.
 fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     if !target.sessions.slots.borrow().kept_opens().any(|(s, _, _)| s == session) {
         return;
@@ -190,7 +190,7 @@ fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, sessio
     });
 }
 
-/// The session has said what it has open, or has ended.
+/// The session has presented its opens, or has ended.
 pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     target.coherence.tokens.present(session);
     worker.send_revocations(target);
@@ -258,9 +258,10 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Done)
     }
 
-    /// Brings access times forward, with one record. Nobody waits for it, and while an operation holds an inode, or in
-    /// the last of the log, it is left out: what is lost is a time. With tokens it is a change like any other, after
-    /// the answer, and one for all: who caches their attributes is asked once.
+    /// Updates access times, with one record. No client waits for this, and it is left out while an operation has the
+    /// inode locked, or if the log is nearly full, since only a time is lost. With tokens it is a change like any
+    /// other, after the answer, and one for all of these inodes: each mount that caches their attributes gets one
+    /// revocation.
     fn accessed(&self, times: Vec<(Ino, Timespec)>) {
         let apply = |target: &Target<E>, times: &[(Ino, Timespec)]| {
             let mut txn = Txn::default();
@@ -311,19 +312,19 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Done)
     }
 
-    /// `Request::Represent`. Of a session that others did not wait for, files that it writes may have been settled
-    /// meanwhile, and others may cache their attributes: it writes on without saying so, so they are spread again,
-    /// stably, and nobody caches them, before the answer.
+    /// `Request::Represent`. If others did not wait for the session, files that it writes may have been settled
+    /// meanwhile, and other mounts may cache their attributes. The session continues to write without notice, so before
+    /// the answer these files are marked as spread again, stably, and no mount caches their attributes.
     ///
-    /// Of a client whose users count as others (`users`) those opens are believed that one of them might get now.
+    /// For a client whose users are mapped (`users`), only opens are accepted that one of these users could get now.
     pub async fn represent(
         &self,
         opens: Vec<(Ino, Access)>,
         locks: Vec<HeldLock>,
         users: Option<&Squash>,
     ) -> Result<Reply> {
-        // Asked for once more it must not wait for who changes a file: that one may wait for a lock that was taken in,
-        // and the mount hears of nothing before it has this answer.
+        // A repeated request must not wait for an operation that changes a file: that operation may wait for a lock
+        // that was restored, and the mount gets no callback before it has this answer.
         let is_late = self.target.reclaim.begin_saying(self.session);
         let written: BTreeSet<Ino> = opens.iter().filter(|(_, access)| access.write).map(|(ino, _)| *ino).collect();
         let written: Vec<Ino> = written.into_iter().collect();
@@ -334,7 +335,7 @@ impl<E: Env> RequestCx<E> {
             let kept = kept.into_iter().filter(|(s, _, _)| *s == self.session);
             let kept = kept.map(|(_, ino, access)| (ino, access)).chain(self.target.files.early_of(self.session));
             let meta = self.target.meta.borrow();
-            // A client that speaks for one user alone is believed what he might open now.
+            // For a client that acts for one user only, only opens are accepted that this user could get now.
             let may = |ino: Ino, access: Access| {
                 let want = Want { read: access.read, write: access.write, exec: false };
                 match users {
@@ -353,7 +354,7 @@ impl<E: Env> RequestCx<E> {
         }
         // In the step in which it is a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
-        // What a session held that was evicted meanwhile, others may have had since.
+        // If the session was evicted meanwhile, other sessions may have had since what it held.
         let ids = match self.target.reclaim.is_eligible(self.session) {
             true => {
                 let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };

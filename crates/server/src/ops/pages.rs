@@ -60,8 +60,8 @@ impl<E: Env> RequestCx<E> {
         self.read(object, range, false, ReadAdvice::Normal).await
     }
 
-    /// A lock for what the session has changed under cached locks of its own: nobody who waits for one of these goes
-    /// first, and everybody else who has these bytes gives them back.
+    /// A lock for what the session has changed under its own cached locks: it is granted ahead of requests that wait
+    /// for one of these locks, and all other holders of these bytes are called back.
     async fn bring_back(&self, object: ObjectId, range: ByteRange) -> Result<DirectLock> {
         self.target.recovered().await;
         self.alive()?;
@@ -88,7 +88,7 @@ impl<E: Env> RequestCx<E> {
         let _lock = self.bring_back(object, range).await?;
         self.reserve(write_growth(range.len())).await?;
         let _changing = self.change_unopened(object).await;
-        // With the lock held nobody else changes them.
+        // With the lock held no other session changes them.
         let parts = self.target.coherence.left_pages.borrow().unchanged(object.ino, self.session, left, range)?;
         let kind = WriteKind { server_lock: true, kill_suidgid: self.is_for_a_user(), ..kind };
         let mut at = range.start;

@@ -1,11 +1,11 @@
 //! Quotas: what an owner may use, where space is promised (docs/design/quotas.md).
 //!
-//! Owns: finding room within limits before something is written or made, the questions between a target and target 0,
-//! and what people see and set. Does not own: how limits are dealt out (`amphi_quota`), the counts (`meta`, `data`).
+//! Owns: checking limits before something is written or made, the requests between a target and target 0, and what
+//! users see and set. Does not own: how limits are dealt out (`amphi_quota`), the counts (`meta`, `data`).
 //!
-//! Limits are looked at where room is: at a write that has no grant, an allocation, and whatever makes an inode or
-//! gives one to another owner. A write with a grant was accepted by its mount, so it is not refused; mounts are told in
-//! time that they must not accept any more (`Grant::limits`).
+//! Limits are checked where space is needed: for a write without a grant, an allocation, and every operation that makes
+//! an inode or changes its owner. A write with a grant was accepted by its mount, so it is not refused; mounts are
+//! informed in time that they must not accept more (`Grant::limits`).
 //!
 //! Invariants: what is admitted is held until it is counted (`Admitted`); the ledger's answer is waited for with the
 //! span of the write held, and collecting takes no span.
@@ -30,20 +30,20 @@ use std::time::Duration;
 
 /// The target that has the ledger.
 pub(crate) const LEDGER: TargetId = TargetId(0);
-/// Pause before it is looked again whether requests that were under way have left something.
+/// Pause before the check whether requests that were under way have left something is repeated.
 const AGAIN: Duration = Duration::from_millis(1);
-/// How often a request asks for more of a limit: others may be quicker each time.
+/// How often a request asks for a larger share of a limit: others may be faster each time.
 const ASKS_MAX: u32 = 1000;
-/// Pause before more of a limit is asked for ahead of need again.
+/// Pause before more of a limit is requested ahead of need again.
 const AHEAD_EVERY: Duration = Duration::from_millis(20);
 /// How long a refusal waits for files that are being removed.
 const FREED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a refusal waits for the close of a file that has no name any more.
 const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 
-/// Whether what is used here may be less in a moment.
+/// Whether the use on this target may fall in a moment.
 pub(super) fn freeing<E: Env>(target: &Target<E>) -> Freeing {
-    // Until all sessions of an earlier run have said what they have open, nothing without a name is removed.
+    // Until all sessions of an earlier run have presented their opens, no inode without a name is removed.
     if !target.queues.destroying.borrow().is_empty() || !target.reclaim.is_over() {
         return Freeing::Yes;
     }
@@ -62,7 +62,7 @@ pub(super) fn waits<E: Env>(worker: &Worker<E>, since_ns: u64, freeing: Freeing)
     worker.now_ns().saturating_sub(since_ns) < within.as_nanos() as u64
 }
 
-/// Asks target 0 for more of an account's limit. `is_ahead`: nobody waits for it, so less than that will do.
+/// Asks target 0 for more of an account's limit. `is_ahead`: no request waits for it, so a smaller amount suffices.
 async fn ask_more<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -84,10 +84,10 @@ async fn ask_more<E: Env>(
     }
 }
 
-/// Finds room for `wanted` within the limits of an owner; `alive` is looked at whenever something was waited for.
-/// `None`: nothing is limited.
+/// Gets space for `wanted` within the limits of an owner; `alive` is checked after every wait. `None`: the owner has no
+/// limit.
 ///
-/// Errors: `Quota`, and what `alive` says.
+/// Errors: `Quota`, and the errors of `alive`.
 pub(super) async fn admit<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -111,8 +111,8 @@ pub(super) async fn admit<E: Env>(
             }
             Admission::Ask(_) => return Err(Errno::Quota),
             Admission::No(account) => {
-                // Requests under way may use less than they hold, or have been counted already; and whoever has just
-                // removed a file expects to have its room.
+                // Requests under way may use less than they hold, or have been counted already; and a user who has just
+                // removed a file expects its space to be available.
                 let is_idle = target.counts.quota.shares.borrow().held(account).is_none();
                 let freeing = if is_idle { freeing(target) } else { Freeing::Yes };
                 if asked > 0 && !waits(worker, since_ns, freeing) {
@@ -126,7 +126,7 @@ pub(super) async fn admit<E: Env>(
 }
 
 impl<E: Env> RequestCx<E> {
-    /// Whose an object is, as far as it is known here.
+    /// The owner of an object, as far as it is known here.
     fn owner_of(&self, object: ObjectId) -> Option<Owner> {
         if object.ino.target() == self.target.id {
             return self.target.meta.borrow().charged(object.ino).ok();
@@ -221,7 +221,7 @@ impl<E: Env> RequestCx<E> {
             return Ok(None);
         }
         let blocks = self.target.data.borrow().objects_of(ino).map(|(_, o)| o.blocks).sum();
-        // Accounts that have it already need room for it once more. That is rather too strict than too lax.
+        // Accounts that own the data already need space for it once more. This is too strict rather than too lax.
         admit(&self.worker, &self.target, after, Amount { blocks, inodes: 1 }, &|| self.alive()).await
     }
 
@@ -261,11 +261,11 @@ impl<E: Env> RequestCx<E> {
         self.target.meta.borrow().charged(ino).map(Reply::Owner)
     }
 
-    /// How near the owner of what was written or opened is to a limit here. If he is near, more is asked for ahead of
-    /// need.
+    /// How near the owner of what was written or opened is to a limit on this target. If the owner is near the limit, a
+    /// larger share is requested ahead of need.
     fn nearness(&self, object: ObjectId) -> Nearness {
         let Some(owner) = self.owner_of(object) else { return Nearness::Unlimited };
-        // What mounts may accept until they hear of it, and may have on its way.
+        // The amount that mounts may accept until they are informed, and may have under way.
         let margin = 2 * Nearness::FAR_BLOCKS * self.target.sessions.count().max(1) as u64;
         let shares = self.target.counts.quota.shares.borrow();
         let (nearness, account) = shares.nearness(owner, margin, |account| self.target.used(account));
@@ -276,7 +276,7 @@ impl<E: Env> RequestCx<E> {
         nearness
     }
 
-    /// Says in an answer how near owners of what the request has opened or written are to a limit.
+    /// Adds to an answer how near the owners of what the request has opened or written are to a limit.
     pub(super) fn tell_nearness(&self, charged: &Charged, answer: &mut amphi_wire::Answer) {
         if !self.target.counts.quota.was_on.get() {
             return;
@@ -292,13 +292,13 @@ impl<E: Env> RequestCx<E> {
     }
 }
 
-/// Whose room a request uses.
+/// The account whose space a request uses.
 pub(super) enum Charged {
     /// Nobody's.
     Nothing,
-    /// That of the owner of what it makes or opens by name.
+    /// The nearness of the owner of what the request makes or opens by name.
     Made,
-    /// That of the owners of these objects.
+    /// The nearness of the owners of these objects.
     Objects(SmallVec<[ObjectId; 1]>),
 }
 
@@ -306,7 +306,7 @@ fn first_object(ino: Ino) -> ObjectId {
     ObjectId { ino, stripe: 0 }
 }
 
-/// Whose room a request uses, as its answer has to say.
+/// The account whose space a request uses, as its answer has to name it.
 pub(super) fn charged_by(op: &Request) -> Charged {
     match op {
         Request::Make { make: Make::File { open: Some(_), .. }, .. } | Request::MakeTmp { .. } => Charged::Made,
@@ -317,7 +317,7 @@ pub(super) fn charged_by(op: &Request) -> Charged {
     }
 }
 
-/// Asks for more of a limit without anybody waiting for it, once at a time.
+/// Requests more of a limit without a waiting caller, once at a time.
 fn ask_ahead<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account: Account, blocks: u64) {
     if !target.counts.quota.asking.borrow_mut().insert(account) {
         return;

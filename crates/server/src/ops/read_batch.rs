@@ -3,13 +3,13 @@
 //! Owns: what may be had without waiting, and the order in which a file is checked, locked, opened and read. Does not
 //! own: what the client makes of it.
 //!
-//! Invariants: a part waits for disks, and for a lock that a mount without the file open for writing keeps, a moment
-//! [20 ms] in all, and only if the client wants that: whoever makes files keeps their locks for long. It never waits
-//! for a change of names or attributes, for a writer or a restart. What would have to is answered `Again` and leaves
-//! nothing behind: no open, no lock, no token. All that a part shows is read, checked for permission and granted in one
-//! step, under the lock on its bytes, so they are those of that moment for as long as the lock is held. Spans are taken
-//! only where they are free, so their order does not matter. No circle of waits can last, since the only wait for
-//! others has an end.
+//! Invariants: a part waits for disks, and for a lock of a mount that does not have the file open for writing, a moment
+//! [20 ms] in all, and only if the client wants that, because a mount that makes files keeps their locks for long. It
+//! never waits for a change of names or attributes, for a writer or for a restart. A part that would have to wait so is
+//! answered `Again` and leaves nothing behind: no open, no lock, no token. Everything in a part is read, checked for
+//! permission and granted in one step, under the lock on its bytes, so it is valid from that moment on as long as the
+//! lock is held. Spans are taken only if they are free, so their order does not matter. There is no deadlock, since the
+//! only wait for others is bounded.
 
 use crate::counters::add;
 use crate::planted::{self, Mistake};
@@ -39,7 +39,7 @@ const ASK_BACK_WAIT: Duration = Duration::from_millis(20);
 
 /// Why a part is not had.
 enum Refused {
-    /// Nothing but a lock of another mount is in the way.
+    /// The only obstacle is a lock of another mount.
     Locked,
     For(Errno),
 }
@@ -176,7 +176,7 @@ impl<E: Env> RequestCx<E> {
         grants.into_inner()
     }
 
-    /// What is locked of a file: all of the object, or as much as the file has if locks do not grow.
+    /// The range of a file that is locked: the whole object, or as much as the file has if locks do not grow.
     fn range_ahead(&self, size: u64) -> ByteRange {
         if self.worker.tunables.on(Tunable::LockGrowth) { ByteRange::ALL } else { ByteRange::new(0, size.max(1)) }
     }
@@ -233,7 +233,7 @@ impl<E: Env> RequestCx<E> {
         if target.coherence.tokens.on() && asked.tokens {
             tokens.attributes = target.grant_attributes(now_ns, self.session, &view);
             if tokens.attributes.is_none() {
-                // Without, the client could not know how long the permission holds.
+                // Without the token the client could not know how long the permission is valid.
                 locked.iter().for_each(|(id, _)| target.coherence.locks.cancel(now_ns, self.session, &[*id]));
                 return Err(Refused::For(Errno::Again));
             }
@@ -244,7 +244,7 @@ impl<E: Env> RequestCx<E> {
         Ok((FileAhead { inode: view, tokens, lock: locked, bytes: None }, read))
     }
 
-    /// What a part shows, after the checks of a look-up and an open.
+    /// The view for a part, after the checks of a look-up and an open.
     fn view_ahead(&self, dir: Ino, part: &ReadPart) -> Result<InodeView> {
         let meta = self.target.meta.borrow();
         if meta.lookup(&self.cred, dir, &part.name)?.child != part.ino || part.ino.target() != self.target.id {

@@ -1,28 +1,28 @@
-//! Whether a read is served from memory that the server keeps, and how much it brings there for others.
+//! Whether a read is served from the server's read cache, and how much it loads there for others.
 //!
-//! Owns: the decision, as one pure function of what the server knows at that moment. Does not own: what follows
-//! (`cached_read`), how reads lie beside each other (`amphi_object::read_pattern`).
+//! Owns: the decision, as one pure function of the server's state at that moment. Does not own: carrying it out
+//! (`cached_read`), recognising adjacent reads (`amphi_object::read_pattern`).
 //!
-//! What is kept is served. Otherwise a mount that is alone keeps what it reads itself, and large reads go from the disk
-//! to the mount without a copy. Of the rest, a read that lies beside no other one brings nothing: reading at random
-//! costs what it cost, and one look at everything fills no memory. A neighbour brings its 64 KiB, and reads of several
-//! mounts that lie together their whole mebibyte, which the next ones find.
+//! Kept blocks are served from memory. Otherwise a sole mount caches what it reads itself, and large reads are sent
+//! from the disk to the mount without a copy. Of the other reads, one without another read nearby loads nothing: random
+//! reads cost no more than without the cache, and reading everything once fills no memory. A read near another one
+//! loads its 64 KiB, and nearby reads of several mounts load the whole mebibyte around them, which the next ones find.
 //!
-//! A program that says how it reads is believed: what it reads once is not kept, what it reads in sequence brings its
-//! mebibyte from the first read on, and what it reads at random is kept without what lies around it.
+//! The advice of a program is followed: what it reads once is not kept, what it reads in sequence loads its mebibyte
+//! from the first read on, and what it reads at random is kept without its surroundings.
 
 use amphi_object::Beside;
 use amphi_types::limits::BLOCK;
 use amphi_wire::ReadAdvice;
 
-/// Reads of so many bytes go past the memory, bytes.
+/// Reads of this many bytes go past the memory, bytes.
 const LARGE_BYTES: u64 = 256 << 10;
-/// What a read brings that has a neighbour: the whole blocks of so many bytes around it.
+/// The piece that a read near another one loads: the whole blocks of this many bytes around it.
 const NEAR_UNIT_BYTES: u64 = 64 << 10;
-/// What one brings that is part of a sequence.
+/// The piece that a read in a sequence loads.
 const FAR_UNIT_BYTES: u64 = 1 << 20;
 
-/// What is known when a read comes.
+/// The inputs of the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
     /// Memory may be used.
@@ -33,28 +33,28 @@ pub(super) struct State {
     pub alone: bool,
     /// Bytes of the read.
     pub len: u64,
-    /// What its program has said.
+    /// The advice of the program that reads.
     pub advice: ReadAdvice,
     /// Whatever was read before it.
     pub beside: Beside,
 }
 
-/// Where a read is served from, and why.
+/// From where a read is served, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadWay {
     /// From memory.
     Kept,
-    /// From the disk, with all around it up to multiples of so many bytes, which are kept.
+    /// From the disk, with all surrounding blocks up to multiples of this many bytes, which are kept.
     Unit(u64),
-    /// From the disk: nothing is kept.
+    /// From the disk, without keeping anything.
     DirectOff,
     /// Likewise: it is large.
     DirectLarge,
     /// Likewise: the mount keeps it.
     DirectAlone,
-    /// Likewise: nobody has read beside it.
+    /// From the disk: there was no other read nearby.
     DirectFirst,
-    /// Likewise: nobody reads it again.
+    /// Likewise: it is not read again.
     DirectOnce,
 }
 

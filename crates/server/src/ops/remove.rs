@@ -34,6 +34,7 @@ impl<E: Env> RequestCx<E> {
                     other => other?,
                 },
             };
+            self.has_project(facts.project)?;
             let parts = planner(&self.cred, &place.dir, &name, &facts)?;
             let last_name_of = (facts.kind == Kind::Dir || facts.nlink == 1).then_some(child);
             let reply = Reply::Removed { last_name_of };

@@ -28,8 +28,8 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Directories for which other mounts have to look when it has happened: what has new places, and where something
-    /// was that is replaced.
+    /// Directories that other mounts have to look up after the rename: those with new places, and the place of one that
+    /// was replaced.
     fn changed(&self, from: &(Ino, Name), to: &(Ino, Name), mode: plan::RenameMode) -> Vec<Changed> {
         let (from, to) = (&(self.from.directory(), from.1.clone()), &(self.to.directory(), to.1.clone()));
         let other = if mode == plan::RenameMode::Exchange { from } else { to };
@@ -41,7 +41,7 @@ impl Gathered {
     }
 }
 
-/// What becomes of an existing destination, and whether the old name becomes a whiteout.
+/// The handling of an existing destination, and whether the old name becomes a whiteout.
 fn plan_mode(mode: RenameMode) -> (plan::RenameMode, bool) {
     match mode {
         RenameMode::Replace => (plan::RenameMode::Replace, false),
@@ -85,12 +85,15 @@ impl<E: Env> RequestCx<E> {
         for _ in 0..PLAN_TRIES {
             let found = match self.gather_rename(from, to).await {
                 Err(Errno::Stale) if self.facts_anywhere(from.0).await.is_ok() => match self.place(to.0, &to.1).await {
-                    // One of the named inodes has just gone: look again.
+                    // One of the named inodes is gone: start again.
                     Ok(_) => continue,
                     Err(e) => return Err(e),
                 },
                 other => other?,
             };
+            for facts in [Some(&found.source), found.target.as_ref()].into_iter().flatten() {
+                self.has_project(facts.project)?;
+            }
             match (mode, &found.target) {
                 (plan::RenameMode::NoReplace, Some(_)) => return Err(Errno::Exist),
                 (plan::RenameMode::Exchange, None) => return Err(Errno::NoEnt),
@@ -104,7 +107,7 @@ impl<E: Env> RequestCx<E> {
                         TargetReply::Moving(number) => *lock = Some(number),
                         _ => return Err(Errno::Proto),
                     }
-                    // What was gathered before the lock may be old.
+                    // The facts collected before the lock may be outdated.
                     continue;
                 }
                 match self.exclude_loops(&found, mode).await {
@@ -150,8 +153,8 @@ impl<E: Env> RequestCx<E> {
         Err(Errno::Again)
     }
 
-    /// Whether the lock on moving directories is still this operation's. Once all have promised, whoever gets it later
-    /// walks into the promises and waits for their outcome.
+    /// Whether the lock on moving directories is still this operation's. Once all have promised, a later operation on
+    /// it finds the promises and waits for their outcome.
     async fn has_move_lock(&self, lock: Option<u64>) -> Result<bool> {
         match lock {
             Some(number) if !self.worker.routes.is_local(MOVE_TARGET) => {

@@ -1,17 +1,17 @@
 //! Which objects a session may touch: those of files that it has open.
 //!
 //! Owns: the checks before a request on file data. Does not own: opens (`crate::session::opens`), what a target has
-//! learnt about sessions that come for stripes of other targets' files (`crate::session::rights`), locks.
+//! learnt about sessions that access its stripes of other targets' files (`crate::session::rights`), locks.
 //!
-//! Stripe 0 lies with its inode, so its target looks at its own opens. The target of another stripe asks the inode's
-//! target when a session first comes for the file, and remembers the answer until the session ends or the objects of
-//! the inode are destroyed: a request pays one look into a table. A close takes nothing away, since who has closed a
-//! file could as well have kept it open. What an answer says holds: the layout of a file that was spread is fixed, and
-//! an answer that was under way while the objects were destroyed is not kept.
+//! Stripe 0 is on the target of its inode, which checks its own opens. The target of another stripe asks the inode's
+//! target when a session first accesses the file, and remembers the answer until the session ends or the objects of the
+//! inode are destroyed: then a request costs one look-up in a table. A close removes no right, since a session that has
+//! closed a file could as well have kept it open. An answer stays valid: the layout of a spread file is fixed, and an
+//! answer that was under way while the objects were destroyed is not stored.
 //!
-//! Invariant: an object comes into being only while its inode is there, spread if it is not stripe 0, and where the
-//! layout puts it, so whoever destroys the inode finds it. Each change looks twice: before it waits for anything, and
-//! in the step in which it has its span, behind which a destruction waits (`destroy_objects`).
+//! Invariant: an object is created only while its inode exists (and is marked as spread, unless it is stripe 0), on the
+//! target that the layout names, so the destruction of the inode finds it. Each change checks twice: before it waits
+//! for anything, and in the step in which it has its span, for which a destruction waits (`destroy_objects`).
 
 use crate::message::{TargetReply, TargetRequest};
 use crate::session::rights::{Right, Touch};
@@ -21,15 +21,15 @@ use amphi_env::Env;
 use amphi_types::{Errno, Ino, Kind, ObjectId, Result, SessionId};
 use std::time::Duration;
 
-/// How often is asked anew because the answer was outdated when it came.
+/// How often the request is repeated because the answer was outdated when it came.
 const TRIES: usize = 3;
-/// Pause before the inode's target is asked again whether a session has come back to it.
+/// Pause before the inode's target is asked again whether a session has reconnected to it.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
-/// What this target's opens say of a session and a file.
+/// The rights of a session on a file by this target's opens.
 ///
-/// Errors: `Stale` if the file has gone or goes; `Inval` if it is no file; `BadFd` if the session has not opened it;
-/// `Again` if the session has not come back after a restart of this target.
+/// Errors: `Stale` if the file is gone or being removed; `Inval` if it is not a file; `BadFd` if the session has not
+/// opened it; `Again` if the session has not reconnected after a restart of this target.
 pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Result<Right> {
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
@@ -63,7 +63,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.files.rights.borrow().get(object.ino, self.session).is_some_and(allowed) {
             return Ok(());
         }
-        // It may have been opened anew, for writing, or spread since.
+        // The file may have been opened again, for writing, or spread since.
         for _ in 0..TRIES {
             self.target.files.rights.borrow_mut().asking(object.ino, self.session);
             let question = TargetRequest::Right(self.session, object.ino);
@@ -97,8 +97,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// The last look before a change of an object, in the step in which it has its span: whether the inode is still
-    /// there.
+    /// The last check before a change of an object, in the step in which it has its span: whether the inode still
+    /// exists.
     ///
     /// Errors: as `right_of`.
     pub(super) fn check_again(&self, object: ObjectId) -> Result<()> {

@@ -1,11 +1,11 @@
-//! `scrub_agent`: reads all file data of a target, so that damage is found before somebody needs the bytes.
+//! `scrub_agent`: reads all file data of a target, so that damage is found before a program needs the bytes.
 //!
 //! Owns: what is read next, the pace, checksums for blocks that have none. Does not own: what is wrong (`checksums`).
 //!
-//! It goes through the objects in their order, a chunk of `CHUNK_BLOCKS` at a time and never more than
-//! `server.scrub_bytes_per_s`, and begins again `PAUSE` after its end. Blocks that were written while there were no
-//! checksums get that of what is read, while they would get one if they were written now: nobody can say whether they
-//! are what was written, but from then on it is known when they change.
+//! It reads the objects in their order, a chunk of `CHUNK_BLOCKS` at a time and never more than
+//! `server.scrub_bytes_per_s`, and begins again `PAUSE` after its end. Blocks that were written without checksums get
+//! the checksum of what is read, if they would get one when written now: nobody can know whether they are as they were
+//! written, but later changes are detected.
 //!
 //! Invariant: a chunk is held as by a reader until the record with its new checksums is appended, so no block of it is
 //! written meanwhile, and the record follows all writes of them.
@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// Bytes of items that a chunk may add, about.
 const ITEM_BYTES: u64 = CHUNK_BLOCKS * 8;
 
-/// A place between two chunks: what comes next is at this block, or behind it.
+/// A place between two chunks: the next chunk begins at this block, or behind it.
 type Place = (ObjectId, u64);
 
 impl<E: Env> Target<E> {
@@ -52,7 +52,7 @@ impl<E: Env> Target<E> {
         if self.is_closed() {
             return Ok(None);
         }
-        // It may have been cut or removed while others had it.
+        // The object may have been cut or removed while others had it locked.
         let plan = self.data.borrow().plan_disk_read(object, range);
         if plan.is_hole() {
             return Ok(Some((end, 0)));
@@ -60,7 +60,7 @@ impl<E: Env> Target<E> {
         let from_block = plan.aligned().start / BLOCK;
         let expected = self.expect(&plan.segments, from_block, 0);
         let mut bytes = self.read_chunk(&plan).await?;
-        // What is damaged has been told; the rest of the chunk goes on.
+        // Damage has been reported; the rest of the chunk is processed.
         let _ = self.verify(object, &expected, &mut bytes).await;
         if adopts && !self.is_closed() {
             let (mut txn, mut adopted) = (Txn::default(), 0);

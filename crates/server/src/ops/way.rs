@@ -3,80 +3,82 @@
 //! Owns: the decision, as one pure function of what the server knows at that moment. Does not own: what follows
 //! (`accept`, `data`).
 //!
-//! Small writes are accepted: each would cost a request of the disk and an extent of its own, and in memory they join
-//! their neighbours. Large ones go through, since memory would only copy what the disk takes as it is. What is large
-//! depends on the state: a disk that needs milliseconds for a write takes larger ones from memory; a memory that fills
-//! takes smaller ones, so that the disk sees part of the load before nothing is left.
+//! Small writes are accepted into memory: each would cost a disk request and an extent of its own, and in memory they
+//! are joined with their neighbours. Large writes are written through, since memory would only add a copy. The
+//! threshold depends on the state: a disk that needs milliseconds for a write makes larger writes go to memory; a
+//! memory that fills makes smaller writes go through, so that the disk takes a part of the load before the memory is
+//! full.
 //!
-//! Answering from memory costs the worker copies: into the memory, out of it, and checksums of both. Elsewhere they are
-//! made up for by requests of the disk that it need not make. Where there are many cores and the disk is fast, the
-//! kernel carries requests on other cores while the copies all fall on the worker; if that is what everybody waits for,
-//! writes that are large enough go through: eight mounts on 16 cores wrote records of 47,008 bytes a quarter slower
-//! from memory than through.
+//! Answering from memory costs the worker copies: into the memory, out of it, and checksums of both. Usually the saved
+//! disk requests make up for that. With many cores and a fast disk, the kernel executes disk requests on other cores
+//! while all copies are made by the worker. If the worker is the bottleneck, writes that are large enough are written
+//! through: eight mounts on 16 cores wrote records of 47,008 bytes a quarter slower through memory than through the
+//! disk.
 //!
-//! What comes with others in one message shares a request of the disk with them already. It is accepted only if its
-//! blocks would otherwise lie alone: small files that come whole lie in one piece each, and a mount that is the only
-//! one overwrites blocks where they are.
+//! Writes that arrive in one message with others share a disk request already. Such a write is accepted only if its
+//! blocks would otherwise be scattered: small files that are written as a whole are contiguous, and a sole mount
+//! overwrites blocks in place.
 
-/// What a slow disk needs for a write, ns. An SSD takes a tenth of it.
+/// Time of a write on a slow disk, ns. An SSD needs a tenth of it.
 const SLOW_NS: u64 = 2_000_000;
 /// Factor by which writes to a slow disk may be larger.
 const SLOW_FACTOR: u64 = 4;
 
-/// A worker that found work waiting in so many of its last hundred turns is what others wait for.
+/// A worker that found work waiting in so many of its last hundred turns is the bottleneck.
 const BUSY_PERCENT: u8 = 90;
-/// What a fast disk needs for a write at most, ns: less than the mounts of a busy worker wait for their turn.
+/// Time of a write on a fast disk at most, ns: less than mounts wait for the turn of a busy worker.
 const FAST_NS: u64 = 1_000_000;
 /// Cores from which on the kernel carries requests of the disk beside a busy worker and the mounts.
 const MANY_CORES: u16 = 8;
-/// Writes of so many bytes take a worker longer to copy than to hand to the disk.
+/// Writes of this many bytes take a worker longer to copy than to hand to the disk.
 const COPIED_BYTES: u64 = 16 << 10;
 
-/// What is known when a write comes.
+/// The inputs of the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
     /// The memory is there and is to be used.
     pub open: bool,
     /// Bytes of the write.
     pub len: u64,
-    /// Writes of so many bytes go through, in an empty memory above a fast disk.
+    /// Writes of this many bytes go through, in an empty memory above a fast disk.
     pub through_bytes: u64,
     /// Pages of the memory in use, and all.
     pub pages: (u64, u64),
     /// Delayed extents of the target, and how many there may be.
     pub extents: (u64, u64),
-    /// The file system below has room for what is promised.
+    /// The local file system below the zone has space for what is reserved.
     pub is_roomy: bool,
-    /// What a write takes the disk, about, ns.
+    /// Estimated time of a disk write, ns.
     pub disk_ns: u64,
-    /// Of the last turns of the worker, how many in a hundred found work waiting.
+    /// In how many of a hundred of the last turns the worker found work waiting.
     pub busy_percent: u8,
     /// Cores that the server may use.
     pub cores: u16,
     /// The disk rotates.
     pub rotating: bool,
-    /// It comes with others in one message, and the disk has it in one piece also if it goes through.
+    /// The write is in one message with others, and even if it is written through, its bytes are contiguous on the
+    /// disk.
     pub is_together: bool,
 }
 
-/// Where a write goes, and why.
+/// Whether a write is accepted or written through, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// Into memory.
     Back,
-    /// Nothing is accepted: switched off, or no memory that outlives the server.
+    /// No write is accepted: it is switched off, or there is no memory that outlives the server.
     ThroughOff,
     /// It is large.
     ThroughLarge,
-    /// It would have been small enough for an emptier memory.
+    /// The write would be small enough if the memory were emptier.
     ThroughFull,
     /// There are as many extents as a record can name.
     ThroughExtents,
     /// The file system below the target has little room left.
     ThroughRoom,
-    /// It goes to the disk together with others.
+    /// The write goes to the disk together with others.
     ThroughTogether,
-    /// The worker is what everybody waits for, and the disk is faster.
+    /// The worker is the bottleneck, and the disk is faster.
     ThroughBusy,
 }
 
@@ -87,7 +89,7 @@ pub(super) fn way(s: &State) -> Way {
     let is_worker_short = s.busy_percent >= BUSY_PERCENT && s.cores >= MANY_CORES;
     let slow = s.rotating || s.disk_ns >= SLOW_NS;
     let base = s.through_bytes.saturating_mul(if slow { SLOW_FACTOR } else { 1 });
-    // From half full on the limit falls, to nothing when there is no page left.
+    // When the memory is more than half full, the threshold falls, to zero when no page is free.
     let limit = if used * 2 > all { base / all.max(1) * (all - used.min(all)) * 2 } else { base };
     if !s.open {
         Way::ThroughOff

@@ -3,8 +3,8 @@
 //! Owns: how many changes of file data each session has between the last look whether it is alive and the end of the
 //! change. Does not own: the look, which is at the same place (`RequestCx::land`).
 //!
-//! A session that ends keeps its locks until its last change has landed: whoever gets a lock afterwards finds the
-//! change done or never made.
+//! A session that ends keeps its locks until its last change has ended: a session that gets such a lock later finds the
+//! change either done or never made.
 
 use amphi_types::SessionId;
 use futures_channel::oneshot;
@@ -24,7 +24,7 @@ pub struct InFlights {
     flying: Rc<RefCell<BTreeMap<SessionId, Flying>>>,
 }
 
-/// One change under way; dropped when it has been applied or given up.
+/// One change under way; it is dropped when the change has been applied or given up.
 #[must_use = "dropping it says that the change has landed"]
 pub struct InFlight {
     in_flight: InFlights,
@@ -48,7 +48,7 @@ impl InFlights {
                 one.waiting.push(sender);
                 receiver
             };
-            // Its sender goes with the last change.
+            // Its sender is dropped with the last change.
             let _ = receiver.await;
         }
     }
@@ -73,8 +73,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: whoever waits goes on with the last change of that session, and nothing is left. Method: two changes of
-    /// one session and one of another.
+    /// Goal: the waiting task continues with the end of the last change of that session, and nothing is left. Method:
+    /// two changes of one session and one of another.
     #[test]
     fn the_last_change_wakes() {
         let in_flight = InFlights::default();

@@ -1,7 +1,7 @@
 //! `OpenFiles`: what is open on a target, and for whom.
 //!
-//! Owns: open inodes and what is remembered beside them: rights of sessions in stripes, opens for other targets, opens
-//! for sessions that have not come back yet. Does not own: the rules of opening (`ops::open`).
+//! Owns: open inodes and what is recorded with them: rights of sessions in stripes, opens on behalf of other targets,
+//! opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
 
 use crate::session::opens::Opens;
 use crate::session::rights::Rights;
@@ -10,7 +10,7 @@ use amphi_wire::Access;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// A slot of a session at a target that asked for an open.
+/// A slot of a session at a target that requested an open.
 pub type OpenSlot = (SessionId, TargetId, u16);
 
 /// Open files of one target.
@@ -18,11 +18,11 @@ pub type OpenSlot = (SessionId, TargetId, u16);
 pub struct OpenFiles {
     /// Open inodes.
     pub open: RefCell<Opens>,
-    /// What sessions may do with stripes here of files of other targets.
+    /// The rights of sessions on stripes on this target that belong to files of other targets.
     pub rights: RefCell<Rights>,
     /// The last open for each slot: number of the request, inode.
     opened_for: RefCell<BTreeMap<OpenSlot, (u64, Ino)>>,
-    /// Opens for sessions of an earlier run that had not said yet what they have open.
+    /// Opens for sessions of an earlier run that had not presented their open files yet.
     early: RefCell<Vec<(SessionId, Ino, Access)>>,
 }
 
@@ -42,23 +42,23 @@ impl OpenFiles {
         self.opened_for.borrow_mut().insert(slot, (seq, ino));
     }
 
-    /// That open was taken back.
+    /// That open was cancelled.
     pub fn forget_opened_for(&self, slot: OpenSlot) {
         self.opened_for.borrow_mut().remove(&slot);
     }
 
-    /// An inode is open for a session that has not said yet what it has open.
+    /// An inode is open for a session that has not presented its open files yet.
     pub fn note_early(&self, session: SessionId, ino: Ino, access: Access) {
         self.early.borrow_mut().push((session, ino, access));
     }
 
-    /// What is open for a session that its client could not say.
+    /// Files that are open for a session without its client knowing it.
     pub fn early_of(&self, session: SessionId) -> Vec<(Ino, Access)> {
         let early = self.early.borrow();
         early.iter().filter(|(s, _, _)| *s == session).map(|(_, ino, access)| (*ino, *access)).collect()
     }
 
-    /// What was opened for a session that had not come back is closed.
+    /// A file that was opened for a session that had not reconnected is closed.
     pub fn forget_early(&self, session: SessionId, ino: Ino, access: Access) {
         let mut early = self.early.borrow_mut();
         if let Some(at) = early.iter().position(|o| *o == (session, ino, access)) {

@@ -3,7 +3,7 @@
 //! Owns: counts per inode and session, in memory; clients say them again after a restart. Does not own: what follows
 //! from the last close (`ops::open`).
 //!
-//! An open that an earlier run promised, and whose answer may still be asked for again, is kept under its slot
+//! An open that an earlier run promised, and whose answer may still be requested again, is kept under its slot
 //! (`slots`) and counted here like any other.
 
 use amphi_types::{Ino, SessionId};
@@ -16,15 +16,15 @@ struct Count {
     writing: u64,
 }
 
-/// Closes of which a target remembers that there was an open: a read that was sent before the close may come, or come
-/// again, behind it.
+/// Number of closes for which a target remembers that there was an open: a read that was sent before the close may
+/// arrive, or be repeated, after it.
 const CLOSED_MAX: usize = 16_384;
 
 /// Open inodes of one target.
 #[derive(Default)]
 pub struct Opens {
     inodes: BTreeMap<Ino, BTreeMap<SessionId, Count>>,
-    /// What sessions have closed lately, by how they had it open, and in which order.
+    /// The files that sessions have closed lately, with the access of the open, and in which order.
     closed: BTreeMap<(Ino, SessionId), Access>,
     closed_order: VecDeque<(Ino, SessionId)>,
 }
@@ -42,7 +42,8 @@ impl Opens {
         self.inodes.keys().copied()
     }
 
-    /// One open of the session ends. False if it had none: its server restarted and it did not say it again.
+    /// One open of the session ends. Returns false if the session had none: its server restarted and it did not present
+    /// the open again.
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
         let Some(count) = sessions.get_mut(&session) else { return false };
@@ -77,8 +78,8 @@ impl Opens {
         debug_assert!(self.closed.len() <= CLOSED_MAX, "bounded");
     }
 
-    /// How a session has an inode open, or had it lately. Whether it is open for reading is told of closed ones alone:
-    /// any open may look.
+    /// With which access a session has an inode open, or had it lately. Only closed files record whether they were open
+    /// for reading, because any open permits reading here.
     pub fn access(&self, session: SessionId, ino: Ino) -> Option<Access> {
         let open = self.inodes.get(&ino).and_then(|s| s.get(&session)).map(|c| c.writing > 0);
         let closed = self.closed.get(&(ino, session)).map(|a| a.write);
@@ -86,7 +87,7 @@ impl Opens {
         Some(Access { read: true, write })
     }
 
-    /// Ends the last opens of an inode: `opens` of this session. False, and nothing done, if there are others.
+    /// Ends the last opens of an inode: `opens` of this session. Returns false, and does nothing, if there are others.
     pub fn close_last(&mut self, session: SessionId, ino: Ino, opens: u64) -> bool {
         let last = match self.inodes.get(&ino) {
             Some(sessions) => sessions.len() == 1 && sessions.get(&session).is_some_and(|c| c.all == opens),
@@ -98,12 +99,12 @@ impl Opens {
         last
     }
 
-    /// Whether anybody has the inode open.
+    /// Whether any session has the inode open.
     pub fn is_open(&self, ino: Ino) -> bool {
         self.inodes.contains_key(&ino)
     }
 
-    /// Whether anybody has the inode open for writing.
+    /// Whether any session has the inode open for writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.values().any(|c| c.writing > 0))
     }

@@ -1,12 +1,12 @@
-//! `Reclaim`: sessions of an earlier run of a target, and what they have said of what they hold.
+//! `Reclaim`: sessions of an earlier run of a target, and what they have presented of what they hold.
 //!
-//! Owns: who has not said yet what it has open, whose locks are still taken in, who has said it before, and who waits
-//! for the end of all that. Does not own: what is said (`ops::open`), when a session that does not come back is given
-//! up (`cluster::master_lease`).
+//! Owns: which sessions have not presented their opens yet, whose locks are still accepted, which have presented
+//! before, and the tasks that wait for the end of all that. Does not own: what is presented (`ops::open`), when a
+//! session that does not reconnect is given up (`cluster::master_lease`).
 //!
-//! A session is *pending* until it has said what it has open, or has ended. It is *eligible* as long as nobody else can
-//! have had what it held, and *done* when it has said what it holds before: when it says it again, because the answer
-//! was lost, nothing has been settled behind its back.
+//! A session is *pending* until it has presented its opens, or has ended. A session is *eligible* as long as no other
+//! session can have had what it held, and *done* when it has presented before: if it presents again, because the answer
+//! was lost, nothing was granted to others meanwhile.
 //!
 //! Bound: the sessions of the earlier run.
 
@@ -17,20 +17,21 @@ use std::collections::BTreeSet;
 
 /// The sessions of an earlier run.
 pub struct Reclaim {
-    /// Those that have not said yet what they have open.
+    /// Sessions that have not presented their opens yet.
     pending: RefCell<BTreeSet<SessionId>>,
-    /// Who waits until none of these is left.
+    /// Tasks that wait until no session is pending.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
-    /// Those whose locks are taken in when they present them: nobody had others meanwhile.
+    /// Sessions whose locks are accepted when they present them, because no other session had conflicting ones
+    /// meanwhile.
     eligible: RefCell<BTreeSet<SessionId>>,
-    /// Those that have said what they hold, in time or all of what that takes if not.
+    /// Sessions that have presented what they hold, in time, or late with all consequences done.
     done: RefCell<BTreeSet<SessionId>>,
-    /// How often sessions have said what they hold.
+    /// How often sessions have presented what they hold.
     said: Cell<u64>,
 }
 
 impl Reclaim {
-    /// All these sessions may come back to what they held.
+    /// The state in which all these sessions may reclaim what they held.
     pub fn of(sessions: impl Iterator<Item = SessionId>) -> Reclaim {
         let sessions: BTreeSet<SessionId> = sessions.collect();
         Reclaim {
@@ -42,12 +43,12 @@ impl Reclaim {
         }
     }
 
-    /// Whether every session has said what it has open, or has ended.
+    /// Whether every session has presented its opens, or has ended.
     pub fn is_over(&self) -> bool {
         self.pending.borrow().is_empty()
     }
 
-    /// Whether a session has not said yet what it has open.
+    /// Whether a session has not presented its opens yet.
     pub fn is_pending(&self, session: SessionId) -> bool {
         self.pending.borrow().contains(&session)
     }
@@ -66,7 +67,7 @@ impl Reclaim {
         }
     }
 
-    /// A session has said what it has open, or has ended. Whether it was pending; then `wake` has to follow.
+    /// A session has presented its opens, or has ended. Returns whether it was pending; then `wake` has to follow.
     pub fn settle(&self, session: SessionId) -> bool {
         self.pending.borrow_mut().remove(&session)
     }
@@ -80,7 +81,8 @@ impl Reclaim {
         }
     }
 
-    /// A session says what it holds. Whether others did not wait for it: they may have had what it held.
+    /// A session presents what it holds. Returns whether others did not wait for it, so that they may have had what it
+    /// held.
     pub fn begin_saying(&self, session: SessionId) -> bool {
         self.said.set(self.said.get() + 1);
         let is_late = !self.is_pending(session) && !self.done.borrow().contains(&session);
@@ -90,12 +92,12 @@ impl Reclaim {
         is_late
     }
 
-    /// What follows from it has been done as well.
+    /// Everything that follows from it has been done as well.
     pub fn end_saying(&self, session: SessionId) {
         self.done.borrow_mut().insert(session);
     }
 
-    /// How often sessions have said what they hold.
+    /// How often sessions have presented what they hold.
     pub fn said(&self) -> u64 {
         self.said.get()
     }
@@ -105,12 +107,12 @@ impl Reclaim {
         self.eligible.borrow().contains(&session)
     }
 
-    /// Nobody has had what a session held that begins again.
+    /// A session begins again, and no other session has had what it held.
     pub fn make_eligible(&self, session: SessionId) {
         self.eligible.borrow_mut().insert(session);
     }
 
-    /// Others may have what a session held from now on.
+    /// From now on other sessions may have what the session held.
     pub fn forget(&self, session: SessionId) {
         self.eligible.borrow_mut().remove(&session);
         self.done.borrow_mut().remove(&session);
@@ -122,8 +124,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: whoever waits goes on when the last session has said what it has open; one that is late is known as such
-    /// until what follows has been done. Method: two sessions, one of which is given up and comes back.
+    /// Goal: the waiting task continues when the last session has presented its opens; a late session counts as late
+    /// until all consequences are done. Method: two sessions, one of which is given up and comes back.
     #[test]
     fn the_last_session_wakes() {
         let (a, b) = (SessionId(1), SessionId(2));

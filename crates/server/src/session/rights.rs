@@ -1,4 +1,4 @@
-//! `Rights`: what a target has learnt about sessions that come for stripes of other targets' files.
+//! `Rights`: what a target has learnt about sessions that access its stripes of other targets' files.
 //!
 //! Owns: the table of answers and its bound. Does not own: when a request is checked, who asks (`ops::rights`).
 
@@ -7,19 +7,19 @@ use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Sessions and files of other targets that a target remembers; beyond, all are asked for anew.
+/// Sessions and files of other targets that a target remembers; beyond, all are requested anew.
 const RIGHTS_MAX: usize = 65_536;
 
-/// What a request does with an object.
+/// The kind of access of a request to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// Looks at it: any open will do, since a mount fills pages around what is written.
+    /// It reads the object: any open permits that, since a mount reads pages around what is written.
     Look,
     /// Changes it: needs an open for writing.
     Change,
 }
 
-/// What a session may do with the stripes of a file, as the inode's target says.
+/// The rights of a session on the stripes of a file, as the inode's target has answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Right {
     /// How it has the file open, or had it open lately.
@@ -33,7 +33,7 @@ pub struct Right {
 }
 
 impl Right {
-    /// Whether the session may touch the object, which has to lie at target `here`.
+    /// Whether the session may access the object, which has to be on target `here`.
     pub fn allows(&self, object: ObjectId, here: TargetId, touch: Touch) -> bool {
         self.lies(object, here) && (touch == Touch::Look || (self.access.write && self.wide))
     }
@@ -42,7 +42,8 @@ impl Right {
         object.stripe < self.layout.stripes() && self.layout.target(object.ino, object.stripe) == here
     }
 
-    /// Why a request that is not allowed is refused. A file that nobody has spread has no such object: a hole is there.
+    /// Why a request that is not permitted is refused. A file that was never spread has no such object, so the range is
+    /// a hole.
     pub fn refusal(&self, object: ObjectId, here: TargetId) -> Errno {
         if self.lies(object, here) && self.access.write && !self.wide { Errno::NoEnt } else { Errno::BadFd }
     }

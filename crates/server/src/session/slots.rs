@@ -3,13 +3,13 @@
 //! Owns: the last logged answer of every slot (items with tag `R`), the answers of this run that are not logged
 //! (opens, locks, refusals), and who waits for a request that still executes. Does not own: executing.
 //!
-//! A mutation's answer is logged in the transaction of the mutation itself, so "it happened" and "this was the
-//! answer" survive together or not at all. A request that only changed memory (open, lock) is remembered in memory:
-//! after a restart that memory is gone together with what it changed.
+//! The answer to a change is logged in the same record as the change itself, so either both survive or neither. The
+//! answer to a request that changed only memory (open, lock) is kept in memory: after a restart that memory is gone
+//! together with what it changed.
 //!
-//! An open that an earlier run logged is kept for who asks again: whether its answer arrived is not known. A client
-//! asks again right after it has said what it has open, so such opens end some minutes after that (`end_kept`); most of
-//! them were closed long before.
+//! An open that an earlier run logged is kept for a repeated request, because it is not known whether its answer
+//! arrived. A client repeats requests right after it has presented its opens, so such opens end some minutes after that
+//! (`end_kept`); most of these files were closed long before.
 //!
 //! Bound: one entry for each credit of each session, each with one answer.
 
@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 pub struct SlotRecord {
     /// Sequence number of the request.
     pub seq: u64,
-    /// What it was answered; tokens are not logged.
+    /// The answer to the request; tokens are not logged.
     #[serde(with = "logged")]
     pub answer: Answer,
     /// What it opened.
@@ -59,7 +59,7 @@ struct Slot {
     logged: bool,
     /// An open that a request of an earlier run made and whose answer may not have arrived: it keeps the inode.
     kept_open: Option<(Ino, Access)>,
-    /// Such an open that was kept long enough.
+    /// An open of an earlier run that was kept long enough.
     ended_open: Option<(Ino, Access)>,
     live: Live,
 }
@@ -70,15 +70,15 @@ pub struct Slots {
     slots: BTreeMap<(SessionId, u16), Slot>,
 }
 
-/// What to do with a request.
+/// The next step for a request.
 #[expect(clippy::large_enum_variant, reason = "made once for each request, and taken apart at once")]
 pub enum Begin {
-    /// It is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
+    /// The request is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
     New(Option<(Ino, Access)>),
-    /// It was executed: this is its answer. The open that an earlier run kept for it is the session's from now on; this
-    /// one it made as well, and it was kept long enough.
+    /// The request was executed: this is its answer. The open that an earlier run kept for it belongs to the session
+    /// from now on; the second value is an open that was kept long enough and has ended.
     Answered(Answer, Option<(Ino, Access)>),
-    /// It is being executed: wait for its answer.
+    /// The request is being executed: wait for its answer.
     Running(oneshot::Receiver<Answer>),
     /// A later request of the slot has been seen: the sender cannot be waiting for this one.
     Old,
@@ -100,7 +100,7 @@ impl Slots {
             Live::Running { seq, waiting } if *seq == id.seq => {
                 waiting.retain(|w| !w.is_canceled());
                 if waiting.len() >= WAITING_MAX {
-                    // Each resend comes by a later connection: nobody hears the answer to the oldest any more.
+                    // Each repetition comes on a later connection, so the oldest waiting answer has no reader any more.
                     waiting.remove(0);
                 }
                 let (sender, receiver) = oneshot::channel();
@@ -120,7 +120,7 @@ impl Slots {
         Begin::New(slot.kept_open.take())
     }
 
-    /// The request has been executed: whoever waits for it gets its answer.
+    /// The request has been executed: the waiting connection gets its answer.
     pub fn finish(&mut self, session: SessionId, id: RequestId, answer: &Answer) {
         let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return };
         let answered = Live::Answered { seq: id.seq, answer: answer.clone() };
@@ -176,7 +176,7 @@ impl Slots {
         self.slots.range_mut((session, 0)..=(session, u16::MAX)).filter_map(|(_, slot)| end(slot)).collect()
     }
 
-    /// Whose answer of an earlier run shows the inode with this generation: the session that truncated it last.
+    /// The session whose answer of an earlier run shows the inode with this generation: the one that truncated it last.
     pub fn truncated_by(&self, ino: Ino, generation: u64) -> Option<SessionId> {
         let shows = |answer: &Answer| matches!(&answer.result, Ok(Reply::Inode(view)) if view.attr.ino == ino && view.generation == generation);
         let of = |slot: &Slot| matches!(&slot.live, Live::Answered { answer, .. } if shows(answer));
@@ -275,8 +275,8 @@ mod tests {
         assert!(after.slots.is_empty());
     }
 
-    /// Goal: an open that was kept long enough ends once, and who asks again all the same is told of it once, unless
-    /// the slot has gone on. Method: by hand, two slots.
+    /// Goal: an open that was kept long enough ends once, and a client that repeats its request later learns that once,
+    /// unless the slot was used again. Method: by hand, two slots.
     #[test]
     fn kept_opens_end() {
         let mut slots = Slots::default();

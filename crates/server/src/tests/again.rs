@@ -1,4 +1,4 @@
-//! Callbacks, revocations and questions that are lost while their connection goes on, and answers that come twice.
+//! Callbacks, revocations and glimpses that are lost while their connection continues, and answers that arrive twice.
 
 use super::company::{lock, lookup, with_two};
 use super::*;
@@ -12,9 +12,9 @@ async fn counter(client: &Client, wanted: &str) -> u64 {
     counters.iter().find(|(name, _)| name == wanted).expect("a counter").1
 }
 
-/// Goal: what a client has not answered comes again on the same connection, soon enough that nobody is evicted. Method:
-/// a holder takes a revocation, a callback and a question for a size without answering, and answers the ones that come
-/// again. One worker has the connections, a second one the target.
+/// Goal: an unanswered push is repeated on the same connection, soon enough that no mount is evicted. Method: a holder
+/// takes a revocation, a callback and a glimpse without answering, and answers the repeated ones. One worker has the
+/// connections, a second one the target.
 #[test]
 fn what_is_not_answered_comes_again() {
     with_two(81, 2, 2, async |place, a, b| {
@@ -73,8 +73,8 @@ fn asking_again_is_no_progress() {
     });
 }
 
-/// Goal: an answer that comes late or twice ends nothing but what it names. Method: a lock is given back, a new one is
-/// taken on the same bytes, and the first is given back again; another mount still has to wait for the second.
+/// Goal: an answer that arrives late or twice ends only the lock that it names. Method: a lock is returned, a new one
+/// is taken on the same bytes, and the first is returned again; another mount still has to wait for the second.
 #[test]
 fn a_lock_given_back_twice_is_given_back_once() {
     with_two(83, 1, 1, async |_, a, b| {

@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Goal: who has been told that a directory is gone does not find it by its inode either, although the target of that
-/// inode hears later of the decision. Method: directories on other targets than their names are removed and looked at
-/// in the same moment.
+/// Goal: a mount that was notified of the removal of a directory does not find it by its inode either, although the
+/// target of that inode receives the decision later. Method: directories on other targets than their names are removed
+/// and read at the same moment.
 #[test]
 fn what_was_removed_is_not_shown() {
     with_server(98, 4, 1, async |_, c| {

@@ -1,4 +1,4 @@
-//! Batches of small writes: what they leave, what they cost, and what crashes leave of them.
+//! Batches of small writes: their effect, their cost, and their state after crashes.
 
 use super::data::bytes;
 use super::*;
@@ -125,9 +125,9 @@ fn a_batch_costs_few_writes() {
     });
 }
 
-/// Goal: what is wrong with one part concerns that part alone; what is wrong with the message is refused as a whole.
-/// Method: a removed file, a directory, an old generation and an object of another target among good parts; then shapes
-/// that must not be.
+/// Goal: an error of one part concerns that part alone; an error of the message refuses it as a whole. Method: a
+/// removed file, a directory, an old generation and an object of another target among good parts; then invalid
+/// messages.
 #[test]
 fn each_part_stands_for_itself() {
     with_server(73, 2, 1, async |_, c| {
@@ -177,8 +177,8 @@ fn each_part_stands_for_itself() {
     });
 }
 
-/// Goal: batches, single writes, cuts and removals of the same files go on at once without waiting in a circle, and a
-/// disk that refuses a write fails its parts alone. Method: many at once in the simulator, which ends a run in which
+/// Goal: batches, single writes, cuts and removals of the same files continue at once without waiting in a circle, and
+/// a disk that refuses a write fails its parts alone. Method: many at once in the simulator, which ends a run in which
 /// nothing moves.
 #[test]
 fn batches_and_others_at_once() {
@@ -276,17 +276,17 @@ fn a_full_target() {
 
 /// Files of the crash sweep.
 const SWEPT: usize = 5;
-/// What blocks hold before the sweep.
+/// The contents of blocks before the sweep.
 const FOREIGN: u8 = 0xee;
 
 /// Bytes that batch `round` writes to the `i`-th file: ends and begins in the middle of blocks, over older ones and
-/// behind them; all of the last file, which is not accepted into memory in company.
+/// behind them; all of the last file, which is not accepted into memory in shared mode.
 fn swept(ino: Ino, i: usize, round: u8) -> Part {
     let offset = if i + 1 == SWEPT { 0 } else { 300 + 1000 * u64::from(round) + 10 * i as u64 };
     part(ino, round * 16 + i as u8, offset, 2500 + 3000 * i)
 }
 
-/// Who is there when batches are swept.
+/// The mounts that exist when batches are swept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mounts {
     /// One: its batches go to the disk.
@@ -313,7 +313,7 @@ impl Mounts {
     }
 }
 
-/// Makes the files of the sweep, and a removed one; blocks that will be used again hold bytes that nobody may see.
+/// Makes the files of the sweep, and a removed one; blocks that will be used again hold bytes that must not be visible.
 async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
     let files = c.files(SWEPT).await?;
     c.held.opens.borrow_mut().extend(files.iter().map(|ino| (*ino, RW)));
@@ -336,8 +336,8 @@ async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
     Ok((files, gone))
 }
 
-/// What the sweep does: batches over the files, then a sync, then one more of which a part fails. With an `env` it
-/// waits behind each batch.
+/// The operations of the sweep: batches over the files, then a sync, then one more of which a part fails. With an `env`
+/// it waits behind each batch.
 async fn batch_scenario(c: &Client, files: &[Ino], gone: Ino, done: &Cell<usize>, env: Option<SimEnv>) -> Result<()> {
     let step = || done.set(done.get() + 1);
     step();
@@ -351,7 +351,7 @@ async fn batch_scenario(c: &Client, files: &[Ino], gone: Ino, done: &Cell<usize>
         }
         for ((p, _), result) in parts.iter().zip(c.batch(&parts).await?) {
             let is_right = match result {
-                // In company a file that is not open has to be asked for alone.
+                // In shared mode a file that is not open has to be written by a request of its own.
                 Err(e) => p.object.ino == gone && matches!(e, Errno::Stale | Errno::Again),
                 Ok(()) => p.object.ino != gone,
             };
@@ -452,7 +452,7 @@ fn sweep(mounts: Mounts) -> u64 {
     loop {
         nth += 1;
         let mut finished = true;
-        // What a power failure leaves is a matter of chance: several tries.
+        // The state after a power failure is random: several tries.
         let power = (81..86).map(|seed| (CrashKind::Power, seed, true));
         let kills = [true, false].map(|keeps| (CrashKind::Process, 80, keeps));
         for (kind, seed, keeps) in kills.into_iter().chain(power) {
@@ -464,8 +464,8 @@ fn sweep(mounts: Mounts) -> u64 {
     }
 }
 
-/// Goal: Promise S9, Promise S10 for batches: what was answered before a kill is there after it, what was synced after
-/// lost power; a part that was not answered is old or new, and no file shows bytes that were never written to it.
+/// Goal: Promise S9, Promise S10 for batches: data answered before a kill is there after it, data synced before lost
+/// power as well; a part that was not answered is old or new, and no file shows bytes that were never written to it.
 /// Method: client and server crash at every write and sync of a scenario.
 #[test]
 fn batches_survive_any_crash() {
@@ -603,9 +603,9 @@ fn more_than_one_record() {
     });
 }
 
-/// Goal: a part whose file others may cache attributes of, because the session has not opened it for writing, does not
-/// hold the others up: it is refused with `Again`, and alone it takes the token back first. Method: two mounts, one of
-/// which looks at a closed file and does not answer revocations.
+/// Goal: a part whose file's attributes other mounts may cache, because the session has not opened it for writing, does
+/// not delay the other parts: it is refused with `Again`, and a request of its own revokes the token first. Method: two
+/// mounts, one of which reads the attributes of a closed file and does not answer revocations.
 #[test]
 fn unopened_files_come_alone() {
     with_server(79, 1, 1, async |place, c| {

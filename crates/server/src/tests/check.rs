@@ -17,7 +17,7 @@ type Items = BTreeMap<Key, Vec<u8>>;
 /// Changes of one zone.
 type Planted = (TargetId, Txn);
 
-/// What lies in the zones, and what the story made.
+/// The contents of the zones, and the objects that the test made.
 struct Folder {
     items: Vec<Items>,
     /// A directory of the root, and one in it.
@@ -30,7 +30,7 @@ struct Folder {
 }
 
 impl Place {
-    /// Opens the zone of a stopped server as it would, changes items, closes it; returns what was there before.
+    /// Opens the zone of a stopped server as the server would, changes items, closes it; returns the former items.
     async fn change(&self, target: TargetId, txn: Txn) -> Items {
         let options = OpenOptions { auto_checkpoint: false, ..OpenOptions::default() };
         let path = self.config.zone_path(target.0);
@@ -169,10 +169,10 @@ async fn stopped(place: &Place) -> Folder {
     folder
 }
 
-/// Goal: every check of names, objects, extents, intents and records of a folder finds what it is for, with the place,
-/// and nothing is changed by checking. Method: a server of two targets is stopped; the items of its zones are changed
-/// by the zone's own code, one damage at a time, names by some of the parts of an operation; what was there is put
-/// back, and the zones are whole again.
+/// Goal: every check of names, objects, extents, intents and records of a folder finds the damage it is made for, with
+/// the place, and checking changes nothing. Method: a server of two targets is stopped; the items of its zones are
+/// changed by the zone's own code, one damage at a time, names by some of the parts of an operation; the former items
+/// are restored, and the zones are whole again.
 #[test]
 fn each_check_finds_its_damage() {
     let place = Place::new(131, 2, 1);
@@ -431,9 +431,9 @@ fn parts_of_a_cluster_are_checked() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: zones in which the first start began nothing are no damage, in a cluster that was never used; they are where
-/// others build on them. Method: all items of some zones of a server are removed, of one that was started only and of
-/// one that was used.
+/// Goal: zones in which the first start began nothing are no damage, in a cluster that was never used; they are damage
+/// where other zones refer to them. Method: all items of some zones of a server are removed, of one that was started
+/// only and of one that was used.
 #[test]
 fn zones_without_a_start_are_told() {
     for (used, emptied) in [(false, vec![0]), (false, vec![1]), (false, vec![0, 1]), (true, vec![0]), (true, vec![1])] {
@@ -485,9 +485,9 @@ impl Place {
     }
 }
 
-/// Goal: a repair makes sound what it says, leaves the rest as it is, never takes an inode away, and is shown before
-/// anything is written; a second one has nothing to do. Method: each damage that the check knows is planted, repaired
-/// and put back.
+/// Goal: a repair makes sound the damage that it names, leaves the rest unchanged, never removes an inode, and is shown
+/// before anything is written; a second one has nothing to do. Method: each damage that the check knows is planted,
+/// repaired and put back.
 #[test]
 fn each_damage_is_repaired_or_left() {
     let place = Place::new(137, 2, 1);
@@ -528,8 +528,8 @@ fn each_damage_is_repaired_or_left() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: what nobody could reach can be reached, and what was lost is named by its path. Method: a ring of directories,
-/// a file without a name, a name without a file; a server is started behind the repair.
+/// Goal: unreachable inodes become reachable, and the path of each loss is named. Method: a ring of directories, a file
+/// without a name, a name without a file; a server is started behind the repair.
 #[test]
 fn what_is_repaired_can_be_used() {
     let place = Place::new(138, 2, 1);

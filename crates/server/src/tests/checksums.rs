@@ -144,7 +144,7 @@ fn flipped_bits(seed: u64) {
         assert!(counter(c, "checksum_errors").await >= 2 * damaged);
         assert_eq!(counter(c, "checksum_retries").await, 0);
 
-        // What is written beside damaged bytes does not make them good; what is written over them does.
+        // A write beside damaged bytes does not make them good; a write over them does.
         let (bad, end) = (all[5].0, all[5].0 + BLOCK);
         if seed.is_multiple_of(2) {
             assert_eq!(put(c, f, 20, bad + 10, bad + 20).await, Err(Errno::Io));
@@ -160,7 +160,7 @@ fn flipped_bits(seed: u64) {
         assert_eq!(get(c, f, ByteRange::new(bad, end)).await, Err(Errno::Io));
         put(c, f, 21, bad, end).await.unwrap();
         assert_eq!(get(c, f, ByteRange::new(bad, end)).await, Ok(bytes(21, bad, 4096).to_vec()));
-        // What is in memory gets its blocks.
+        // Bytes in memory are flushed and get their blocks.
         set(c, "server.write_back", "off").await;
         place.sim.node("client").sleep(Duration::from_secs(2)).await;
         assert_eq!(stat_damaged(c).await, damaged - 1);
@@ -171,8 +171,8 @@ fn flipped_bits(seed: u64) {
 }
 
 /// Goal: Promise S24: no byte of a block in which a bit has changed is served, nor does it get a new checksum by a
-/// change beside it; all others are served; overwriting the block or removing the file ends it. Method: as said,
-/// written through and from memory; the same finds that nothing is compared.
+/// change beside it; all others are served; overwriting the block or removing the file ends it. Method: the same, for
+/// bytes written through and bytes from memory; then without comparison of checksums.
 #[test]
 fn flipped_bits_are_not_served() {
     plant(None);
@@ -184,8 +184,8 @@ fn flipped_bits_are_not_served() {
     assert!(found);
 }
 
-/// Goal: what was written without checksums is served as it is, gets one when it is written again, and keeps it when
-/// they are switched off; and a restart remembers all that. Method: one file over both settings, with a flip each.
+/// Goal: data written without checksums is served as it is, gets one when it is written again, and keeps it when they
+/// are switched off; and a restart remembers all that. Method: one file over both settings, with a flip each.
 #[test]
 fn the_switch_counts_for_what_is_written() {
     let place = place(402, &[("server.checksums", "off")]);
@@ -294,8 +294,8 @@ fn a_full_target_takes_overwrites() {
     });
 }
 
-/// Goal: the scrubber gives blocks without checksums one, finds damage that nobody has read, goes no faster than it is
-/// told, and stops when it is told. Method: a file of 8 MiB that was written without, at 1 MiB a second; then a flip.
+/// Goal: the scrubber gives blocks without checksums one, finds damage that was never read, respects its rate limit,
+/// and stops on request. Method: a file of 8 MiB that was written without, at 1 MiB a second; then a flip.
 #[test]
 fn the_scrubber_reads_everything() {
     let place = place(406, &[("server.checksums", "off")]);
@@ -482,7 +482,7 @@ fn a_file_is_set_to_have_checksums_or_not() {
                 c.ask(op, Some(bytes(2, 5 * BLOCK, BLOCK as usize))).await.0.expect("batch");
                 files.push((f, asked));
             }
-            // What is in memory gets its blocks.
+            // Bytes in memory are flushed and get their blocks.
             set(&c, "server.write_back", "off").await;
             place.sim.node("client").sleep(Duration::from_secs(2)).await;
             set(&c, "server.write_back", back).await;
@@ -490,7 +490,8 @@ fn a_file_is_set_to_have_checksums_or_not() {
                 let set = SetAttr { size: Some(3 * BLOCK + 100), ..SetAttr::default() };
                 c.call(Request::SetAttr { ino: *f, set }).await.expect("truncate");
                 assert_eq!(verified(&place, &c, *f).await, [asked.are_made(server == "on"); 4], "{asked:?} {server}");
-                // What was accepted and is flushed by the next process, which has not heard how it was written.
+                // Bytes that were accepted and are flushed by the next process, which does not know the request of
+                // their write.
                 put_as(&c, *f, *asked, 3, BLOCK + 9, BLOCK + 1000).await.expect("overwrite");
             }
             place.sim.crash("server", CrashKind::Process);

@@ -136,7 +136,7 @@ impl World {
         for server in servers.into_iter().rev().flatten() {
             server.stop().await.expect("it stops");
         }
-        // What waited for others lets go.
+        // Operations that waited for others release their locks.
         sleep(self, Duration::from_secs(2)).await;
     }
 }
@@ -193,7 +193,7 @@ impl Mount<'_> {
         }
     }
 
-    /// What it does about pushes of server `at`.
+    /// Its answers to pushes of server `at`.
     fn held(&self, at: usize) -> Rc<Held> {
         self.links.borrow()[&at].1.clone()
     }
@@ -290,7 +290,7 @@ impl Mount<'_> {
         Ok(found)
     }
 
-    /// What it has open, to be said again.
+    /// Records an open, to be presented again.
     fn opened(&self, ino: Ino) {
         let at = self.map.borrow().server_of(ino.target()).expect("in the map");
         self.links.borrow()[&at].1.opens.borrow_mut().push((ino, RW));

@@ -66,9 +66,9 @@ async fn waits_for<T>(holder: &Client, keys: &[TokenKey], change: impl Future<Ou
     value
 }
 
-/// Goal: a second mount comes in when the first has said that it knows, not before; with two there are tokens; when one
-/// is left it is told, and tokens end when it has said so. Method: the first is deaf, then answers; asks for tokens at
-/// each stage.
+/// Goal: a second mount is admitted when the first has acknowledged the switch of mode, not before; with two there are
+/// tokens; when one is left it is notified, and tokens end when it has acknowledged. Method: the first is unresponsive,
+/// then answers; requests tokens at each stage.
 #[test]
 fn alone_then_company_then_alone() {
     let place = Place::new(61, 3, 2);
@@ -81,7 +81,7 @@ fn alone_then_company_then_alone() {
         a.held.deaf.set(true);
         let (b, ()) = join(place.client(2), async {
             let change = a.held.pushed(|p| matches!(p, Push::Company { alone: false, .. }).then(|| p.clone())).await;
-            // It takes its time: calls in between are served.
+            // The admission takes a while: calls in between are served.
             assert!(
                 a.told(lookup(Ino::ROOT, "f")).await.1.name.is_some(),
                 "targets grant tokens before anybody is let in"
@@ -111,8 +111,8 @@ fn alone_then_company_then_alone() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a mount without a connection is waited for as long as its kernel may use what it caches, and told when it is
-/// back. Method: the first is cut off while it is alone.
+/// Goal: the server waits for a mount without a connection as long as its kernel may use cached data, and notifies it
+/// when it is back. Method: the first is cut off while it is in sole mode.
 #[test]
 fn a_mount_that_is_away_is_told_later() {
     let place = Place::new(62, 2, 1);
@@ -135,9 +135,9 @@ fn a_mount_that_is_away_is_told_later() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: nobody goes on with a name, a missing name or attributes that another changes: each change waits until all who
-/// cache what it changes have answered, and takes nothing else. Method: all operations on names, within a target and
-/// over several; one mount caches, the other changes; afterwards the first sees the new state.
+/// Goal: no mount uses a name, an absent name or attributes that another changes: each change waits until all mounts
+/// that cache the old state have answered, and revokes nothing else. Method: all operations on names, within a target
+/// and over several; one mount caches, the other changes; afterwards the first sees the new state.
 #[test]
 fn changes_take_back_what_others_cache() {
     for (targets, workers) in [(1, 1), (3, 2)] {
@@ -197,8 +197,8 @@ fn changes_take_back_what_others_cache() {
     }
 }
 
-/// Goal: who changes keeps what it named itself out of the exchange, is told a number, and is revoked what it could not
-/// name. Method: one mount caches and changes; no other one is asked.
+/// Goal: a mount that changes a name keeps the tokens that its request named, gets a number, and receives revocations
+/// of those that it could not name. Method: one mount caches and changes; no other one is asked.
 #[test]
 fn own_changes_need_no_revocation() {
     with_two(64, 2, 2, async |_, a, _| {
@@ -261,8 +261,8 @@ fn writers_keep_attributes_from_others() {
     });
 }
 
-/// Goal: a session that does not answer is evicted, and the change goes on when what it caches counts no more. Method:
-/// the holder is deaf; its time to answer is far shorter than the life of what it caches.
+/// Goal: a session that does not answer is evicted, and the change continues when the lease of its cached data has
+/// ended. Method: the holder is unresponsive; its time to answer is far shorter than the lease of its cached data.
 #[test]
 fn who_does_not_answer_is_evicted() {
     with_two(66, 2, 2, async |place, a, b| {
@@ -274,7 +274,7 @@ fn who_does_not_answer_is_evicted() {
         let env = place.sim.node("client");
         let (begun, evicted) = (env.now(), Cell::new(None));
         let busy = async {
-            // Its client is told when it comes back.
+            // Its client learns of it when it comes back.
             while b.held.restarts.get() == 0 {
                 env.sleep(Duration::from_millis(100)).await;
             }
@@ -291,8 +291,8 @@ fn who_does_not_answer_is_evicted() {
     });
 }
 
-/// Goal: what a process that has ended cached and held stands in nobody's way. Method: its connection ends while a
-/// change and a lock wait for it.
+/// Goal: tokens and locks of a process that has ended block no other mount. Method: its connection ends while a change
+/// and a lock wait for it.
 #[test]
 fn the_dead_are_not_waited_for() {
     let mut place = Place::new(67, 2, 2);
@@ -324,8 +324,8 @@ fn the_dead_are_not_waited_for() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a session that does not give a lock back is evicted, whoever waits gets the lock, and nothing that the evicted
-/// one sends later is written. Method: it is deaf and writes again under its lock after its time.
+/// Goal: a session that does not return a lock is evicted, a waiting one gets the lock, and no later message of the
+/// evicted one is written. Method: it is deaf and writes again under its lock after its time.
 #[test]
 fn locks_of_the_evicted_pass_on() {
     with_two(68, 2, 2, async |place, a, b| {
@@ -423,9 +423,9 @@ fn unwritten_bytes_are_seen() {
     });
 }
 
-/// Goal: after a restart nobody gets a lock, reads directly or caches attributes before everybody who had locks has
-/// presented them, or has gone; presented locks hold. Method: two mounts; one is kept away by a partition while the
-/// other asks for a lock that excludes the first one's.
+/// Goal: after a restart no mount gets a lock, reads directly or caches attributes before every mount that had locks
+/// has presented them, or has gone; presented locks hold. Method: two mounts; one is kept away by a partition while the
+/// other requests a lock that excludes the first one's.
 #[test]
 fn the_absent_keep_their_locks() {
     for comes_back in [true, false] {
@@ -470,7 +470,7 @@ fn the_absent_keep_their_locks() {
                 env.sleep(Duration::from_secs(7)).await;
                 assert_eq!(granted.get(), None);
                 place.sim.heal("far", "server");
-                // It has presented its lock, which is asked back now.
+                // It has presented its lock, which is called back now.
                 let back = a.held.pushed(|p| matches!(p, Push::Callback { .. }).then(|| p.clone())).await;
                 assert_eq!(granted.get(), None, "its lock holds");
                 a.reply(&back).await;
@@ -659,8 +659,8 @@ fn writes_without_an_open_are_changes() {
     });
 }
 
-/// Goal: a write that an evicted session has on its way to the disk is done before anybody gets a lock over its bytes.
-/// Method: a slow disk, a short deadline; whoever gets the lock looks at the size at once.
+/// Goal: a write that an evicted session has on its way to the disk completes before another mount gets a lock over its
+/// bytes. Method: a slow disk, a short deadline; the mount that gets the lock reads the size at once.
 #[test]
 fn late_writes_land_before_locks_pass_on() {
     let mut place = Place::new(76, 1, 1);
@@ -700,9 +700,9 @@ fn late_writes_land_before_locks_pass_on() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a file that was being made and opened when the session of its maker ended is held by nobody: others need not
-/// wait for a lock or an open that no client knows of. Method: a slow disk; the process ends at many moments while the
-/// file is made.
+/// Goal: a file that was being made and opened when the session of its maker ended is held by no session: others need
+/// not wait for a lock or an open that no client knows of. Method: a slow disk; the process ends at many moments while
+/// the file is made.
 #[test]
 fn the_dead_hold_nothing_that_was_under_way() {
     let made = (0..40).filter(|at| dies_while_making(Duration::from_millis(50 * at))).count();

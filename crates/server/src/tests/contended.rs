@@ -7,7 +7,7 @@ use amphi_wire::{BatchPart, LockExtent, LockMode, ReadPart};
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
 
-/// What the answer says: of the object of the request, and of which parts.
+/// The contention that the answer reports: of the object of the request, and of which parts.
 async fn told(client: &Client, op: Request, payload: Option<Buf>) -> (bool, Vec<usize>) {
     let (answer, _) = client.answer(op, payload).await.expect("an answer");
     (answer.contended, answer.contended_places().collect())
@@ -27,8 +27,8 @@ async fn made(client: &Client, text: &str) -> (ObjectId, Option<u64>, bool) {
     (ObjectId { ino: inode.attr.ino, stripe: 0 }, lock, answer.contended)
 }
 
-/// Goal: every reply about locks or data tells whether its object is contended, whatever became of the request; a batch
-/// tells it of each part. Method: files of which one is fought for; each kind of request on that and on another.
+/// Goal: every reply about locks or data reports whether its object is contended, whatever the result of the request; a
+/// batch reports it of each part. Method: files of which one is contended; each kind of request on that and on another.
 #[test]
 fn replies_of_every_kind_tell() {
     with_three(101, async |_, [a, b, c], f| {
@@ -84,8 +84,8 @@ fn replies_of_every_kind_tell() {
     });
 }
 
-/// Goal: a new file is told of like others, though only who knows its number before can have fought for it. Method:
-/// numbers follow one another; the next one's object is fought for before it is made.
+/// Goal: a new file is reported like others, though only a client that knows its number before can have caused
+/// contention. Method: numbers follow one another; the next one's object is made contended before the file is made.
 #[test]
 fn a_new_file_tells() {
     with_three(102, async |_, [a, b, c], f| {

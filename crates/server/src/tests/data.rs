@@ -16,7 +16,7 @@ impl Client {
         self.write_and_hear(object, offset, generation, payload).await.map(drop)
     }
 
-    /// Whether the target says that it has room.
+    /// Whether the target reports that it has space.
     async fn write_and_hear(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<bool> {
         let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
         let op = Request::Write {
@@ -51,8 +51,8 @@ impl Client {
     }
 }
 
-/// Goal: many freed blocks can be used again soon although nobody syncs; few wait for the sync that comes by itself.
-/// Method: that comes late; a file is cut by less and by more than the bound.
+/// Goal: many freed blocks can be used again soon without a sync of a program; few wait for the periodic sync. Method:
+/// that sync is late; a file is truncated by less and by more than the bound.
 #[test]
 fn many_freed_blocks_come_back_soon() {
     with_server(39, 2, 1, async |place, c| {
@@ -120,7 +120,7 @@ fn a_time_that_is_set_outranks_earlier_writes() {
     });
 }
 
-/// Goal: bytes of any offset and length read back, beside others at once. Method: a model of the file in memory.
+/// Goal: bytes of any offset and length read back, beside concurrent requests. Method: a model of the file in memory.
 #[test]
 fn writes_match_a_model() {
     with_server(21, 2, 2, async |place, c| {
@@ -265,7 +265,7 @@ fn spread_files() {
         c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, (6 << 20) + 10);
         c.unlink(Ino::ROOT, "f").await.unwrap();
-        // Removal goes on in the background.
+        // Removal continues in the background.
         for _ in 0..200 {
             c.call(Request::Sync { file: None }).await.unwrap();
             if free().await == before {
@@ -281,8 +281,8 @@ fn spread_files() {
     });
 }
 
-/// Goal: answers to writes say whether there is room for each mount and once more, as the tunable counts it at the
-/// moment (Promise S15). Method: the same write with the tunable on both sides of what is free.
+/// Goal: answers to writes report whether there is space for each mount and once more, as the current tunable counts it
+/// (Promise S15). Method: the same write with the tunable on both sides of the free space.
 #[test]
 fn room_is_told() {
     with_server(29, 1, 1, async |_, c| {
@@ -296,7 +296,7 @@ fn room_is_told() {
     });
 }
 
-/// Goal: holes, punches, preallocation and seeking; a full target says so and keeps what it has.
+/// Goal: holes, punches, preallocation and seeking; a full target reports this and keeps its data.
 #[test]
 fn space() {
     with_server(24, 1, 1, async |_, c| {
@@ -370,7 +370,7 @@ fn large_requests_and_a_small_log() {
 }
 
 /// Goal: a truncate that an object refuses is over with its error: no later start cuts what was synced since. Method:
-/// the block at the cut cannot be read once; a program goes on writing behind the cut, and the server is killed.
+/// the block at the cut cannot be read once; a program continues writing behind the cut, and the server is killed.
 #[test]
 fn a_cut_that_failed_is_not_resumed() {
     use amphi_env::sim::{CrashKind, DiskOpKind};
@@ -532,8 +532,8 @@ fn a_cut_over_targets_costs_few_syncs() {
     });
 }
 
-/// Goal: truncates go on where a target is full and freed blocks wait for a sync. Method: nobody syncs; more truncates
-/// than the allocator keeps blocks back for.
+/// Goal: truncates continue where a target is full and freed blocks wait for a sync. Method: no program syncs; more
+/// truncates than the allocator reserves blocks for.
 #[test]
 fn truncates_of_a_full_target_use_what_they_freed() {
     with_server(32, 1, 1, async |_, c| {
@@ -554,7 +554,7 @@ fn truncates_of_a_full_target_use_what_they_freed() {
     });
 }
 
-/// What the crash sweep over data does: a file over three targets is made, cut, grown again, and removed.
+/// The operations of the crash sweep over data: a file over three targets is made, truncated, grown again, and removed.
 async fn spread_scenario(c: &Client, done: &std::cell::Cell<usize>) -> Result<()> {
     let at = |ino, stripe| ObjectId { ino, stripe };
     let step = || done.set(done.get() + 1);
@@ -592,7 +592,7 @@ fn data_survives_any_crash() {
     loop {
         nth += 1;
         let mut finished = true;
-        // What a power failure leaves is a matter of chance: several tries.
+        // The state after a power failure is random: several tries.
         let power = (61..67).map(|seed| (CrashKind::Power, seed));
         for (kind, seed) in std::iter::once((CrashKind::Process, 60)).chain(power) {
             let place = Place::new(seed, 3, 1);
@@ -621,7 +621,7 @@ fn data_survives_any_crash() {
                 let late = place.client(2).await.unwrap();
                 match kind {
                     CrashKind::Process => check_spread(&late, done.get(), &what).await,
-                    // What was synced is there, and nothing is shown that was never written.
+                    // Synced bytes are there, and no bytes are shown that were never written.
                     CrashKind::Power if done.get() == 4 => check_spread(&late, 4, &what).await,
                     CrashKind::Power => check_nothing_foreign(&late, &what).await,
                 }

@@ -13,7 +13,7 @@ const LEN: u64 = 40_000;
 /// Where data begins on the disk of a target here: behind 2 MiB of superblock and log, and 4 MiB of metadata.
 const DATA: u64 = 6 << 20;
 
-/// A place whose server answers no write from memory: what is meant here happens at the disk.
+/// A place whose server answers no write from memory: this test is about the disk.
 fn written_through(seed: u64) -> Place {
     let mut place = Place::new(seed, 1, 1);
     place.config.tunables.push(("server.write_back".into(), "off".into()));
@@ -246,8 +246,8 @@ fn sweep() -> u64 {
     }
 }
 
-/// Goal: Promise S9 for writes that share blocks: what was answered before a kill is there after it; what was not is
-/// old or new as a whole, and neighbours are not harmed. Method: a crash at every write and sync while seven neighbours
+/// Goal: Promise S9 for writes that share blocks: data answered before a kill is there after it; unanswered data is old
+/// or new as a whole, and neighbours are not harmed. Method: a crash at every write and sync while seven neighbours
 /// write at once.
 #[test]
 fn neighbours_survive_any_crash() {

@@ -81,8 +81,8 @@ async fn settle(place: &Place) {
 const R: LockMode = LockMode::Read;
 const W: LockMode = LockMode::Write;
 
-/// Goal: sessions exclude each other, of all families; a wait holds no slot, is told when it is granted, and asking
-/// again says so, also twice. Method: two sessions, on targets of this worker and of another one.
+/// Goal: sessions exclude each other, of all families; a wait holds no slot, its grant is pushed, and a repeated
+/// request reports it, also twice. Method: two sessions, on targets of this worker and of another one.
 #[test]
 fn sessions_exclude_each_other() {
     for workers in [1, 2] {
@@ -160,8 +160,9 @@ fn a_session_takes_its_locks_with_it() {
     });
 }
 
-/// Goal: locks outlive the server; nobody gets one before all who may hold it have said so, yet no slot is held for
-/// that long. Method: kill the server; one session comes back at once, the other when it has been let, or never.
+/// Goal: locks outlive the server; no session gets one before all that may hold it have presented it, yet no slot is
+/// held for that long. Method: kill the server; one session comes back at once, the other when the test lets it, or
+/// never.
 #[test]
 fn locks_over_a_restart() {
     for comes_back in [true, false] {
@@ -182,7 +183,7 @@ fn locks_over_a_restart() {
             }
             let before = place.sim.node("client").now();
             let _server = place.start().await.unwrap();
-            // Those of `b` are not said again: they are free, but not before `a` has come or its time is over.
+            // The locks of `b` are not presented again: they are free, but not before `a` has come or its time is over.
             let free = posix(f, 2, W, 10, 20);
             let mut rounds = 0;
             while !b.set(free, 2, true).await.expect("no error") {
@@ -207,9 +208,9 @@ fn locks_over_a_restart() {
     }
 }
 
-/// Goal: what was exclusive before a request that may have converted it is exclusive again after a restart, unless
-/// somebody else has what the conversion gave way to. Method: one session presents its lock as converted; another one
-/// presents a shared lock of the same bytes, or none; then a third one asks for a shared one.
+/// Goal: a lock that was exclusive before a request that may have converted it is exclusive again after a restart,
+/// unless another session has the lock that the conversion made way for. Method: one session presents its lock as
+/// converted; another one presents a shared lock of the same bytes, or none; then a third one requests a shared one.
 #[test]
 fn conversions_without_an_answer() {
     for was_converted in [false, true] {
@@ -243,9 +244,10 @@ fn conversions_without_an_answer() {
     }
 }
 
-/// Goal: a request that would be refused asks the mounts that are in its way whether a close is under way, and looks
-/// again when they have answered; who does not answer delays it by 100 ms, and not again for a second. Method: a holder
-/// that answers too early, one that unlocks first, one that is silent; all counted in the time of the simulator.
+/// Goal: a request that would be refused asks the mounts with conflicting locks whether a close is under way, and
+/// checks again when they have answered; a mount that does not answer delays it by 100 ms, and not again for a second.
+/// Method: a holder that answers too early, one that unlocks first, one that does not answer; all counted in the time
+/// of the simulator.
 #[test]
 fn refused_requests_ask_for_closes() {
     with_two(11, 2, async |place, a, b, files| {
@@ -273,7 +275,7 @@ fn refused_requests_ask_for_closes() {
             assert_eq!(refused, Err(Errno::Again));
             assert!(began() - before < 90_000_000, "an answer ends the wait");
             a.held.pushes.borrow_mut().clear();
-            // What stands in the way goes with a close; `F_GETLK` sees that as well.
+            // The conflicting lock ends with a close; `F_GETLK` sees that as well.
             let told = async {
                 let (id, _) = a.held.pushed(question).await;
                 a.unlock(mine).await;

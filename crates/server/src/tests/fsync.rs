@@ -1,4 +1,4 @@
-//! `fsync` beside bytes that are delayed: what it writes, and who is told of what cannot be written.
+//! `fsync` beside bytes that are delayed: its writes, and which mounts are notified of failed writes.
 
 use super::data::bytes;
 use super::write_back::{DATA, counter, file, get, place, put};
@@ -78,7 +78,7 @@ fn an_fsync_pays_for_its_own_file() {
     }
 }
 
-/// Goal: many files that are appended to and synced in turn make room for each other in the log, and each sync keeps
+/// Goal: many files that are appended to and synced in turn free space for each other in the log, and each sync keeps
 /// its promise. Method: so many that the logged bytes have to be flushed several times; power is lost.
 #[test]
 fn synced_files_make_room_for_each_other() {
@@ -106,8 +106,8 @@ fn synced_files_make_room_for_each_other() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: each mount that wrote bytes which the disk does not take is told, once until it writes again; nobody else is;
-/// an `fsync` of the file fails with everybody as long as they are not stable, that of another file does not; nothing
+/// Goal: each mount that wrote bytes which the disk refuses is notified, once until it writes again; no other mount is;
+/// an `fsync` of the file fails on every mount as long as they are not stable, that of another file does not; no data
 /// is lost. Method: two mounts write a file and a third another one; writes of data fail, then they do not. With one
 /// worker, and with the target at another one than the connections.
 #[test]
@@ -154,9 +154,10 @@ fn a_failed_flush_is_told_to_each_who_wrote() {
     }
 }
 
-/// Goal: Promise S16: a mount whose connection broke is told of a flush that failed meanwhile, again with each new
-/// connection until it acknowledges it and not after that; the news of a second file wait for that; a session that has
-/// ended is not told. Method: connections are broken around failing flushes; a mount is deaf, then it answers.
+/// Goal: Promise S16: a mount whose connection broke is notified of a flush that failed meanwhile, again with each new
+/// connection until it acknowledges it and not after that; the message about a second file waits for that; a session
+/// that has ended is not notified. Method: connections are broken around failing flushes; a mount is unresponsive, then
+/// it answers.
 #[test]
 fn news_of_a_failed_flush_survive_the_connection() {
     for workers in [1, 2] {
@@ -209,7 +210,7 @@ fn news_of_a_failed_flush_survive_the_connection() {
             pause().await;
             a.stat(f).await.unwrap();
             assert_eq!((told(&a, f), told(&a, g)), (0, 0), "it has acknowledged both");
-            // Nobody is there any more.
+            // A mount that has gone is not notified.
             put(&a, h, 2, 0, 4000).await.unwrap();
             a.call(Request::Goodbye).await.unwrap();
             pause().await;
@@ -220,9 +221,9 @@ fn news_of_a_failed_flush_survive_the_connection() {
     }
 }
 
-/// Goal: an object says how many of its bytes lie in memory alone, and how many are on the disk or in the
-/// log and not synced; others do not count. Method: accepted, large and batched writes of two files, an `fsync` of
-/// each, flushes by age.
+/// Goal: an object reports how many of its bytes lie in memory alone, and how many are on the disk or in the log and
+/// not synced; others do not count. Method: accepted, large and batched writes of two files, an `fsync` of each,
+/// flushes by age.
 #[test]
 fn an_object_says_what_is_not_stable() {
     let place = place(185, 1, &[("server.write_back_age_ms", "600000"), ("server.sync_interval_ms", "600000")]);
@@ -256,9 +257,9 @@ fn an_object_says_what_is_not_stable() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: whoever only overwrites what is there is never refused in a target with 2 MiB of room, however
-/// much is overwritten before anything ages: what was promised to overwrites is given back in time. Method: a file is
-/// filled until 3 MiB are left; two mounts overwrite 2,000 of its blocks; then it is synced and compared.
+/// Goal: a program that only overwrites existing data is never refused in a target with 2 MiB of space, however much is
+/// overwritten before anything ages: space reserved for overwrites is returned in time. Method: a file is filled until
+/// 3 MiB are left; two mounts overwrite 2,000 of its blocks; then it is synced and compared.
 #[test]
 fn overwrites_in_a_full_target_are_taken() {
     let place = place(183, 1, &[("server.write_back_age_ms", "600000")]);

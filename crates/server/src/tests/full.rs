@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 const BLOCK: u64 = 4096;
 
-/// What a file has, read by pieces.
+/// The contents of a file, read by pieces.
 async fn content(c: &Client, ino: Ino, len: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < len {
@@ -24,7 +24,7 @@ async fn content(c: &Client, ino: Ino, len: usize) -> Vec<u8> {
     all
 }
 
-/// Writes small files in one message, and alone what has to come alone.
+/// Writes small files in one message, and each refused part by a request of its own.
 async fn rewrite(c: &Client, files: &[Ino], seed: u8) {
     let of = |ino: &Ino| BatchPart {
         object: ObjectId { ino: *ino, stripe: 0 },
@@ -47,10 +47,10 @@ async fn rewrite(c: &Client, files: &[Ino], seed: u8) {
     }
 }
 
-/// Goal: a target that is full to its last block takes overwrites by several mounts, of any size, alone,
-/// together and in batches, and an `fsync` never finds it full; what grows is refused and leaves nothing behind.
-/// Method: random overwrites of a file that fills the target, against bytes, from memory and through, with checksums
-/// and without; then lost power. By several mounts, and by one that is alone.
+/// Goal: a target that is full to its last block accepts overwrites by several mounts, of any size, single, concurrent
+/// and in batches, and an `fsync` never finds it full; growth is refused and has no effect. Method: random overwrites
+/// of a file that fills the target, against bytes, from memory and through, with checksums and without; then lost
+/// power. By several mounts, and by one in sole mode.
 #[test]
 fn overwrites_of_a_full_target_are_taken() {
     for (seed, write_back, mounts) in [(121, "on", 2), (122, "off", 2), (124, "on", 1)] {
@@ -114,10 +114,9 @@ fn overwrites_of_a_full_target_are_taken() {
     }
 }
 
-/// Goal: what fits is not refused because overwrites that are on their way hold old and new blocks at
-/// once: a file grows by all that is left, and `fallocate` takes it, while another mount overwrites. Method: a target
-/// with 30 free blocks beside what is kept back; overwrites of 60 blocks and the growth arrive together, in many
-/// rounds.
+/// Goal: a write that fits is not refused because concurrent overwrites hold old and new blocks at once: a file grows
+/// by all the free space, and `fallocate` takes it, while another mount overwrites. Method: a target with 30 free
+/// blocks beside its reserve; overwrites of 60 blocks and the growth arrive together, in many rounds.
 #[test]
 fn growth_waits_for_overwrites_on_their_way() {
     for (seed, write_back) in [(125, "off"), (126, "on")] {
@@ -180,9 +179,9 @@ fn name_of(i: u32) -> String {
     format!("f{i:05}")
 }
 
-/// Goal: Promise S15: with a metadata region in which nothing has room any more, mounts can come, files are closed,
-/// changed, cut and deleted, and what that gives back can be used. Method: files and attributes until both are refused,
-/// then everything that adds nothing, more often than there is room for.
+/// Goal: Promise S15: with a full metadata region, mounts can connect, files are closed, changed, truncated and
+/// deleted, and the freed space can be used. Method: files and attributes until both are refused, then every operation
+/// that adds nothing, more often than there is space for.
 #[test]
 fn what_adds_nothing_goes_through_on_a_full_region() {
     with_server(120, 1, 1, async |place, c| {

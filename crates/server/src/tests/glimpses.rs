@@ -7,14 +7,14 @@ use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::{Either, select};
 use std::pin::pin;
 
-/// What is asked of a deaf holder, once it knows of so many bytes.
+/// The glimpse to an unresponsive holder, once it knows of this many bytes.
 async fn asked(holder: &Client, object: ObjectId, knows: u64) {
     let question = holder.held.pushed(|p| matches!(p, Push::Glimpse { .. }).then(|| p.clone())).await;
     holder.held.unwritten.borrow_mut().insert(object, (knows, Timespec::default()));
     holder.reply(&question).await;
 }
 
-/// Two mounts that have locked the two halves of a file and answer by hand, and what a third is told while `story`
+/// Two mounts that have locked the two halves of a file and answer by hand, and the answer to a third while `story`
 /// runs. With two targets the lower half is locked at another object, where its holder does not write.
 fn size_while<F>(seed: u64, targets: u16, story: F) -> u64
 where
@@ -24,7 +24,7 @@ where
     with_two(seed, targets, 1, async |place, above, below| {
         let asker = place.client(3).await.unwrap();
         let f = asker.create(Ino::ROOT, "f").await.unwrap();
-        // What lands is in the inode at once.
+        // Bytes that land are in the inode at once.
         asker.call(Request::Tunables { pattern: "server.write_back".into(), value: Some("off".into()) }).await.unwrap();
         let elsewhere = ObjectId { ino: f, stripe: u32::from(targets) - 1 };
         for (holder, object, start, end) in
@@ -48,9 +48,10 @@ where
     size.get()
 }
 
-/// Goal: nobody sees part of a call: a size that another asks for while it lands in parts is the one before or the one
-/// behind it. Method: a mount that knew nothing when it was asked writes, and the first bytes land before the size is
-/// told; it is asked again. On one target, and where the answer that is late is about an object on another.
+/// Goal: no mount sees part of a call: a size that another requests while the call lands in parts is the one before or
+/// the one behind it. Method: a mount that had no size to report at the glimpse writes, and the first bytes land before
+/// the size is returned; it gets the glimpse again. On one target, and where the answer that is late is about an object
+/// on another.
 #[test]
 fn parts_of_a_call_are_no_size() {
     for targets in [1, 2] {
@@ -79,8 +80,8 @@ async fn part_of_a_call(object: ObjectId, above: &Client, below: &Client) {
     below.held.deaf.set(false);
 }
 
-/// Goal: a size holds for all writers at one time. Method: a mount that knew nothing when it was asked writes behind
-/// the end of what the next one below says later, which may have been written after it.
+/// Goal: a size holds for all writers at one time. Method: a mount that had no size to report at the glimpse writes
+/// behind the end that the next one below reports later, which may have been written after it.
 #[test]
 fn a_size_is_of_one_time() {
     let size = size_while(92, 1, async |object, above, below| {

@@ -5,9 +5,9 @@ use amphi_types::{ByteRange, SetAttr, Timespec};
 
 const PAGE: usize = 4096;
 
-/// Goal: what is written back of pages that were left leaves out what others have changed since, in every way in which
-/// they can, and what the pages were read anew with counts as theirs; without a note nothing is written. Method: one
-/// session with a page of `o`, in which it has stored `s` everywhere, another that writes, punches and cuts.
+/// Goal: the write-back of pages left behind omits bytes that others have changed since, in every way in which they
+/// can, and bytes that the pages read anew count as theirs; without a note nothing is written. Method: one session with
+/// a page of `o`, in which it has stored `s` everywhere, another that writes, punches and truncates.
 #[test]
 fn left_pages_leave_out_what_others_changed() {
     let place = Place::new(81, 1, 1);

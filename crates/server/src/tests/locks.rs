@@ -18,7 +18,7 @@ pub(super) fn with_three(seed: u64, story: impl AsyncFnOnce(&Place, [Client; 3],
         let clients: [Client; 3] = clients.try_into().ok().expect("three");
         let made = clients[0].call(make("f")).await;
         let Ok(Reply::Made { inode, lock: Some(lock), .. }) = made else { panic!("{made:?}") };
-        // It stays open; the lock that comes with it goes.
+        // It stays open; the lock that was granted with it is returned.
         clients[0].call(Request::LockCancel { locks: vec![lock] }).await.expect("given back");
         let ino = inode.attr.ino;
         clients[0].held.opens.borrow_mut().push((ino, RW));
@@ -75,7 +75,7 @@ pub(super) async fn set(client: &Client, name: &str, value: &str) {
     assert!(matches!(client.call(op).await, Ok(Reply::Tunables(_))), "{name}={value}");
 }
 
-/// Goal: a cached request that a direct request held up, and that others wait for in turn, is called back when it is
+/// Goal: a cached request that waited for a direct request, and that others wait for in turn, is called back when it is
 /// granted, although nothing else happens on the target then. Method: a direct write, behind it a cached request,
 /// behind that another; the sizes make the write take long enough.
 #[test]
@@ -180,10 +180,10 @@ pub(super) fn join_group(object: ObjectId, group: u64, wait: bool, asked: Option
     Request::GroupLock { object, group, wait, asked }
 }
 
-/// Goal: members of a group come in and do I/O without waiting for each other or for whoever waits for the end; others'
-/// requests wait, stat does not and knows what members have in their caches; another group waits in the queue, is told
-/// when its turn comes, and is refused if it is not to wait; the end of a session ends its group locks. Method: a story
-/// of three mounts.
+/// Goal: members of a group join and do I/O without waiting for each other or for requests that wait for the end;
+/// others' requests wait, stat does not and knows the members' cached sizes; another group waits in the queue, is
+/// notified of its turn, and is refused if it is not to wait; the end of a session ends its group locks. Method: a
+/// sequence of steps of three mounts.
 #[test]
 fn groups_keep_others_out() {
     with_three(94, async |_, [a, b, c], object| {
@@ -237,8 +237,8 @@ fn groups_keep_others_out() {
     });
 }
 
-/// Goal: group locks survive a restart of the server like others. Method: a member says again what it holds; a
-/// stranger's write waits for it, the member's own passes.
+/// Goal: group locks survive a restart of the server like others. Method: a member presents its locks; a stranger's
+/// write waits for it, the member's own passes.
 #[test]
 fn groups_survive_a_restart() {
     with_three(95, async |place, [a, b, _c], object| {
@@ -256,10 +256,10 @@ fn groups_survive_a_restart() {
     });
 }
 
-/// Goal: 100,000 locks on one file cost a request no more than a few steps down a tree each, whatever they meet, and
-/// leave nothing behind. Method: two sessions ask for bytes in turn, in an order that jumps about; nodes looked at for
-/// each of the last thousand with 1,000, 10,000 and 100,000 held; a third session meets one of them, another session's
-/// end frees the rest.
+/// Goal: 100,000 locks on one file cost a request no more than a few steps down a tree each, whatever they conflict
+/// with, and leave no state behind. Method: two sessions request bytes in turn, in an order that jumps about; nodes
+/// visited for each of the last thousand with 1,000, 10,000 and 100,000 held; a third session conflicts with one of
+/// them, another session's end frees the rest.
 #[test]
 fn a_hundred_thousand_locks_on_one_file() {
     const MOST: u64 = 100_000;

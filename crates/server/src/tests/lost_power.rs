@@ -1,4 +1,4 @@
-//! What mounts are told that live on while a server loses power.
+//! Messages to mounts that survive a loss of power of their server.
 
 use super::*;
 use amphi_env::sim::CrashKind;
@@ -8,9 +8,9 @@ async fn evictions(status: &Client) -> u64 {
     counters.iter().find(|(n, _)| n == "evictions").unwrap().1
 }
 
-/// Goal: Promise S22: a mount whose server lost power is not told that nothing happened, for what it was answered may
-/// be gone: its session is over. After a killed process, or lost power behind an orderly stop, it goes on. Method: a
-/// file that was answered and not synced, and each of the three; then somebody else looks.
+/// Goal: Promise S22: a mount whose server lost power is notified, for acknowledged changes may be lost: its session
+/// ends. After a killed process, or lost power behind an orderly stop, it continues. Method: a change that was
+/// acknowledged and not synced, and each of the three; then another mount reads.
 #[test]
 fn a_mount_does_not_outlive_lost_power() {
     for (seed, stopped, kind) in

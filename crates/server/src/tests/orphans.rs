@@ -1,11 +1,12 @@
-//! Inodes without a name: that get their first one while their last open ends, and that a restart keeps open for who
-//! may ask again.
+//! Inodes without a name: those that get their first one while their last open ends, and those that a restart keeps
+//! open for clients that may repeat a request.
 
 use super::company::{name_key, with_two};
 use super::*;
 use crate::message::{TargetReply, TargetRequest};
 use crate::ops::KEPT_FOR;
 use crate::records::TxId;
+use crate::session::reach::Terms;
 use amphi_env::sim::CrashKind;
 use amphi_meta::Part;
 use amphi_wire::RequestId;
@@ -37,8 +38,8 @@ async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
 }
 
 /// Goal: a file without a name whose first name is promised outlives its last open, whether that is closed or its
-/// session ends, until the outcome is known: then it has a name, or goes; its bytes are not given up meanwhile. Method:
-/// the promise is asked for by hand, as target 0 would, and kept or given up.
+/// session ends, until the outcome is known: then it has a name, or is removed; its bytes are not freed meanwhile.
+/// Method: the promise is requested by hand, as target 0 would, and committed or aborted.
 #[test]
 fn a_promised_first_name_counts() {
     for (closes, happens) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -119,9 +120,9 @@ fn a_first_name_that_waits_counts() {
     });
 }
 
-/// Goal: what was made and closed before a restart is not open for ever after it: removed, it goes, and nobody counts
-/// as its writer. Method: many files made at once, so in as many slots, and closed; the server is killed; later
-/// requests use one slot alone.
+/// Goal: a file made and closed before a restart does not stay open after it: once unlinked it is removed, and no
+/// session counts as its writer. Method: many files made at once, so in as many slots, and closed; the server is
+/// killed; later requests use one slot alone.
 #[test]
 fn opens_of_an_earlier_run_end() {
     let place = Place::new(443, 1, 1);
@@ -154,9 +155,9 @@ fn opens_of_an_earlier_run_end() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: who asks again for the answer of an earlier run after its open has ended has the file open, if it is there.
+/// Goal: a client that repeats a request of an earlier run after its open has ended has the file open, if it exists.
 /// Method: two files are made by requests in slots that the link does not use; the server is killed; one of them is
-/// removed, and both are asked for again.
+/// removed, and both requests are repeated.
 #[test]
 fn an_answer_that_is_asked_for_late_opens_again() {
     let place = Place::new(444, 1, 1);
@@ -172,7 +173,7 @@ fn an_answer_that_is_asked_for_late_opens_again() {
         let mut made = Vec::new();
         for (slot, text) in [(900, "stays"), (901, "goes")] {
             let (answer, _) =
-                crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, None).await;
+                crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, Terms::default()).await;
             let Ok(Reply::Made { inode, .. }) = answer.result else { panic!("{answer:?}") };
             made.push(inode.attr.ino);
         }
@@ -184,7 +185,10 @@ fn an_answer_that_is_asked_for_late_opens_again() {
         place.sim.node("client").sleep(KEPT_FOR + Duration::from_secs(1)).await;
         assert_eq!(c.stat(made[1]).await, Err(Errno::Stale));
         let again = async |slot, text| {
-            crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, None).await.0.result
+            crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, Terms::default())
+                .await
+                .0
+                .result
         };
         assert_eq!(again(901, "goes").await, Err(Errno::Stale));
         assert!(matches!(again(900, "stays").await, Ok(Reply::Made { inode, .. }) if inode.attr.ino == made[0]));
@@ -196,9 +200,9 @@ fn an_answer_that_is_asked_for_late_opens_again() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: whoever has listed a directory without a name that is moved elsewhere finds it there (Promise S5). Method: the
-/// promise of the directory that gets the name is asked for by hand; the listing waits for its outcome, and not for a
-/// name that is promised later.
+/// Goal: a mount that has listed a directory without a name that is moved elsewhere finds it there (Promise S5).
+/// Method: the promise of the directory that gets the name is requested by hand; the listing waits for its outcome, and
+/// not for a name that is promised later.
 #[test]
 fn listings_wait_for_promised_names() {
     let place = Place::new(445, 2, 1);

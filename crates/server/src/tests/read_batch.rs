@@ -1,4 +1,4 @@
-//! Small files opened and read ahead: what comes, for whom, and what happens to locks of others.
+//! Small files opened and read ahead: which files are sent, to whom, and the effect on locks of others.
 
 use super::data::bytes;
 use super::*;
@@ -55,9 +55,9 @@ impl Client {
     }
 }
 
-/// Goal: each file comes with its bytes, as an open and a lock of its own; what cannot travel so is left out and leaves
-/// nothing. Method: files of many sizes, one with a hole at its end, among a wrong name, a wrong inode, a directory and
-/// a file that is too long; one of them is removed while it is open ahead.
+/// Goal: each file is sent with its bytes, as an open and a lock of its own; one that cannot be sent so is left out
+/// without an effect. Method: files of many sizes, one with a hole at its end, among a wrong name, a wrong inode, a
+/// directory and a file that is too long; one of them is removed while it is open ahead.
 #[test]
 fn files_come_together() {
     with_server(81, 1, 1, async |_, c| {
@@ -137,7 +137,7 @@ fn a_batch_has_a_bound() {
     });
 }
 
-/// A user asks for files of which it may not read one, nor search a directory.
+/// A user requests files of which it may not read one, nor search a directory.
 fn asks_for_others_files() {
     with_server(83, 1, 1, async |_, c| {
         let mut parts = Vec::new();
@@ -161,8 +161,8 @@ fn asks_for_others_files() {
     });
 }
 
-/// Goal: nobody is given what he may not open, nor names that he may not look up. Method: a file and then a directory
-/// of another user; a planted mistake is found by the same look.
+/// Goal: no client receives files that it may not open, nor names that it may not look up. Method: a file and then a
+/// directory of another user; the same check finds a planted error.
 #[test]
 fn permission_is_checked_for_each() {
     plant(None);
@@ -173,9 +173,9 @@ fn permission_is_checked_for_each() {
     assert!(found, "the mistake was not found");
 }
 
-/// Goal: locks that another mount keeps of closed files are asked back and waited for, but not for long, and only if
-/// that is wanted; a writer is not disturbed, and what is refused leaves no lock. Method: two mounts, of which the one
-/// that made the files answers, does not answer, and has a file open.
+/// Goal: locks that another mount keeps of closed files are called back and waited for, but not for long, and only on
+/// request; a writer is not disturbed, and a refusal leaves no lock. Method: two mounts, of which the one that made the
+/// files answers, does not answer, and has a file open.
 #[test]
 fn locks_in_the_way() {
     let place = Place::new(84, 1, 1);

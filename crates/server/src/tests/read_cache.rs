@@ -1,4 +1,4 @@
-//! Reads that are served from memory which the server keeps: what they find, what they cost, what they bring.
+//! Reads that the server's memory serves: their results, their cost, and what they load.
 
 use super::data::bytes;
 use super::*;
@@ -37,7 +37,7 @@ async fn put(c: &Client, ino: Ino, generation: u64, seed: u8, range: ByteRange) 
     c.ask(op, Some(bytes(seed, range.start, range.len() as usize))).await.0.map(drop)
 }
 
-/// What a read of a range gives; what lies behind the end is left out.
+/// The result of a read of a range; bytes behind the end are left out.
 async fn get(c: &Client, ino: Ino, range: ByteRange) -> Vec<u8> {
     let (reply, payload) =
         c.ask(Request::Read { object: object(ino), range, server_lock: true, advice: Default::default() }, None).await;
@@ -70,8 +70,8 @@ async fn clients(place: &Place, n: u64) -> Vec<Client> {
     clients
 }
 
-/// Goal: four mounts that wrote a file in turn and read it again need no disk: what was flushed is kept; with little
-/// memory, or after a restart, they need one disk read for a mebibyte and not one for each record. One mount alone
+/// Goal: four mounts that wrote a file in turn and read it again need no disk: flushed data is kept; with little
+/// memory, or after a restart, they need one disk read for a mebibyte and not one for each record. A mount in sole mode
 /// fills no memory, and with `server.read_cache_bytes=0` each record is read from the disk. Method: 200 records of
 /// 47,008 bytes; the counters of disk reads.
 #[test]
@@ -116,8 +116,8 @@ fn a_shared_file_is_read_once() {
     }
 }
 
-/// Goal: reads at random over a large file bring nothing that nobody asked for, and large ones fill no memory. Method:
-/// blocks far from each other by two mounts; then reads of a mebibyte.
+/// Goal: reads at random over a large file load no bytes beside them, and large ones fill no memory. Method: blocks far
+/// from each other by two mounts; then reads of a mebibyte.
 #[test]
 fn what_is_read_once_fills_no_memory() {
     let place = place(171, &[("server.read_cache_bytes", "64M"), ("server.write_back", "off")]);
@@ -146,8 +146,8 @@ fn what_is_read_once_fills_no_memory() {
 }
 
 /// Goal: whatever is written, flushed, cut, removed and read in small pieces by several mounts at the same time, each
-/// byte is what a plain array says. Method: random operations over a file of 700 KB; reads run beside a write, of which
-/// they see old or new bytes; small memories, flushes at once or late, kills and starts between.
+/// byte is what a plain array says. Goal: after any writes, flushes, truncates, removals and reads in small pieces by
+/// several mounts at the same time, each byte equals that of a plain array.
 fn against_bytes(seed: u64) {
     const LEN: u64 = 700_000;
     let seeded = |of: &[&'static str]| of[seed as usize % of.len()];
@@ -260,7 +260,7 @@ fn against_bytes(seed: u64) {
                     assert!(is == byte(&model) || is == byte(&old), "step {step}: byte {}", r.start + i as u64);
                 }
             }
-            // Without a write beside it there is one answer.
+            // Without a concurrent write there is one valid result.
             let start = below(LEN);
             let again = ByteRange::at(start, 1 + below(100_000));
             let mut found = get(&clients[below(3) as usize], f, again).await;
@@ -287,9 +287,9 @@ fn what_is_kept_is_what_was_written() {
     (180..186).for_each(against_bytes);
 }
 
-/// Goal: what programs say of their reads counts: what is read once is not kept, what is read in sequence
-/// brings its mebibyte with the first read, what is read at random brings nothing around it. Method: two mounts, files
-/// of a mebibyte, after a start; counters.
+/// Goal: advice of programs about their reads is followed: data read once is not kept, a sequential read loads its
+/// mebibyte at the first read, a random read loads nothing around it. Method: two mounts, files of a mebibyte, after a
+/// start; counters.
 #[test]
 fn programs_say_how_they_read() {
     let place = place(190, &[("server.read_cache_bytes", "64M")]);

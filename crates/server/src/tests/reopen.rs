@@ -5,10 +5,10 @@ use super::*;
 use amphi_types::SetAttr;
 use futures_util::future::join;
 
-/// Goal: whoever opens a file for writing takes the attributes from others, also if its session wrote the file when the
-/// open came and no more when the open's turn comes, so that others were granted them in between. Method: an open for
+/// Goal: an open for writing revokes the attributes of other mounts, also if its session wrote the file when the open
+/// arrived and no more when the open's turn comes, so that others were granted them in between. Method: an open for
 /// writing waits behind another mount's change of the inode; meanwhile the session's first open is closed; the change's
-/// answer lets that mount cache the attributes, which has to be taken back.
+/// answer lets that mount cache the attributes, which has to be revoked.
 #[test]
 fn an_open_behind_the_last_close_takes_the_attributes() {
     with_two(97, 1, 1, async |_, a, b| {

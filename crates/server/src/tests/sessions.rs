@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::ServerErrorKind;
+use crate::session::reach::Terms;
 use amphi_env::sim::CrashKind;
 
-/// Goal: mounts are shown with what they hold, administrators may ask and do nothing else; a mount that has gone keeps
-/// its session for the grace time. Method: two mounts, one of which goes without a word.
+/// Goal: mounts are shown with their opens and locks, administrators may request this and do nothing else; a mount that
+/// has gone keeps its session for the grace time. Method: two mounts, one of which ends without a message.
 #[test]
 fn mounts_come_and_go() {
     let place = Place::new(31, 2, 2);
@@ -43,7 +44,7 @@ fn mounts_come_and_go() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: opens live through a restart when their client says them again; orphans of clients that do not come back go.
+/// Goal: opens survive a restart when their client presents them; orphans of clients that do not come back are removed.
 #[test]
 fn orphans_over_a_restart() {
     let place = Place::new(32, 2, 1);
@@ -59,7 +60,7 @@ fn orphans_over_a_restart() {
         let _server = place.start().await.unwrap();
         assert_eq!(c.stat(f).await.unwrap().nlink, 0, "said again");
         assert_eq!(c.held.restarts.get(), 1);
-        // What was opened last may still be asked for; a later request of its slot ends that.
+        // The request of the last open may still be repeated; a later request of its slot ends that.
         for i in 0..200 {
             if c.stat(g).await == Err(Errno::Stale) {
                 break;
@@ -202,9 +203,9 @@ fn damage_is_reported() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a request whose client has stopped waiting before it began is refused, for good; one that was executed keeps
-/// its answer. Method: requests with passed deadlines at both workers of a server, each sent again, and its traces
-/// looked for.
+/// Goal: a request whose client has stopped waiting before it began is refused, permanently; one that was executed
+/// keeps its answer. Method: requests with passed deadlines at both workers of a server, each sent again, and their
+/// effects checked.
 #[test]
 fn expired_requests_are_refused() {
     let place = Place::new(36, 2, 2);
@@ -219,8 +220,9 @@ fn expired_requests_are_refused() {
         };
         // A slot that the link does not use.
         let id = |seq| amphi_wire::RequestId { slot: 900, seq };
-        let (passed, ahead) = (Some(worker.now_ns()), Some(worker.now_ns() + 3_600_000_000_000));
-        for until in [passed, None] {
+        let until = |until_ns| Terms { until_ns: Some(until_ns), ..Terms::default() };
+        let (passed, ahead) = (until(worker.now_ns()), until(worker.now_ns() + 3_600_000_000_000));
+        for until in [passed, Terms::default()] {
             let (answer, _) = crate::dispatch::call(worker, session, id(1), create("late"), None, until).await;
             assert_eq!(answer.result, Err(Errno::TimedOut), "sent again it is as late");
         }
@@ -277,8 +279,9 @@ fn tunables_are_live() {
     });
 }
 
-/// Goal: a mount whose clock is far off is refused with a line that says by how much, changes nothing, and comes in
-/// when the clock has been set; one that is there stays when its clock jumps. Method: clocks of simulated machines.
+/// Goal: a mount whose clock is far off is refused with a line that gives the difference, changes nothing, and is
+/// admitted when the clock has been set; an existing mount stays when its clock jumps. Method: clocks of simulated
+/// machines.
 #[test]
 fn clocks_far_off_are_refused() {
     let place = Place::new(31, 1, 1);
@@ -302,9 +305,9 @@ fn clocks_far_off_are_refused() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a target whose disk has failed does not keep what an ended session has on the others. Method: three targets,
-/// the middle one fails; a mount with a lock on the last one ends in order, and one that does is cut off; the lock is
-/// free at once, and a new mount comes.
+/// Goal: a target whose disk has failed does not preserve an ended session's state on the other targets. Method: three
+/// targets, the middle one fails; a mount with a lock on the last one ends in order, and one that does is cut off; the
+/// lock is free at once, and a new mount is admitted.
 #[test]
 fn a_failed_target_holds_up_no_other() {
     for polite in [true, false] {

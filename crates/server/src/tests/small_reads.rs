@@ -1,5 +1,5 @@
-//! Small pieces that are read for others: files of a directory in one message, and the blocks at the edges of writes.
-//! That the read cache serves them, and with what.
+//! Small pieces that are read for other operations: files of a directory in one message, and the blocks at the edges of
+//! writes. Whether the read cache serves them, and with which data.
 
 use super::data::bytes;
 use super::write_back::{counter, file, get, put};
@@ -28,10 +28,10 @@ async fn read_batch(c: &Client, files: &[(String, Ino)]) -> Vec<u8> {
     payload.map_or(Vec::new(), |p| p.to_vec())
 }
 
-/// Goal: small files that several mounts read are read from the disk once, however many they are, whether they were
-/// just flushed or not; a file that is written meanwhile comes as it is then; a mount that is alone fills no memory,
-/// and without a cache each read goes to the disk. Method: 100 files in batches of 20 by three mounts, after a start
-/// and before; the counters of disk reads.
+/// Goal: small files that several mounts read are read from the disk once, whatever their number, whether they were
+/// just flushed or not; a file that is written meanwhile is sent with its new data; a mount in sole mode fills no
+/// memory, and without a cache each read goes to the disk. Method: 100 files in batches of 20 by three mounts, after a
+/// start and before; the counters of disk reads.
 #[test]
 fn small_files_are_read_once() {
     for (mounts, bytes_kept) in [(3, "64M"), (1, "64M"), (3, "0")] {
@@ -92,8 +92,8 @@ fn small_files_are_read_once() {
 }
 
 /// Goal: a write, a flush, a truncate and a punch that keep a part of a block which the read cache has need no read of
-/// the disk, and keep what was there; without the cache each needs one. Method: a file that two mounts have read is
-/// changed at odd places; the counters, and all bytes.
+/// the disk, and keep the old bytes of it; without the cache each needs one. Method: a file that two mounts have read
+/// is changed at odd places; the counters, and all bytes.
 #[test]
 fn edges_come_from_memory() {
     for (bytes_kept, write_back) in [("64M", "off"), ("0", "off"), ("64M", "on")] {

@@ -7,7 +7,7 @@ use amphi_transport::Numbered;
 use amphi_types::ByteRange;
 use amphi_wire::{LockExtent, LockMode};
 
-/// A session with as many connections as the server says that fit.
+/// A session with as many connections as the server offers.
 struct Spread {
     /// By number.
     lines: Vec<Client>,
@@ -83,7 +83,7 @@ async fn counter(c: &Client, name: &str) -> u64 {
     all.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("{name} is counted")).1
 }
 
-/// Goal: with a connection for each worker no request hops, and each worker answers as many as its targets are asked;
+/// Goal: with a connection for each worker no request hops, and each worker answers the requests for its own targets;
 /// with one connection those for other workers' targets hop, as do those that take a wrong connection. Method: the same
 /// requests to every target, with 1, 2 and 4 workers, over as many connections and over one; the counter of hops.
 #[test]
@@ -130,9 +130,9 @@ fn requests_make_no_hop() {
     }
 }
 
-/// Goal: mounts with one connection are spread over the workers and lack nothing there: what concerns the whole server,
-/// callbacks between mounts at different workers, goodbyes, the end of the server. Method: four mounts of a server with
-/// four workers take the same lock from each other, each at a worker of its own.
+/// Goal: mounts with one connection are spread over the workers and have full service there: requests about the whole
+/// server, callbacks between mounts at different workers, goodbyes, the end of the server. Method: four mounts of a
+/// server with four workers take the same lock from each other, each at a worker of its own.
 #[test]
 fn one_connection_lives_at_any_worker() {
     let place = Place::new(710, 4, 4);
@@ -167,9 +167,9 @@ fn one_connection_lives_at_any_worker() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: slots of different connections of a session are different ones: what one asks is never answered with what
-/// another was, and each change happens once, also when connections break and the server is killed. Method: the same
-/// target is asked over all connections, each of which uses the same few slots; exclusive creates.
+/// Goal: slots of different connections of a session are different ones: no request gets the answer of another, and
+/// each change happens once, also when connections break and the server is killed. Method: requests for the same target
+/// over all connections, each of which uses the same few slots; exclusive creates.
 #[test]
 fn slots_of_connections_are_apart() {
     for seed in 0..10 {
@@ -208,9 +208,9 @@ fn slots_of_connections_are_apart() {
     }
 }
 
-/// Goal: a connection that is cut anywhere between the dial and the first answers leaves nothing behind: the client
-/// comes in at last, on all its connections, and what it asks happens once. Method: connections are broken at every
-/// moment of the first milliseconds, some again and again; then the session goes, and another one finds room.
+/// Goal: a connection that is cut anywhere between the dial and the first answers leaves no state behind: the client is
+/// admitted at last, on all its connections, and each request is executed once. Method: connections are broken at every
+/// moment of the first milliseconds, some repeatedly; then the session ends, and another one is admitted.
 #[test]
 fn hand_over_is_cut_anywhere() {
     for cut in 0..60u64 {
@@ -230,7 +230,7 @@ fn hand_over_is_cut_anywhere() {
                 for link in 0..2 {
                     let own = vec![TargetId(link)];
                     let client = loop {
-                        // A dial that is broken is repeated by whoever mounts.
+                        // A dial that is broken is repeated by the mounting client.
                         let numbered = Numbered { link, links: 2 };
                         match place.numbered("client", 5, numbered, own.clone()).await {
                             Ok(client) => break client,
@@ -282,9 +282,9 @@ fn further_connections_join_a_session() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: an eviction ends all connections of a session: nothing that was asked by any of them takes effect after it,
-/// and its locks are free. Method: a mount with two connections is evicted by an administrator while it writes names
-/// over both; what it was told is done is there, and nothing comes later.
+/// Goal: an eviction ends all connections of a session: no request of any of them takes effect after it, and its locks
+/// are free. Method: a mount with two connections is evicted by an administrator while it writes names over both;
+/// acknowledged changes are there, and none takes effect later.
 #[test]
 fn eviction_ends_all_connections() {
     for seed in 0..6 {
@@ -327,9 +327,9 @@ fn eviction_ends_all_connections() {
     }
 }
 
-/// Goal: a mount that answers on its first connection and not on another is as deaf as one that answers on none, and
-/// one that answers on all is none. Method: a callback by connection 1, which reads and says nothing, for a file whose
-/// target is asked by it; the same with a client that says that it is at it.
+/// Goal: a mount that answers on its first connection and not on another is as unresponsive as one that answers on
+/// none, and one that answers on all is not. Method: a callback by connection 1, which reads and does not answer, for a
+/// file whose target uses it; the same with a client that reports that it is at work.
 #[test]
 fn deaf_on_one_connection() {
     for (seed, keeps) in [(820, false), (821, true)] {

@@ -111,7 +111,7 @@ fn open_files_outlive_their_names() {
     });
 }
 
-/// Goal: permissions are the server's affair; attributes and xattrs keep what was set.
+/// Goal: the server checks permissions; attributes and xattrs keep the values that were set.
 #[test]
 fn permissions_and_attributes() {
     with_server(10, 2, 1, async |_, c| {

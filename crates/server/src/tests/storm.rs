@@ -12,7 +12,7 @@ const SESSIONS: u64 = 1000;
 const GRANTS: u64 = 10 * SESSIONS;
 const RANGE: ByteRange = ByteRange { start: 0, end: 4096 };
 
-/// What a session does next: three of ten of its requests read, three of ten go direct.
+/// The next operation of a session: three of ten of its requests read, three of ten go direct.
 fn request(object: ObjectId, session: u64, round: u64) -> (Request, Option<Buf>) {
     let dice = (session * 7919 + round * 104_729) % 10;
     let mode = if dice.is_multiple_of(3) { LockMode::Read } else { LockMode::Write };
@@ -73,10 +73,9 @@ impl Fighter {
     }
 }
 
-/// Goal: with 1,000 sessions that ask for one range, to cache and direct, to read and to write, some of which answer
-/// callbacks late, everybody gets on and nobody much better than others. Method: each asks again as soon as it has what
-/// it asked for, until 10,000 requests are granted; then grants of each session by Jain's index, and waits in virtual
-/// time.
+/// Goal: with 1,000 sessions that request one range, to cache and direct, to read and to write, some of which answer
+/// callbacks late, all sessions make progress at similar rates. Method: each requests again as soon as it was granted,
+/// until 10,000 requests are granted; then grants of each session by Jain's index, and waits in virtual time.
 #[test]
 fn a_thousand_sessions_get_on() {
     with_three(103, async |place, [a, b, c], object| {
@@ -96,7 +95,7 @@ fn a_thousand_sessions_get_on() {
         let fighters: Vec<Fighter> = (0..).zip(clients).map(fighter).collect();
         let (grants, from) = (Cell::new(0), env.now());
         let fights = join_all((0..).zip(&fighters).map(|(n, f)| f.fight(&env, object, n, &grants)));
-        // Those that answer at once have nothing to do here, the others do it for ever.
+        // Sessions that answer at once have nothing to do here, the others answer without end.
         let answers = join_all(fighters.iter().map(|f| f.answer(&env)));
         drop(select(pin!(fights), pin!(answers)).await);
         let all_ms = env.now().since(from).as_secs_f64() * 1e3;

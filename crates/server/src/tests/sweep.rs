@@ -16,8 +16,8 @@ fn dir_name(target: u16) -> String {
     (0..).map(|i| format!("d{i}")).find(on).expect("a name")
 }
 
-/// Pauses between the steps: with the long one, what goes on in the background falls between them, such as forgetting
-/// decisions.
+/// Pauses between the steps: the long one gives background work, such as forgetting decisions, time to run between
+/// them.
 const PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(170)];
 
 /// What is swept.
@@ -155,7 +155,7 @@ fn answers_survive_kills(story: Story) {
             let c = place.client(1).await.unwrap();
             place.sim.crash_at("server", nth, CrashKind::Process);
             let done = Cell::new(0);
-            // Its last crash may come while it looks.
+            // Its last crash may come during the final comparison.
             let story = async {
                 scenario(story, (&place, &c), Duration::ZERO, &done, None).await.expect("every step is answered");
                 let tree = c.tree(Ino::ROOT).await.unwrap();
@@ -231,7 +231,7 @@ fn nothing_stays_half_done(story: Story) {
                 assert_clean(&report, &format!("{what}, as it lies"));
                 let server = place.start().await.unwrap();
                 let late = place.client(2).await.expect("the first does not keep it out");
-                // What the first one left goes with its session.
+                // State that the first one left ends with its session.
                 loop {
                     let Ok(Reply::Status { sessions, .. }) = late.call(Request::Status).await else { panic!("status") };
                     if sessions.len() == 1 {

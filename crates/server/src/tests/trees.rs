@@ -14,9 +14,9 @@ async fn counted(c: &Client, name: &str) -> u64 {
     all.iter().find(|(n, _)| n == name).map_or(0, |(_, n)| *n)
 }
 
-/// Goal: alone, a listing brings the attributes of directories wherever on the server they live, the same that stat
-/// shows, and in company of those at hand only. Method: directories over four targets and two workers; one is removed,
-/// one changed; then a second client.
+/// Goal: in sole mode, a listing includes the attributes of directories on any target of the server, equal to those of
+/// stat, and in shared mode of those at hand only. Method: directories over four targets and two workers; one is
+/// removed, one changed; then a second client.
 #[test]
 fn listings_bring_directories_of_all_targets() {
     with_server(411, 4, 2, async |place, c| {
@@ -44,9 +44,9 @@ fn listings_bring_directories_of_all_targets() {
     });
 }
 
-/// Goal: who removes a tree finds the directories stable; who only empties directories causes no syncs for long.
-/// Method: directories on another target than their names, filled, emptied and removed, then emptied again and again;
-/// syncs are counted.
+/// Goal: the removal of a tree finds the directories stable; a program that only empties directories causes no syncs
+/// for long. Method: directories on another target than their names, filled, emptied and removed, then emptied
+/// repeatedly; syncs are counted.
 #[test]
 fn emptied_directories_are_made_stable_where_removals_follow() {
     with_server(412, 4, 1, async |place, c| {
@@ -62,7 +62,7 @@ fn emptied_directories_are_made_stable_where_removals_follow() {
             let dir = c.mkdir(Ino::ROOT, name).await.unwrap();
             c.create(dir, "a").await.unwrap();
             c.create(dir, "b").await.unwrap();
-            // Until what syncs itself has done so.
+            // Until the periodic syncs have run.
             env.sleep(Duration::from_secs(4)).await;
             let mut syncs = [0; 2];
             for (i, file) in ["a", "b"].into_iter().enumerate() {

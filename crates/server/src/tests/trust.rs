@@ -1,5 +1,5 @@
-//! Who may do what: users of the machine who come over a Unix socket, data of files that are not open, objects of
-//! inodes that are not there.
+//! Access rights: users of the machine who connect over a Unix socket, data of files that are not open, objects of
+//! absent inodes.
 
 use super::data::bytes;
 use super::*;
@@ -38,9 +38,9 @@ impl Place {
     }
 }
 
-/// Goal: another user of the machine who is let connect is himself and nobody else: he makes nothing as root, names no
-/// other user and no group that he is not in, is no administrator and no server, and takes over no session. Method: a
-/// table of requests of such a client beside one of root's.
+/// Goal: another user of the machine who may connect acts as himself and as nobody else: he makes nothing as root,
+/// names no other user and no group that he is not in, is no administrator and no server, and takes over no session.
+/// Method: a table of requests of such a client beside one of root's.
 #[test]
 fn a_user_is_himself() {
     with_server(80, 2, 1, async |place, root| {
@@ -141,10 +141,10 @@ fn data_needs_an_open() {
     });
 }
 
-/// Goal: no object comes into being whose inode is not there to be removed with it: of a number that no file has, of a
-/// stripe that the layout does not have or has elsewhere, before the file is spread, after it was removed;
-/// over-striped, on the inode's target and on others, on one server. Method: such writes by a client that has the file
-/// open; the zones are sound at the end and hold nothing.
+/// Goal: no object is created whose inode is not there to be removed with it: of a number that no file has, of a stripe
+/// that the layout does not have or has elsewhere, before the file is spread, after it was removed; over-striped, on
+/// the inode's target and on others, on one server. Method: such writes by a client that has the file open; the zones
+/// are sound at the end and hold nothing.
 #[test]
 fn objects_belong_to_inodes() {
     let place = Place::new(82, 3, 2);

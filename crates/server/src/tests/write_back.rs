@@ -1,4 +1,4 @@
-//! Writes that are answered from memory: what they look like, what survives, what is found at a start.
+//! Writes that are answered from memory: how they read, what survives, and the state found at a start.
 
 mod sweep;
 
@@ -153,8 +153,8 @@ fn a_small_write_is_answered_from_memory() {
     }
 }
 
-/// Goal: Promises S10 and S22: what was not synced is lost with power as a whole: the file is not longer than what it
-/// has, also where its inode was logged meanwhile; so it is when the memory was removed, and then mounts are told.
+/// Goal: Promises S10 and S22: unsynced data is lost with power as a whole: the file is not longer than its remaining
+/// data, also where its inode was logged meanwhile; so it is when the memory was removed, and then mounts are notified.
 /// Method: a synced write, one that is not, a change of permissions; then the end of the machine, or of process and
 /// memory.
 #[test]
@@ -193,8 +193,8 @@ fn what_goes_with_the_memory_leaves_nothing() {
     }
 }
 
-/// Goal: whatever is accepted, written through, cut, flushed and read in any order, by several sessions, with kills
-/// between, is what a plain array of bytes says. Method: random operations of all sizes over a file of 3 MiB.
+/// Goal: after any accepts, writes through, truncates, flushes and reads in any order, by several sessions, with kills
+/// between, the file equals a plain array of bytes. Method: random operations of all sizes over a file of 3 MiB.
 fn against_bytes(seed: u64) {
     const LEN: u64 = (1 << 20) + 300_000;
     let more =
@@ -383,8 +383,8 @@ fn batches_overwrite_in_place() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: what was accepted finds room. Method: a target is filled by small writes until one is refused;
-/// then everything is flushed and synced without an error, and read back.
+/// Goal: accepted data always has space. Method: a target is filled by small writes until one is refused; then
+/// everything is flushed and synced without an error, and read back.
 #[test]
 fn what_was_accepted_finds_room() {
     let place = place(170, 1, &[("server.write_back_age_ms", "600000"), ("server.write_back_bytes", "16M")]);
@@ -430,8 +430,8 @@ fn what_was_accepted_finds_room() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a disk that fails does not lose what was accepted: `sync` says so, the bytes are read all the same, and are
-/// written when it works again. Method: writes of data fail for a while.
+/// Goal: a disk that fails does not lose accepted data: `sync` reports the failure, the bytes can still be read, and
+/// are written when it works again. Method: writes of data fail for a while.
 #[test]
 fn what_cannot_be_written_stays() {
     let place = place(171, 1, &[("server.write_back_age_ms", "20")]);
@@ -459,9 +459,9 @@ fn what_cannot_be_written_stays() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a flush that the disk does not take where it belongs is written elsewhere, and nobody notices: `sync`
-/// succeeds, the bytes are there after a kill. Method: the place of each first write fails for ever: of a new file, of
-/// reserved blocks, and of blocks that are overwritten in place.
+/// Goal: data that the disk refuses at its place is written to another place, without an error: `sync` succeeds, the
+/// bytes are there after a kill. Method: the place of each first write fails for ever: of a new file, of reserved
+/// blocks, and of blocks that are overwritten in place.
 #[test]
 fn what_a_place_does_not_take_goes_elsewhere() {
     for story in 0..3 {
@@ -550,8 +550,8 @@ fn memory_comes_back() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: it is switched off while it works, and on again: what was accepted is written, and the memory goes. Method: a
-/// story.
+/// Goal: it is switched off in operation, and on again: accepted data is written, and the memory is released. Method: a
+/// sequence of steps.
 #[test]
 fn it_can_be_switched() {
     let place = place(172, 1, &[("server.write_back_age_ms", "600000")]);

@@ -1,8 +1,8 @@
-//! Carrying out a planned operation: what every create, unlink, link and rename goes through.
+//! Executing a planned operation: every create, unlink, link and rename goes through this code.
 //!
-//! Owns: the coordinator's steps, whether one target is concerned or several: room in the log, the promises, the step
-//! in which it happens, who is told. Does not own: what becomes of promises and decisions after a crash (`two_phase`),
-//! how an operation plans its changes (`ops`).
+//! Owns: the coordinator's steps, whether one target is concerned or several: space in the log, the promises, the step
+//! in which the operation takes effect, and informing participants. Does not own: promises and decisions after a crash
+//! (`two_phase`), how an operation plans its changes (`ops`).
 
 use super::two_phase::{
     changed_keys, decided, forget_later, growth, keys, only_removes_directories, predicted, refused,
@@ -23,10 +23,10 @@ use amphi_zone::Lsn;
 use futures_util::future::join_all;
 use std::collections::BTreeMap;
 
-/// What else an operation that adds something may add: its decision.
+/// Bytes of the decision, which an operation that adds something may add as well.
 const DECISION_BYTES: u64 = 256;
 
-/// What became of a planned operation.
+/// The result of a planned operation.
 pub enum Ran {
     /// It happened.
     Done(Reply),
@@ -34,21 +34,21 @@ pub enum Ran {
     Conflict,
 }
 
-/// What the targets of an operation have said before its decision. The queues of names are let go last.
+/// The answers of the targets of an operation before its decision. The queues of names are released last.
 struct Promises {
-    /// What others may have cached of the own target's part.
+    /// The token change for the own target's part.
     changing: Option<Changing>,
     guard: Guard<NameKey>,
     /// Other targets that have promised.
     promised: Vec<TargetId>,
-    /// What the one said that did not.
+    /// The answer of the target that refused.
     refusal: Option<Result<TargetReply>>,
 }
 
 impl<E: Env> RequestCx<E> {
-    /// Carries out planned changes, wherever their targets are, and answers `reply` (made when everybody has promised,
-    /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target
-    /// that the request named.
+    /// Carries out planned changes, wherever their targets are, and answers `reply` (made when all participants have
+    /// promised, right before the decision). `opens` is opened for the session in the same step. `named`: names of this
+    /// target that the request named.
     pub async fn run_parts<F>(
         &self,
         parts: Vec<Part>,
@@ -87,7 +87,7 @@ impl<E: Env> RequestCx<E> {
             Some(Ok(_)) => Err(Errno::Proto),
             Some(Err(e)) => Err(e),
         };
-        // The last look before the decision: what a session asked for that has ended meanwhile does not happen.
+        // The last check before the decision: if the session has ended meanwhile, its request is not executed.
         let reply = match reply.and_then(|reply| self.alive().map(|()| reply)) {
             Ok(reply) => reply,
             Err(e) => {
@@ -123,7 +123,7 @@ impl<E: Env> RequestCx<E> {
             return Ok(Ran::Done(reply));
         }
         self.target.zone.stable(lsn).await?;
-        // Nobody was told before it was certain.
+        // No participant was informed of the decision before it was certain.
         self.target.txs.borrow_mut().undecided.remove(&tx);
         let commits = promised.iter().map(|t| self.worker.insist(*t, TargetRequest::Commit(tx)));
         join_all(commits).await.into_iter().collect::<Result<()>>()?;
@@ -180,22 +180,22 @@ impl<E: Env> RequestCx<E> {
         all
     }
 
-    /// Nothing happens: those that have promised are told so.
+    /// The operation is not executed, and targets that have promised are informed.
     async fn abort(&self, tx: TxId, promised: Vec<TargetId>) -> Result<()> {
         self.target.txs.borrow_mut().undecided.remove(&tx);
         for target in promised {
             if self.worker.routes.is_local(target) {
                 self.worker.tell(target, TargetRequest::Abort(tx)).await?;
             } else {
-                // It asks, should this not arrive.
+                // If this message is lost, the participant asks.
                 self.worker.tell_later(target, TargetRequest::Abort(tx));
             }
         }
         Ok(())
     }
 
-    /// The step in which an operation happens: appends the own changes, the decision for the participants and the
-    /// client's answer in one record. Nothing is on the disk on return.
+    /// The step in which an operation takes effect: appends the coordinator's own changes, the decision for the
+    /// participants and the client's answer in one record. Nothing is on the disk when it returns.
     fn decide(
         &self,
         own_parts: Option<&[Part]>,

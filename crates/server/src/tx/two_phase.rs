@@ -3,22 +3,23 @@
 //! Owns: the promise of a participant, the decision of a coordinator, what either does after a crash. Does not own:
 //! what the changes are (`amphi_meta::Part`) and how an operation plans them (`ops`).
 //!
-//! The coordinator is the target that got the request. It asks the participants, itself included, in ascending order;
-//! each takes the queues of the names and inodes concerned, checks, and logs its promise. Then the coordinator logs its
-//! own changes, the decision and the client's answer in one record. Then the participants apply. Nobody sees a name or
-//! inode while it is in between, because the queues are held until all is done.
+//! The coordinator is the target that got the request. It sends requests to the participants, itself included, in
+//! ascending order; each takes the queues of the names and inodes concerned, checks, and logs its promise. Then the
+//! coordinator logs its own changes, the decision and the client's answer in one record. Then the participants apply
+//! their parts. No operation sees a name or inode in an intermediate state, because the queues are held until all is
+//! done.
 //!
 //! Logs of targets lose their last records independently when power fails. So a promise is stable before the decision
 //! is logged, the decision before a participant applies, and the participants' changes before the coordinator forgets
 //! the decision. Two syncs, one after the other, are the price of an operation over two servers.
 //!
-//! Targets of one server end together, so a promise among them is kept in memory alone, and the decision has the
-//! participants' changes (`decided`): one record and one sync. The removal of a directory is answered when its record
-//! is written, as any operation on one target: what the participant has left to do concerns a directory that nobody
-//! finds any more.
+//! Targets of one server always end together, so a promise among them is kept in memory only, and the decision contains
+//! the participants' changes (`decided`): one record and one sync. The removal of a directory is answered when its
+//! record is written, like any operation on one target: the participant's remaining work concerns a directory that
+//! cannot be found any more.
 //!
-//! After a crash a participant with a promise asks: what the coordinator does not remember did not happen. What a
-//! decision has is done again, unless it was done.
+//! After a crash a participant with a promise asks the coordinator: an operation that the coordinator does not know did
+//! not happen. The changes in a decision are made again, unless they were made.
 
 pub mod decided;
 pub(super) mod predicted;
@@ -42,7 +43,7 @@ use std::time::Duration;
 
 /// How long a participant waits before it asks what became of a promise, and before it asks again.
 const ASK_AFTER: Duration = Duration::from_secs(2);
-/// How often a repeated answer that waits for others to be told looks whether they are.
+/// How often a repeated answer that waits for participants to be informed checks whether they are.
 const UNTOLD_LOOK: Duration = Duration::from_millis(2);
 
 /// The queues that a change needs.
@@ -75,9 +76,8 @@ pub(super) fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
     parts.iter().flat_map(keys_of).collect()
 }
 
-/// What clients cache of what these changes concern. `named`: names of this target that the client named with its
-/// request, by directory and hash; it has dropped its own copies of them, of the directory's listing and of its
-/// attributes.
+/// The token keys that these changes concern. `named`: names of this target that the client named with its request, by
+/// directory and hash; it has dropped its own copies of them, of the directory's listing and of its attributes.
 pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
     let alone = |key, known| Changed { key, known, joint: false };
     let joint = |key, known| Changed { key, known, joint: true };
@@ -93,7 +93,7 @@ pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed>
                 keys.push(joint(TokenKey::Listing(*dir), dir_named(dir)));
             }
             Part::TouchDir { dir, .. } => keys.push(joint(TokenKey::Attributes(*dir), dir_named(dir))),
-            // Nobody knows of it yet.
+            // No client knows this inode yet.
             Part::MakeInode(_) | Part::SetAcls { .. } | Part::SetProject { .. } => {}
             Part::Link { ino }
             | Part::Unlink { ino, .. }
@@ -185,7 +185,7 @@ pub async fn prepare<E: Env>(
 }
 
 /// Asks about promises to other servers until there are none: a coordinator that gave an operation up, or that was
-/// restarted, does not tell.
+/// restarted, does not send the outcome.
 fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Duration) {
     if std::mem::replace(&mut target.txs.borrow_mut().watched, true) {
         return;
@@ -204,12 +204,13 @@ fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Du
                 target.txs.borrow_mut().watched = false;
                 return;
             }
-            // Only those that were there a round ago: most promises are kept within milliseconds.
+            // Only promises that existed a round ago are asked about, because most are resolved within milliseconds.
             let mut due: BTreeMap<TargetId, Vec<TxId>> = BTreeMap::new();
             for tx in all.intersection(&seen) {
                 due.entry(tx.coordinator).or_default().push(*tx);
             }
-            // Each coordinator by itself: one that cannot be reached must not hold up what the others know.
+            // Coordinators are asked independently: one that cannot be reached must not delay the answers of the
+            // others.
             join_all(due.values().map(|promises| ask_about(&worker, &target, promises))).await;
             seen = all;
             drop(target);
@@ -242,8 +243,8 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
 /// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until
 /// its record is written: should that be lost, the promise or the decision is still there, and it is done again.
 ///
-/// Errors: `Io` if the changes do not fit, which is damage: what they concern was held from the look at it to the
-/// decision. Nothing is changed then.
+/// Errors: `Io` if the changes do not fit, which means damage: the names and inodes were locked from the check to the
+/// decision. In that case nothing is changed.
 pub async fn finish<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -274,7 +275,7 @@ pub async fn finish<E: Env>(
     Ok(TargetReply::Done)
 }
 
-/// What the coordinator knows of an operation: what it does not remember did not happen.
+/// The coordinator's record of an operation: an operation without a record did not happen.
 pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
     let txs = target.txs.borrow();
     if txs.undecided.contains(&tx) {
@@ -291,8 +292,8 @@ pub fn has_move_lock<E: Env>(target: &Target<E>, number: u64) -> bool {
     target.txs.borrow().moving.contains_key(&number)
 }
 
-/// Waits until no operation is moving a directory on the way up from `from`. With one server, the lock on moving
-/// directories alone makes that way certain; a restart of target 0 loses the lock, but not the promises of who had it.
+/// Waits until no operation is moving a directory between `from` and the root. With one server, the lock on moving
+/// directories alone guarantees that; a restart of target 0 loses the lock, but not the promises of its holder.
 pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: Ino) {
     if !worker.routes.is_shared() {
         return;
@@ -313,10 +314,10 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
     }
 }
 
-/// Waits until the names of a directory are settled that other targets' operations hold now: their changes may be
-/// decided, and what they take away there seen. Names that are held since are not waited for, so that a busy directory
-/// can be listed; their operations were not decided when this began. An operation of this target itself changes its
-/// names in the step that decides it.
+/// Waits until the names of a directory are released that operations of other targets hold now: these operations may be
+/// decided, and their removals on other targets visible. It does not wait for names that are locked later, so that a
+/// busy directory can be listed; their operations were not decided when this began. An operation of this target itself
+/// changes its names in the step that decides it.
 pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
     let names: Vec<NameKey> = {
         let txs = target.txs.borrow();
@@ -333,7 +334,7 @@ pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
         txs.prepared.values().flat_map(|p| &p.parts).filter_map(entry_of).collect()
     };
     for name in names {
-        // One after the other: whoever wants one of them does not wait for all.
+        // The names are awaited one after the other, so an operation that needs one of them does not wait for all.
         target.settle(vec![name]).await;
     }
 }
@@ -355,13 +356,13 @@ pub fn move_unlock<E: Env>(target: &Target<E>, number: u64) {
     drop(guard);
 }
 
-/// Finishes what a crash left: asks about promises, tells about decisions. What needs another server goes on in the
-/// background, the names concerned being held.
+/// Finishes what a crash left: asks about promises, and sends decisions. What needs another server is done in the
+/// background, while the names concerned stay locked.
 pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let promised: Vec<TxId> = target.txs.borrow().prepared.keys().copied().collect();
     for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {
         let wanted = target.txs.borrow().prepared.get(tx).map(|p| keys(&p.parts)).unwrap_or_default();
-        // They were held together when they were promised, so nobody waits here.
+        // These names were locked together when they were promised, so this does not wait.
         let guard = target.queues.names.take(wanted).await;
         // No tokens are granted at all before it ends.
         let changing = target.coherence.tokens.hold();
@@ -396,7 +397,7 @@ pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> 
     Ok(())
 }
 
-/// Tells a decision of an earlier run to all who took part, then forgets it.
+/// Sends a decision of an earlier run to all participants, then deletes it.
 fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, participants: Vec<TargetId>) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
@@ -409,14 +410,15 @@ fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, 
     });
 }
 
-/// Waits until all have been told what was decided in an earlier run: whoever gets its answer again may look there.
+/// Waits until all participants have been informed of decisions of an earlier run: a client that gets its repeated
+/// answer may look there.
 pub async fn until_told<E: Env>(worker: &Worker<E>, target: &Target<E>) {
     while !target.txs.borrow().untold.is_empty() {
         worker.env.sleep(UNTOLD_LOOK).await;
     }
 }
 
-/// Tells a decision to all who took part, and forgets it, without anybody waiting.
+/// Sends a decision to all participants in the background, and deletes it.
 pub(super) fn forget_later<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

@@ -1,6 +1,6 @@
-//! What a worker needs of the floors above it. They hand it over at the start.
+//! The interfaces through which a worker uses the floors above it. It gets them at the start.
 //!
-//! Owns: three contracts. Does not own: who keeps them (`dispatch`, `cluster`).
+//! Owns: three interfaces. Does not own: their implementations (`dispatch`, `cluster`).
 
 use crate::message::{TargetReply, TargetRequest};
 use crate::worker::Worker;
@@ -27,13 +27,13 @@ pub trait Clients {
     /// Ends a session that did not keep to the rules; `why` completes "it is evicted:".
     fn evict(self: Rc<Self>, session: SessionId, why: &str);
 
-    /// What the same part of another worker says (`Message::Sessions`).
+    /// A message of the same part of another worker (`Message::Sessions`).
     fn take(self: Rc<Self>, from: usize, message: Box<dyn Any + Send>);
 }
 
 /// The other servers of the cluster.
 pub trait Peers {
-    /// Asks a target of another server. `Io` if that cannot be reached for long, `Stale` if nobody has the target.
+    /// Asks a target of another server. `Io` if that cannot be reached for long, `Stale` if no server has the target.
     fn ask(self: Rc<Self>, target: TargetId, question: TargetRequest) -> Replying;
 }
 
@@ -41,7 +41,7 @@ pub trait Peers {
 pub struct Above<E: Env> {
     /// Answers to other targets.
     pub answer: AnswerTarget<E>,
-    /// Who has the connections of this worker, and at worker 0 the sessions.
+    /// The code with the connections of this worker, and on worker 0 the sessions.
     pub clients: RefCell<Option<Weak<dyn Clients>>>,
     /// At worker 0: the other servers.
     pub peers: RefCell<Option<Weak<dyn Peers>>>,

@@ -1,4 +1,4 @@
-//! `RequestCx`: one request while it is executed: who asked what of which target.
+//! `RequestCx`: one request while it is executed: its session, its content and its target.
 //!
 //! Owns: putting the answer's slot record into the transaction of the operation. Does not own: the operation.
 
@@ -6,6 +6,7 @@ use crate::coherence::tokens::Changing;
 use crate::counters::add;
 use crate::records;
 use crate::session::in_flight::InFlight;
+use crate::session::reach::Tree;
 use crate::session::slots::SlotRecord;
 use crate::worker::Worker;
 use crate::zone_target::Target;
@@ -33,15 +34,30 @@ pub struct RequestCx<E: Env> {
     pub id: RequestId,
     /// On whose behalf.
     pub cred: Cred,
+    /// Beyond which it reaches nothing; `None`: anywhere.
+    pub tree: Option<Tree>,
     /// Wall-clock time of its start: the time stamp of what it changes.
     pub now: Timespec,
-    /// What the answer will say about tokens.
+    /// The part of the answer about tokens.
     pub tokens: Cell<Tokens>,
-    /// What the answer will say about the directory of a changed name.
+    /// The part of the answer about the directory of a changed name.
     pub directory: Cell<Option<DirectoryAfter>>,
 }
 
 impl<E: Env> RequestCx<E> {
+    /// A request that begins now.
+    pub fn new(
+        (worker, target): (&Rc<Worker<E>>, &Rc<Target<E>>),
+        session: SessionId,
+        id: RequestId,
+        cred: Cred,
+        tree: Option<Tree>,
+    ) -> RequestCx<E> {
+        let (worker, target, now) = (worker.clone(), target.clone(), worker.env.wall());
+        let (tokens, directory) = (Cell::default(), Cell::default());
+        RequestCx { worker, target, session, id, cred, tree, now, tokens, directory }
+    }
+
     /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added when
     /// the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will ask
     /// again.
@@ -70,7 +86,7 @@ impl<E: Env> RequestCx<E> {
         self.target.append(txn, order)
     }
 
-    /// Waits until nobody caches `keys` of this target; until the end of the change nobody will.
+    /// Waits until no mount caches `keys` of this target; until the end of the change none will.
     pub async fn change(&self, keys: impl FnOnce() -> Vec<Changed>) -> Changing {
         let sent = || self.worker.send_revocations(&self.target);
         self.target.coherence.tokens.change(|| self.worker.now_ns(), self.session, keys, sent).await
@@ -89,7 +105,7 @@ impl<E: Env> RequestCx<E> {
             && !self.target.files.open.borrow().is_writer(self.session, object.ino)
     }
 
-    /// A change of data that may be one of an unopened file: nobody caches its attributes until it ends.
+    /// A change of data that may be one of an unopened file: no mount caches its attributes until it ends.
     pub async fn change_unopened(&self, object: ObjectId) -> Option<Changing> {
         if !self.is_unopened(object) {
             return None;
@@ -124,9 +140,9 @@ impl<E: Env> RequestCx<E> {
         self.worker.send_revocations(&self.target);
     }
 
-    /// Shows what has become of a directory of this target, in the step that changes it as the record at `place` says;
-    /// in company only with a token, without which the client could not use it, and not of a directory that others
-    /// change too: each would revoke it from the others.
+    /// Adds the attributes of a directory of this target to the answer, in the step that changes it by the record at
+    /// `place`. In shared mode this is done only with a token, without which the client could not use them, and not for
+    /// a directory that others change too, because each change would revoke the token from the others.
     pub fn show_directory(&self, dir: Ino, place: Lsn) {
         let shared =
             self.target.coherence.tokens.on() && self.target.coherence.tokens.is_shared(self.worker.now_ns(), dir);
@@ -151,14 +167,14 @@ impl<E: Env> RequestCx<E> {
         self.tokens.set(Tokens { attributes, ..self.tokens.get() });
     }
 
-    /// The last look before a change of file data: a session that has ended changes nothing. Until the landing is
-    /// dropped, the session's locks stay although it ends.
+    /// The last check before a change of file data: a session that has ended changes nothing. Until the returned value
+    /// is dropped, the session's locks stay even if it ends.
     pub fn land(&self) -> Result<InFlight> {
         self.alive()?;
         Ok(self.target.queues.in_flight.start(self.session))
     }
 
-    /// Fails once the session has ended: to be asked after the last wait before anything is kept for it.
+    /// Fails once the session has ended: to be called after the last wait before anything is stored for it.
     pub fn alive(&self) -> Result<()> {
         if self.target.has_session(self.session) { Ok(()) } else { Err(Errno::Io) }
     }
@@ -171,8 +187,8 @@ impl<E: Env> RequestCx<E> {
         Ok(reply)
     }
 
-    /// Waits for room in the log for an operation that adds about `growth` bytes of items. One that adds none is not
-    /// refused on a full target (Promise S15): of its slot record there is only one at a time.
+    /// Waits for space in the log for an operation that adds about `growth` bytes of items. An operation that adds none
+    /// is not refused on a full target (Promise S15), since there is only one slot record of it at a time.
     pub async fn reserve(&self, growth: u64) -> Result<()> {
         self.target.zone.reserve(if growth == 0 { 0 } else { growth + SLOT_BYTES }).await
     }

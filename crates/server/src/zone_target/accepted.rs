@@ -1,7 +1,7 @@
-//! What a target does with writes that were accepted into memory, from its start to its end.
+//! The handling of accepted writes by a target from its start to its end.
 //!
-//! Owns: bringing what an earlier process left to the disk, what `fsync` does with it, switching, giving the memory up,
-//! closing. Does not own: the memory (`write_back`), accepting and flushing (`ops`).
+//! Owns: bringing accepted bytes of an earlier process to the disk, `fsync` of accepted bytes, switching, giving the
+//! memory up, closing. Does not own: the memory (`write_back`), accepting and flushing (`ops`).
 //!
 //! The `fsync` of a small change costs one write of the disk and one sync: its bytes go to the log, in a record that is
 //! written together with that which accepted them, and keep their place in memory until they are flushed with others.
@@ -24,9 +24,9 @@ const SYNC_LOG_BYTES: u64 = 64 << 10;
 const SYNC_LOG_EXTENTS: usize = 512;
 /// Logged bytes of a target that are not flushed, at most, where its log is large. All are in memory.
 const LOGGED_BYTES_MAX: u64 = 1 << 20;
-/// They are at most this part of the largest record.
+/// Logged bytes take at most one part in so many of the largest record.
 const LOGGED_SHARE: u64 = 4;
-/// A target with fewer free blocks that nobody was promised flushes what is delayed before it takes more.
+/// A target with fewer free blocks that are not reserved flushes delayed bytes before it accepts more.
 const SHORT_BLOCKS: u64 = 512;
 /// Not for fewer promised blocks than these: each flush is a write of the disk.
 const PROMISED_MIN: u64 = 16;
@@ -34,8 +34,8 @@ const PROMISED_MIN: u64 = 16;
 const PIECE_BYTES: u64 = 64;
 
 impl<E: Env> Target<E> {
-    /// Brings what an earlier process had in memory to the disk, stable, and gives up what was lost with that memory.
-    /// A server that joins begins twice: the memory that is there the second time is its own.
+    /// Brings accepted bytes of an earlier process to the disk, stable, and gives up what was lost with the memory. A
+    /// server that joins a cluster begins twice: the memory that exists the second time is its own.
     pub(super) async fn land_left(&self, env: &E) -> Result<()> {
         if self.storage.write_back.has_begun() {
             return Ok(());
@@ -97,7 +97,7 @@ impl<E: Env> Target<E> {
         self.zone.record_bytes_max() / DELAYED_SHARE / DELAYED_ITEM_BYTES
     }
 
-    /// Sees to it that what is delayed of a file, or of all, survives power loss as soon as the log is synced: few
+    /// Ensures that the delayed bytes of a file, or of all, survive power loss as soon as the log is synced: a few
     /// bytes are logged, more are flushed.
     pub async fn secure_delayed(&self, file: Option<Ino>) -> Result<()> {
         if self.log_delayed(file).await? {
@@ -107,7 +107,7 @@ impl<E: Env> Target<E> {
             let delayed = &self.data.borrow().delayed;
             let mut units = delayed.unlogged_units(file);
             if delayed.logged().0 * 2 > self.logged_max() {
-                // What was logged before has to make room.
+                // Earlier logged bytes have to be flushed to make space.
                 units.extend(delayed.logged_units());
                 units.sort_unstable();
                 units.dedup();
@@ -117,9 +117,9 @@ impl<E: Env> Target<E> {
         self.flush_units(units).await
     }
 
-    /// Gives back what was promised to bytes that need no blocks of their own, where room is short: until it is flushed
-    /// each delayed block counts as one that is to be found, also one that will be overwritten in place. A program that
-    /// stays within the space must not be refused for that. The caller holds nothing.
+    /// If space is short, frees blocks that are reserved for bytes which need no new blocks: until it is flushed, each
+    /// delayed block counts as one that needs a new block, also if it will be overwritten in place. A program that
+    /// stays within the available space must not be refused because of that. The caller holds no span and no plan.
     pub async fn make_way(&self) {
         let is_short = {
             let data = self.data.borrow();
@@ -127,7 +127,7 @@ impl<E: Env> Target<E> {
         };
         if is_short {
             add(&self.counts.worker.flushes_for_room, 1);
-            // What cannot be written stays promised, and whoever finds no room is told.
+            // If bytes cannot be written, their blocks stay reserved, and a write without space gets an error.
             let _ = self.flush_all().await;
         }
     }
@@ -181,7 +181,7 @@ impl<E: Env> Target<E> {
         Ok(true)
     }
 
-    /// Lets pages be used again that nobody needs any more.
+    /// Makes unneeded pages available again.
     pub fn exhume(&self) {
         self.storage.write_back.exhume(self.zone.kept_lsn());
     }

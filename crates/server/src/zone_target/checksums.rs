@@ -1,13 +1,13 @@
 //! Reading data blocks as their checksums say, or not at all.
 //!
-//! Owns: comparing what was read, the second look, the line for the operator. Does not own: the checksums
-//! (`amphi_data::Checksums`), what is known to be damaged (`verifier`), or what is read when.
+//! Owns: comparing what was read, the second read, the log line for the operator. Does not own: the checksums
+//! (`amphi_data::Checksums`), which blocks are known to be damaged (`verifier`), or what is read when.
 //!
-//! Invariant: every read of file data goes through `expect` in the step that plans it and through `verify` when the
-//! disk has answered, or did when the block came into the read cache; no byte of a block that does not verify leaves
-//! the target, nor gets a new checksum.
+//! Invariant: every read of file data calls `expect` in the step that plans it and `verify` when the disk has answered,
+//! or did so when the block entered the read cache; no byte of a block that does not verify leaves the target, nor gets
+//! a new checksum.
 //!
-//! A block that has become another one since the plan is not judged: nobody uses what was read of it.
+//! If a block was replaced since the plan, it is not compared, because its bytes are not used.
 
 use crate::counters::add;
 use crate::planted::{self, Mistake};
@@ -25,20 +25,21 @@ const NAMES_MAX: usize = 100_000;
 const DEPTH_MAX: usize = 64;
 
 impl<E: Env> Target<E> {
-    /// Checksums of whole blocks that are written, if they are to have some; `asked`: what their file is set to.
+    /// Checksums of whole blocks that are written, if they should have some; `asked`: the setting of their file.
     pub fn checksums_of(&self, aligned: &[u8], asked: DataChecksums) -> Option<Vec<Checksum>> {
         asked.are_made(self.storage.verifier.is_on()).then(|| Checksum::of_each(aligned))
     }
 
-    /// The same of a block that is copied because bytes of it go. It goes on having one; otherwise it gets one unless
-    /// its file is set to have none, as far as that is known here.
+    /// The checksum of a block that is copied because a part of its bytes is removed. If the old block had a checksum,
+    /// the new one gets one; otherwise it gets one unless its file is set to have none, as far as this target knows the
+    /// setting.
     pub fn checksum_of_edge(&self, object: ObjectId, physical: u64, block: &[u8]) -> Checksum {
         let has_one = self.data.borrow().checksums.get(physical).is_known();
         let is_asked = || self.asked_of(object).unwrap_or_default().are_made(self.storage.verifier.is_on());
         if has_one || is_asked() { Checksum::of(block) } else { Checksum::NONE }
     }
 
-    /// What a file is set to, if its inode is on this target.
+    /// The setting of a file, if its inode is on this target.
     pub fn asked_of(&self, object: ObjectId) -> Option<DataChecksums> {
         self.meta.borrow().inode(object.ino).ok().map(|inode| inode.advice.checksums())
     }
@@ -71,7 +72,7 @@ impl<E: Env> Target<E> {
         self.verify_part(object, expected, bytes, 0).await
     }
 
-    /// The same of the blocks that lie in a part of what was planned, which begins `from` bytes into it.
+    /// As `verify`, for the blocks in a part of what was planned, which begins `from` bytes into it.
     pub async fn verify_part(
         &self,
         object: ObjectId,
@@ -99,7 +100,7 @@ impl<E: Env> Target<E> {
         result
     }
 
-    /// Whether a block is in order at the second look. Then `block` has its bytes.
+    /// Whether a block is right when it is read a second time. Then `block` contains its bytes.
     async fn look_again(
         &self,
         object: ObjectId,

@@ -1,16 +1,16 @@
 //! `RoomBelow`: what the file system below the zones can still give to one target.
 //!
-//! Zone files are sparse: a block that was never written gets storage when it is. Owns: when that file system is looked
-//! at, and what follows when it has little left: the target takes blocks that have their storage already, and no
-//! others; whose turn it is at the blocks that a full target keeps back. Does not own: which blocks these are
-//! (`amphi_data`), what is done with them (`ops::full`).
+//! Zone files are sparse: a block that was never written gets storage from the local file system when it is written.
+//! Owns: when the free space of that file system is checked, and the consequence if little is left: the target uses
+//! only blocks that have storage already; and which write may use the reserved blocks of a full target. Does not own:
+//! which blocks these are (`amphi_data`), how they are used (`ops::full`).
 //!
-//! Invariant: of what the file system has, `MARGIN_BYTES` stay for metadata, so that a full one can still be emptied. A
-//! write that finds it full all the same (others fill it too) is told `NoSpace`, and those behind it are planned
-//! accordingly.
+//! Invariant: `MARGIN_BYTES` of the file system stay free for metadata, so that files can be deleted from a full
+//! target. If a write finds the file system full nevertheless (other programs fill it too), it gets `NoSpace`, and
+//! later writes are planned accordingly.
 //!
-//! The number: a look is one statvfs, 2 us; it is taken every 100 ms, and when what was planned since might have used
-//! up what there was.
+//! The number: a check is one statvfs, 2 us; it is made every 100 ms, and when the writes planned since may have used
+//! up the free space.
 
 use crate::zone_target::Target;
 use crate::zone_target::gate::Gate;
@@ -19,7 +19,7 @@ use amphi_types::limits::BLOCK;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// What is left to the file system's other uses, metadata of the zones among them.
+/// Space that is left to other uses of the file system, including metadata of the zones.
 const MARGIN_BYTES: u64 = 32 << 20;
 /// How long a look counts, nanoseconds.
 const LOOK_NS: u64 = 100_000_000;
@@ -28,24 +28,24 @@ const LOOK_NS: u64 = 100_000_000;
 struct Below {
     free_bytes: Box<dyn Fn() -> Option<u64>>,
     now_ns: Box<dyn Fn() -> u64>,
-    /// Targets of this server, whose zones lie there as well.
+    /// Number of targets of this server whose zones are in the same file system.
     sharing: u64,
 }
 
-/// What is known of the file system below; nothing until `begin`.
+/// The known state of the file system below the zone; nothing until `begin`.
 #[derive(Default)]
 pub struct RoomBelow {
     below: RefCell<Option<Below>>,
-    /// When it was looked at last, and what there was, less what was planned since.
+    /// When it was last checked, and the free space then, less what was planned since.
     seen: Cell<Option<(u64, u64)>>,
     tight: Cell<bool>,
-    /// One write at a time uses blocks that are kept back.
+    /// One write at a time uses reserved blocks.
     pub turns: Gate<()>,
-    /// It does so now, and no other one begins beside it.
+    /// A write is using them now, and no other one begins meanwhile.
     alone: Rc<Cell<bool>>,
 }
 
-/// A write uses what is kept back as long as it holds this.
+/// A write uses reserved blocks as long as it holds this.
 #[must_use = "others begin again when this is dropped"]
 pub struct Alone(Rc<Cell<bool>>);
 
@@ -56,8 +56,8 @@ impl Drop for Alone {
 }
 
 impl RoomBelow {
-    /// From now on `free_bytes` tells what the file system has, for `sharing` targets. Tells the target which of its
-    /// blocks have their storage.
+    /// From now on `free_bytes` returns the free space of the file system, for `sharing` targets. Informs the target
+    /// which of its blocks have storage.
     pub fn begin<E: Env>(
         &self,
         target: &Target<E>,
@@ -94,7 +94,7 @@ impl RoomBelow {
         Alone(self.alone.clone())
     }
 
-    /// Whether a write without room has its turn: what else wants room comes after it.
+    /// Whether a write without space has its turn; other writes that need space come after it.
     pub fn is_anyone_alone(&self) -> bool {
         self.alone.get()
     }
@@ -124,7 +124,7 @@ impl RoomBelow {
         }
     }
 
-    /// What there is, as it was seen lately if that is `enough`.
+    /// The free space as it was last checked, if that is `enough`.
     fn left(&self, enough: impl Fn(u64) -> bool) -> Option<u64> {
         let below = self.below.borrow();
         let below = below.as_ref()?;
@@ -140,8 +140,7 @@ impl RoomBelow {
         Some(left)
     }
 
-    /// Of `free` blocks of the zone, those that can be written. `now`: as it is at this moment, not as it was seen
-    /// lately.
+    /// How many of `free` blocks of the zone can be written. `now`: by a new check, not by the last one.
     pub fn of<E: Env>(&self, target: &Target<E>, free: u64, now: bool) -> u64 {
         let Some(left) = self.left(|_| !now) else { return free };
         let sharing = self.below.borrow().as_ref().map_or(1, |below| below.sharing);

@@ -1,8 +1,8 @@
 //! `Freeing`: blocks that become free when the record that freed them is stable.
 //!
-//! Owns: which blocks wait for which record, and when they are so many that these records are made stable: what is
-//! written next should use them again, before blocks that were never written (`amphi_data::alloc`). Does not own: what
-//! frees blocks, giving them back (`release`).
+//! Owns: which blocks wait for which record, and when there are so many that these records are made stable, because the
+//! next writes should reuse these blocks rather than blocks that were never written (`amphi_data::alloc`). Does not
+//! own: what frees blocks, making them available (`release`).
 //!
 //! Invariant: records are in the order of the log, so blocks become free from the front.
 
@@ -32,7 +32,7 @@ impl Freeing {
     pub fn push(&self, lsn: Lsn, freed: Freed) {
         if !freed.is_empty() {
             self.blocks.borrow_mut().push_back((lsn, freed));
-            // Nobody listens any more only when the target is being dropped.
+            // The receiver is gone only when the target is being dropped.
             drop(self.bell.unbounded_send(()));
         }
     }

@@ -1,10 +1,10 @@
 //! `Gate`: queues on names and inodes that an operation is changing.
 //!
-//! Owns: who may look at or change a key now, in order of arrival. Does not own what lies behind the key.
+//! Owns: which tasks may read or change a key now, in order of arrival. Does not own what the key protects.
 //!
-//! An operation on several targets holds its keys from its first check to its last write, so nobody sees it half
-//! done; an operation on one target takes its keys, checks, changes and lets go in one step. Keys are always taken
-//! in ascending order (and targets in ascending order before that), so there is no cycle to wait in.
+//! An operation on several targets holds its keys from its first check to its last write, so no other operation sees it
+//! half done; an operation on one target takes its keys, checks, changes and releases them in one step. Keys are always
+//! taken in ascending order (and targets in ascending order before that), so there is no cycle to wait in.
 //!
 //! Invariants: a queue is served first come, first served, readers together; a dropped `take` leaves nothing
 //! behind; the number of queued waiters is bounded by the credits of the sessions.
@@ -73,7 +73,7 @@ impl<K: Ord + Clone> Default for Gate<K> {
     }
 }
 
-/// One key held; dropping it lets the next ones in.
+/// One key that is held; dropping it admits the next waiting tasks.
 struct Held<K: Ord + Clone> {
     queues: Queues<K>,
     key: K,
@@ -127,8 +127,8 @@ impl<K: Ord + Clone> Guard<K> {
 }
 
 impl<K: Ord + Clone> Gate<K> {
-    /// Waits for all of `keys`, one after the other in ascending order. A key named twice is taken once, in the
-    /// stronger way. Dropping the future gives back what was taken.
+    /// Waits for all of `keys`, one after the other in ascending order. If a key is named twice, it is taken once, in
+    /// the stronger mode. Dropping the future releases what was taken.
     pub async fn take(&self, mut keys: Vec<(K, Hold)>) -> Guard<K> {
         // The stronger hold first, so that the duplicate that stays is the stronger one.
         keys.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
@@ -163,7 +163,7 @@ impl<K: Ord + Clone> Gate<K> {
         }
     }
 
-    /// Whether somebody holds `key` alone.
+    /// Whether a task holds `key` exclusively.
     pub fn is_held_alone(&self, key: &K) -> bool {
         self.queues.borrow().get(key).is_some_and(|queue| queue.exclusive)
     }

@@ -1,10 +1,11 @@
-//! `GrantCalls`: which sessions were asked for what they were granted and do not need.
+//! `GrantCalls`: which sessions were asked to return granted blocks that they do not need.
 //!
-//! Owns: who was asked when, and who has answered. Does not own: the grants (`amphi_data`), what asks (`ops::grant`).
+//! Owns: when each session was asked, and which have answered. Does not own: the grants (`amphi_data`), the code that
+//! asks (`ops::grant`).
 //!
-//! Bounds: a session is asked every `AGAIN_NS` at most, and waited for `PATIENCE_NS`. One that has not answered by then
-//! is silent, and not asked again for `SILENCE_NS`: it keeps what it was granted until its session ends, and others are
-//! told meanwhile that there is no room.
+//! Bounds: a session is asked at most every `AGAIN_NS`, and its answer awaited for `PATIENCE_NS`. A session that has
+//! not answered by then is silent, and is not asked again for `SILENCE_NS`: it keeps its grant until its session ends,
+//! and others get ENOSPC meanwhile.
 
 use amphi_types::SessionId;
 use std::cell::RefCell;
@@ -22,12 +23,12 @@ struct Asked {
     answered: bool,
 }
 
-/// Who was asked on one target.
+/// The sessions that were asked by one target.
 #[derive(Default)]
 pub struct GrantCalls(RefCell<BTreeMap<SessionId, Asked>>);
 
 impl GrantCalls {
-    /// Those of `holders` that are to be asked now; they count as asked.
+    /// The sessions among `holders` that have to be asked now; they count as asked.
     pub fn due(&self, now_ns: u64, mut holders: Vec<SessionId>) -> Vec<SessionId> {
         let mut asked = self.0.borrow_mut();
         let is_due = |a: &Asked| now_ns.saturating_sub(a.at_ns) >= if a.answered { AGAIN_NS } else { SILENCE_NS };

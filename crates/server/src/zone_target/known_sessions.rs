@@ -1,11 +1,11 @@
 //! `KnownSessions`: the sessions that a target knows.
 //!
 //! Owns: which sessions are alive, stopped or cut off, and the answers of their slots. Does not own: what they hold
-//! (`coherence`, `session`), who may come in (`cluster::sessions`).
+//! (`coherence`, `session`), which clients are admitted (`cluster::sessions`).
 //!
-//! A session is alive from its start to its stop, and stopped until it is forgotten: it takes nothing new on then, but
-//! may finish what it has begun elsewhere, and nobody else has what it holds. One that was *cut off* may use what it
-//! was granted until its tokens end.
+//! A session is alive from its start to its stop, and stopped until it is forgotten. A stopped session begins nothing
+//! new, but may finish what it has begun on other targets, and no other session gets its locks. A session that was *cut
+//! off* may use what it was granted until its tokens expire.
 
 use crate::records::{self, SessionRecord};
 use crate::session::slots::Slots;
@@ -19,9 +19,9 @@ pub struct KnownSessions {
     /// Answers of their slots.
     pub slots: RefCell<Slots>,
     alive: RefCell<BTreeMap<SessionId, SessionRecord>>,
-    /// Those that were stopped and have not been forgotten yet, and their begins.
+    /// Sessions that were stopped and are not forgotten yet, with their begins.
     stopped: RefCell<BTreeMap<SessionId, u64>>,
-    /// The session that ended last, if it was the last one: it may come back to what it left.
+    /// The session that ended last, if it was the only one: it may reclaim what it held.
     left_last: Cell<Option<SessionId>>,
     cut_off: RefCell<BTreeSet<SessionId>>,
 }
@@ -67,21 +67,21 @@ impl KnownSessions {
         self.begin_of(session).or_else(|| self.stopped.borrow().get(&session).copied())
     }
 
-    /// A session begins. Whether it comes back to what it left: nobody was here since.
+    /// A session begins. Returns whether it may reclaim what it held, because no other session existed since.
     pub fn begin(&self, session: SessionId, record: SessionRecord) -> bool {
         self.stopped.borrow_mut().remove(&session);
         self.alive.borrow_mut().insert(session, record);
         self.left_last.take() == Some(session)
     }
 
-    /// Nothing more is taken from a session.
+    /// From now on no request of the session is executed.
     pub fn stop(&self, session: SessionId) {
         if let Some(record) = self.alive.borrow_mut().remove(&session) {
             self.stopped.borrow_mut().insert(session, record.start);
         }
     }
 
-    /// What a stopped session has goes.
+    /// Everything that a stopped session has is released.
     pub fn forget(&self, session: SessionId) {
         self.stopped.borrow_mut().remove(&session);
         self.left_last.set(self.alive.borrow().is_empty().then_some(session));

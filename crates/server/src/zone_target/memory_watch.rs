@@ -1,6 +1,6 @@
-//! `watch_memory`: gives what a target keeps in memory back when memory is short.
+//! `watch_memory`: drops what a target keeps in memory when the machine is short of memory.
 //!
-//! Owns: when is looked, and what short is. Does not own: what is given up first (`read_cache`).
+//! Owns: when memory is checked, and what counts as short. Does not own: what is dropped first (`read_cache`).
 
 use crate::config::ReadFile;
 use crate::zone_target::Target;
@@ -8,12 +8,12 @@ use amphi_env::{Env, memory_groups};
 use std::rc::Weak;
 use std::time::Duration;
 
-/// How often is looked while anything is kept.
+/// How often memory is checked while anything is kept.
 const LOOK: Duration = Duration::from_secs(1);
 /// A memory group that has used so much of its limit is short, percent.
 const GROUP_PERCENT: u64 = 95;
 
-/// Looks until the target has gone.
+/// Checks until the target is dropped.
 pub async fn watch_memory<E: Env>(env: E, target: Weak<Target<E>>, read: ReadFile) {
     let trees = memory_groups::Trees::find(&*read);
     loop {

@@ -1,10 +1,10 @@
 //! Single blocks of which a write, a flush, a truncate or a punch keeps a part.
 //!
-//! Owns: where such a block comes from: the read cache, or the disk, verified. Does not own: what was written to it
-//! lately and need not be read at all (`amphi_data::Recent`), what becomes of it.
+//! Owns: where the old content of a block is read from: the read cache, or the disk, verified. Does not own: blocks
+//! that were written lately and need not be read at all (`amphi_data::Recent`), how the content is used.
 //!
-//! Invariant: the caller holds the block, so it does not change meanwhile. A block that is known to be damaged comes
-//! from the disk, which says so.
+//! Invariant: the caller holds the block, so it does not change meanwhile. A block that is known to be damaged is read
+//! from the disk, which reports the damage.
 
 use crate::counters::add;
 use crate::zone_target::Target;
@@ -14,7 +14,7 @@ use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, ObjectId, Result};
 
 impl<E: Env> Target<E> {
-    /// A block of an object as the disk has it, and whether that is what was written there.
+    /// The content of a block of an object on the disk, and whether it is as it was written.
     pub async fn old_block(&self, object: ObjectId, file_block: u64, physical: u64) -> Result<(Buf, bool)> {
         if let Some(block) = self.kept_block(physical) {
             add(&self.counts.worker.edge_reads_kept, 1);
@@ -30,7 +30,7 @@ impl<E: Env> Target<E> {
 
     /// The same.
     ///
-    /// Errors: `Io` if it is not what was written there.
+    /// Errors: `Io` if the content is not as it was written.
     pub async fn sound_block(&self, object: ObjectId, file_block: u64, physical: u64) -> Result<Buf> {
         let (block, is_sound) = self.old_block(object, file_block, physical).await?;
         if is_sound { Ok(block) } else { Err(Errno::Io) }

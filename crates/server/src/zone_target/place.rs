@@ -21,7 +21,7 @@ pub struct ClusterPlace {
     pub map: RefCell<Option<ClusterMap>>,
     /// The registry of keys as it was kept last.
     pub keys: RefCell<Option<KeyRegistry>>,
-    /// What was answered before it was opened and not made stable may be gone.
+    /// Changes that were answered before the zone was opened, and were not stable, may be lost.
     pub lost: bool,
     /// The zone says so by itself.
     pub noted_lost: bool,
@@ -29,7 +29,7 @@ pub struct ClusterPlace {
     first: RefCell<Txn>,
 }
 
-/// What the zone of a target says of its place.
+/// The data in the zone of a target about its place in the cluster.
 #[derive(Default)]
 pub struct KeptPlace {
     /// Pool and starts.

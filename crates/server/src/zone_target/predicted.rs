@@ -1,9 +1,9 @@
 //! `Predicted`: directories that will be removed next.
 //!
-//! Whoever removes a tree removes each directory right after the last name in it. If the directory's own name is on
-//! another target of this server, what emptied it has to be stable first, as the decision that removes it may outlive
-//! it: a sync, 45 us here of the 130 that such a removal takes. So that sync begins when the directory becomes empty,
-//! while the answer travels. Nothing but time depends on it.
+//! A program that removes a tree removes each directory right after the last name in it. If the directory's own name is
+//! on another target of this server, the change that emptied it has to be stable first, because the decision that
+//! removes the directory may outlive it: this sync takes 45 us of the 130 us of such a removal here. So the sync begins
+//! already when the directory becomes empty, while the answer is sent. This affects only the time, never the result.
 //!
 //! Owns: the rule when that pays. Programs that fill and empty the same directory again and again would cause a sync
 //! each time: it is done only where the directories that became empty before were removed.
@@ -11,7 +11,7 @@
 /// Most syncs in vain after removals.
 const TRUST_MAX: u32 = 8;
 
-/// What one target's directories did that became empty.
+/// Recent directories of one target that became empty, and whether they were removed then.
 #[derive(Debug, Default)]
 pub struct Predicted {
     trust: u32,

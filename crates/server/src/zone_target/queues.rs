@@ -1,4 +1,4 @@
-//! `TargetQueues`: who waits for whom on a target, and who is at work on what.
+//! `TargetQueues`: which tasks of a target wait for which, and which work on what.
 //!
 //! Owns: the queues on names, inodes, bytes and blocks at the edges of writes, changes that are on their way, inodes
 //! that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md, Order).
@@ -12,7 +12,7 @@ use amphi_types::{Ino, Name};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// What operations queue on: an inode, or a name in a directory.
+/// The key of a queue of operations: an inode, or a name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NameKey {
     /// An inode of this target.
@@ -36,7 +36,7 @@ pub struct TargetQueues {
     pub shared_blocks: SharedBlocks,
     /// Inodes that a task is removing.
     pub destroying: RefCell<BTreeSet<Ino>>,
-    /// Who was asked for what it was granted.
+    /// Which sessions were asked to return grants.
     pub grant_calls: GrantCalls,
 }
 

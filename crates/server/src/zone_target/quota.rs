@@ -1,11 +1,11 @@
-//! `TargetQuota`: what a target knows of limits, and counting what accounts use of it.
+//! `TargetQuota`: what a target knows of limits, and how much of it accounts use.
 //!
-//! Owns: the shares of this target, on target 0 the ledger, and who owns the objects here. Does not own: the rules of
-//! dealing limits out (`amphi_quota`), the questions between targets (`ops::quota`).
+//! Owns: the shares of this target, on target 0 the ledger, and the owners of the objects on this target. Does not own:
+//! the rules of dealing limits out (`amphi_quota`), the requests between targets (`ops::quota`).
 //!
-//! A target counts while some account of the cluster is limited, or from when somebody has asked for what accounts use.
-//! The begin looks at all inodes and objects once. Owners of stripes of files of other targets are asked from their
-//! targets (`is_whole`).
+//! A target counts while some account of the cluster has a limit, or from the first request for the use of accounts on.
+//! At the begin of counting, all inodes and objects are read once. Owners of stripes of files of other targets are
+//! requested from their targets (`is_whole`).
 
 use crate::records;
 use crate::zone_target::Target;
@@ -29,7 +29,7 @@ pub struct TargetQuota {
     pub was_on: Cell<bool>,
     /// Whether the owners of all objects are known.
     pub is_whole: Cell<bool>,
-    /// On target 0: whether it is looked from time to time who uses more than its soft limit.
+    /// On target 0: whether it checks from time to time which accounts use more than their soft limit.
     pub watches: Cell<bool>,
     /// On target 0: the last project that was given out.
     pub last_project: Cell<u32>,
@@ -66,7 +66,7 @@ impl<E: Env> Drop for Admitted<E> {
 }
 
 impl<E: Env> Target<E> {
-    /// What an account uses here.
+    /// The usage of an account on this target.
     pub fn used(&self, account: Account) -> Amount {
         Amount { blocks: self.data.borrow().used(account), inodes: self.meta.borrow().used(account) }
     }
@@ -77,7 +77,8 @@ impl<E: Env> Target<E> {
         Admitted { target: self.clone(), owner, amount }
     }
 
-    /// Begins to count. Returns the objects here of files of other targets: whose they are has to be asked.
+    /// Begins to count. Returns the objects on this target that belong to files of other targets: their owners have to
+    /// be requested.
     pub fn begin_counting(&self) -> Vec<ObjectId> {
         let mut data = self.data.borrow_mut();
         if data.is_counting() {
@@ -91,7 +92,7 @@ impl<E: Env> Target<E> {
             match meta.charged(object.ino) {
                 Ok(owner) => data.set_owner(object, owner),
                 Err(_) if object.ino.target() != self.id => foreign.push(object),
-                // Its inode has gone, and the object goes as well.
+                // The inode is gone, and the object will be removed as well.
                 Err(_) => {}
             }
         }
@@ -109,7 +110,7 @@ impl<E: Env> Target<E> {
         self.files.rights.borrow_mut().set_owner(ino, owner);
     }
 
-    /// Adds to `txn` what is kept of an account.
+    /// Adds to `txn` the item of an account.
     pub fn keep_standing(&self, account: Account, standing: Option<Standing>, txn: &mut Txn) {
         debug_assert!(self.id == TargetId(0), "target 0 has the limits");
         match standing.filter(|standing| !standing.limits.is_none()) {

@@ -35,7 +35,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// What the items of a zone say, while they come from it one by one: they are in memory once.
+/// The state that is built from the items of a zone, one by one, so that no item is in memory twice.
 pub struct Loading {
     meta: MetaStore,
     data: DataStore,
@@ -51,7 +51,7 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// Of the items of a target with so many blocks of data.
+    /// For a target with this many blocks of data.
     pub fn new(target: TargetId, data_blocks: u64) -> Loading {
         Loading {
             meta: MetaStore::empty(target),
@@ -67,7 +67,7 @@ impl Loading {
         }
     }
 
-    /// Takes an item. The first one that does not fit is remembered, and what comes behind it is not looked at.
+    /// Adds an item. The first item that is invalid is remembered, and later ones are ignored.
     pub fn take(&mut self, key: &[u8], value: &[u8]) {
         self.is_empty = false;
         if self.wrong.is_none() {
@@ -110,8 +110,8 @@ impl Loading {
 }
 
 impl<E: Env> Target<E> {
-    /// Builds the target from what its zone held, and the bell that its flush agent listens to. Nothing is written
-    /// before `begin`.
+    /// Builds the target from the content of its zone, and the bell for its flush agent. Nothing is written before
+    /// `begin`.
     #[expect(clippy::too_many_arguments, reason = "made in one place from parts of different origin")]
     pub fn recover(
         env: &E,
@@ -137,7 +137,7 @@ impl<E: Env> Target<E> {
         let lost = recovered.lost || write_back.has_lost();
         let place = ClusterPlace::of(kept, pool, (lost, recovered.lost), txn);
         write_back.writers.numbered_by(place.starts);
-        // What clients name by number after a restart must not be what they named before.
+        // Ids that clients know from before a restart must not be reused after it.
         let start = (place.starts & 0xffff) as u16;
         let mut opens = Opens::default();
         for (session, ino, access) in slots.kept_opens() {

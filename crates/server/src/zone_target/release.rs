@@ -15,12 +15,12 @@ use std::pin::pin;
 use std::rc::Weak;
 
 impl<E: Env> Target<E> {
-    /// Blocks that `lsn` freed: they are given back when it is stable.
+    /// Blocks that `lsn` freed: they are returned when it is stable.
     pub fn release_later(&self, lsn: Lsn, freed: Freed) {
         self.freeing.push(lsn, freed);
     }
 
-    /// Makes the log stable now and gives back what was freed.
+    /// Makes the log stable now and makes freed blocks available.
     pub async fn release_now(&self) -> Result<()> {
         self.zone.sync().await?;
         self.release_stable();
@@ -46,8 +46,8 @@ impl<E: Env> Target<E> {
     }
 }
 
-/// Gives freed blocks back when their records have become stable, and sees to that when there are many. Ends with the
-/// target.
+/// Makes freed blocks available when their records have become stable, and makes these stable when there are many. It
+/// ends with the target.
 pub(super) async fn release_freed<E: Env>(target: Weak<Target<E>>, mut rung: mpsc::UnboundedReceiver<()>) {
     use futures_util::StreamExt;
     while rung.next().await.is_some() {

@@ -5,15 +5,15 @@
 //! touch (spans and locks: they do not overlap), where the block goes (every one of these writes puts it into a new
 //! place).
 //!
-//! Records that follow each other without a gap share blocks. Each writer takes a place in the queue of each such
-//! block, builds on what the one before makes of the block as soon as that is known, writes its own new copy while the
-//! others write theirs, and commits when the ones before have. So the last copy has the bytes of all, and records enter
-//! the log in the same order. If a writer has failed by then whose bytes are in it, the copy is made anew from what the
-//! store has: a failed write leaves nothing in other blocks.
+//! Records of a file that are adjacent without a gap share blocks. Each writer takes a place in the queue of each such
+//! block, bases its copy on the previous writer's copy of the block as soon as that is known, writes its own new copy
+//! while the others write theirs, and commits when the previous writers have committed. So the last copy contains the
+//! bytes of all, and records enter the log in the same order. If a writer whose bytes are in the copy has failed by
+//! then, the copy is made again from the stored block: a failed write leaves nothing in blocks of others.
 //!
-//! Invariants: places in both blocks of a write are taken in one step, so all writes have one order and waits have no
-//! circle; what a place shows was allowed to land (`RequestCx::land`) before; a writer that fails leaves its place to
-//! the ones before it.
+//! Invariants: places in both edge blocks of a write are taken in one step, so all writes have one order and there is
+//! no deadlock; a writer shows its copy only after it was permitted to write (`RequestCx::land`); a writer that fails
+//! leaves its place to the previous ones.
 
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
@@ -118,8 +118,8 @@ impl Edge {
         self.before.is_some()
     }
 
-    /// What the block is before this write, once the writers before know; `None`: what the store has. A writer may fail
-    /// afterwards: `is_outdated`.
+    /// The content of the block before this write, once the previous writers know it; `None`: the stored block. A
+    /// previous writer may fail afterwards: see `is_outdated`.
     pub async fn base(&self) -> Option<Image> {
         let mut at = self.before.clone();
         while let Some(place) = at {
@@ -152,9 +152,9 @@ impl Edge {
         }
     }
 
-    /// Whether `used`, which `base` gave, is no longer what the block is before this write: the writer that showed it
-    /// has failed, or has made another one for such a reason. To be asked when the turn has come; then the store has
-    /// what the block is.
+    /// Whether `used`, a result of `base`, is no longer the content of the block before this write, because the writer
+    /// that showed it has failed, or has made another copy for such a reason. To be called when the turn has come; then
+    /// the stored block is right.
     pub fn is_outdated(&self, used: Option<&Image>) -> bool {
         let mut at = self.before.clone();
         while let Some(place) = at {
@@ -279,8 +279,9 @@ mod tests {
         }
     }
 
-    /// Goal: who has built on what a failed writer showed knows it when its turn has come, and so does who has built on
-    /// that. Method: four writers, each on the one before; the first or the second fails.
+    /// Goal: a writer that based its copy on that of a failed writer detects this when its turn has come, and so does a
+    /// writer that based its copy on that one. Method: four writers, each based on the previous one; the first or the
+    /// second fails.
     #[test]
     fn what_failed_writers_showed_is_outdated() {
         for first in [true, false] {

@@ -1,7 +1,7 @@
 //! `SpanGate`: order among requests on the same blocks of an object.
 //!
 //! Owns: which byte spans of which objects are being read, written or cut now. Does not own: locks of clients
-//! (`amphi_dlm`); a client's lock says who may cache, this says whose disk operation runs.
+//! (`amphi_dlm`): a client's lock permits caching, this gate orders disk operations.
 //!
 //! The data store plans a change, lets the disk work, and commits: two plans on the same block would lose one of them,
 //! and a read must not see the blocks it reads being freed and reused. So changes hold their block-rounded span alone,
@@ -64,7 +64,7 @@ pub struct SpanGuard {
 }
 
 impl SpanGate {
-    /// Waits until nothing that conflicts with `range` of `object` is held or was asked for earlier. Dropping the
+    /// Waits until nothing that conflicts with `range` of `object` is held or was requested earlier. Dropping the
     /// future gives the place in the queue up.
     pub async fn take(&self, object: ObjectId, range: ByteRange, hold: Hold) -> SpanGuard {
         self.enter(object, range, hold, None).await

@@ -15,13 +15,13 @@ use std::rc::Rc;
 pub struct DataStorage<E: Env> {
     /// Whether it rotates.
     pub rotating: Cell<bool>,
-    /// What the file system below the zone can still give.
+    /// Free space of the local file system below the zone.
     pub below: RoomBelow,
-    /// The disk, and what is kept of it.
+    /// The disk, and the cached blocks of it.
     pub disk: ObjectDisk<E::Disk>,
     /// How its blocks are verified.
     pub verifier: Verifier,
-    /// What is in memory instead of on the disk.
+    /// Accepted bytes that are in memory instead of on the disk.
     pub write_back: WriteBack<E>,
 }
 

@@ -1,4 +1,4 @@
-//! Truncates and punches on one target: what lies behind a size, or in a range, becomes a hole.
+//! Truncates and punches on one target: the bytes behind a size, or in a range, become a hole.
 //!
 //! Owns: cutting them into records, rewriting the blocks at their edges, committing them. Does not own: the plans
 //! (`amphi_data`), the objects of other targets (`objects`).

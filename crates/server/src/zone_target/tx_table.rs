@@ -1,7 +1,7 @@
 //! `TxTable`: operations over several targets that are under way on one target.
 //!
-//! Owns: promises and decisions that are not finished, as tables. Does not own: what is done about them
-//! (`tx::two_phase`), how they lie in the log (`records`).
+//! Owns: unfinished promises and decisions, as tables. Does not own: how they are completed (`tx::two_phase`), their
+//! form in the log (`records`).
 
 use crate::coherence::tokens::Changing;
 use crate::records::{Intent, TxId};
@@ -31,8 +31,8 @@ pub struct Prepared {
     pub promise: Promise,
     /// Held until the outcome is known.
     pub guard: Guard<NameKey>,
-    /// Until then clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens are
-    /// granted before it is finished.
+    /// Until it ends, clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens
+    /// are granted before that promise is finished.
     pub changing: Option<Changing>,
 }
 
@@ -113,12 +113,12 @@ impl TxTable {
 /// The changes of a decision: time stamp, and what each participant has to change.
 pub type Changes = (Timespec, Vec<(TargetId, Vec<Part>)>);
 
-/// Decisions of one target that have their changes, and its marks.
+/// The decisions of one target together with their changes, and its marks.
 #[derive(Default)]
 pub struct LocalCommits {
     /// Decisions whose items are in the log, with their participants.
     pub known: BTreeMap<TxId, Vec<TargetId>>,
-    /// Of them: those whose participants have made the changes.
+    /// The decisions among them whose participants have made the changes.
     pub over: Vec<TxId>,
     /// Whether a task forgets what is over.
     pub forgetting: bool,

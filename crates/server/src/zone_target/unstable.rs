@@ -1,10 +1,10 @@
 //! `Unstable`: how many bytes of file data were answered and would not survive a loss of power yet.
 //!
-//! Owns: for the last records of a target, how many bytes had been written up to each, and how many of them each object
-//! has. Does not own: when records become stable (`zone`). Bounds: `SAMPLES_MAX` samples; beyond, two become one.
-//! `OBJECTS_MAX` objects; the bytes of others count for each object that is not among them. Of an object the bytes are
-//! kept in two parts, so what is written while the first becomes stable counts until all of that is. So the counts are
-//! rather too high than too low.
+//! Owns: for the last records of a target, how many bytes had been written up to each, and how many of these each
+//! object has. Does not own: when records become stable (`zone`). Bounds: `SAMPLES_MAX` samples; if there are more, two
+//! are joined. `OBJECTS_MAX` objects; bytes of other objects count for each object that is not recorded. The bytes of
+//! an object are recorded in two parts, so bytes that are written while the first part becomes stable count until all
+//! of them are stable. So the counts are too high rather than too low.
 
 use amphi_types::ObjectId;
 use amphi_zone::Lsn;
@@ -56,14 +56,14 @@ pub struct Unstable {
     samples: RefCell<VecDeque<(Lsn, u64)>>,
     /// Bytes that the next record makes count.
     next: RefCell<Vec<(ObjectId, u64)>>,
-    /// By object; `None`: of those for which there was no room.
+    /// Bytes by object; `None`: bytes of objects that are not recorded.
     objects: RefCell<BTreeMap<Option<ObjectId>, Parts>>,
-    /// What was stable when objects were forgotten last.
+    /// Up to which record everything was stable when objects were last dropped.
     forgotten: Cell<Lsn>,
 }
 
 impl Unstable {
-    /// So many bytes of an object lie on the disk, or will lie in the log, and the next record makes them count.
+    /// This many bytes of an object are on the disk, or will be in the log, and the next record makes them valid.
     pub fn written(&self, object: ObjectId, bytes: u64) {
         self.written.set(self.written.get() + bytes);
         self.next.borrow_mut().push((object, bytes));

@@ -30,7 +30,7 @@ struct Damaged {
 /// Neighbouring blocks as they should read.
 #[derive(Debug)]
 pub struct Expected {
-    /// Where they are in the buffer, bytes.
+    /// The position of the blocks in the buffer, bytes.
     pub at: usize,
     /// First block of the file.
     pub file_block: u64,
@@ -74,7 +74,7 @@ impl Verifier {
         if self.scrub_bytes_per_s.replace(scrub_bytes_per_s) != scrub_bytes_per_s
             && let Some(bell) = &mut *self.bell.borrow_mut()
         {
-            // It is rung already, or nobody listens.
+            // The bell has been rung already, or there is no receiver.
             let _ = bell.try_send(());
         }
     }
@@ -84,7 +84,7 @@ impl Verifier {
         !self.failed_once.replace(true)
     }
 
-    /// What the scrubber listens to.
+    /// The receiver for the scrubber.
     pub fn listen(&self) -> mpsc::Receiver<()> {
         let (bell, rung) = mpsc::channel(1);
         self.bell.replace(Some(bell));
@@ -106,7 +106,7 @@ impl Verifier {
         self.pass_bytes.get()
     }
 
-    /// Whether a damaged block was not known before, and there is room to remember it.
+    /// Whether a damaged block is new, and there is space to remember it.
     pub fn is_new(&self, physical: u64, checksum: Checksum) -> bool {
         let damaged = self.damaged.borrow();
         damaged.len() < DAMAGED_MAX && damaged.get(&physical).is_none_or(|d| d.checksum != checksum)
@@ -129,7 +129,7 @@ impl Verifier {
         self.damaged.borrow_mut().insert(physical, Damaged { checksum, object, file_block, number, line });
     }
 
-    /// What was found last and is still remembered, newest first.
+    /// The last findings that are still remembered, newest first.
     pub fn findings(&self) -> Vec<String> {
         let damaged = self.damaged.borrow();
         let mut last: Vec<&Damaged> = damaged.values().collect();

@@ -1,13 +1,14 @@
 //! `WriteBack`: what a target has in memory that outlives the process instead of on its disk.
 //!
-//! Owns: the memory, its pages, how what an earlier process left is found, when pages may be used again. Does not own:
-//! which bytes of which object lie there (`amphi_data::Delayed`), what is accepted (`ops::accept`), when it is flushed
-//! (`ops::flush`).
+//! Owns: the memory, its pages, finding what an earlier process left, and when pages may be used again. Does not own:
+//! which bytes of which object are in it (`amphi_data::Delayed`), which writes are accepted (`ops::accept`), when they
+//! are flushed (`ops::flush`).
 //!
 //! An accepted write is one record of the log, which is kept before the write is answered; its bytes are in the memory
-//! before the record is appended. So a killed process leaves a log that names exactly the bytes that were accepted, cut
-//! and flushed, and a start writes these to the disk before anybody is served. Power loss takes the memory: then, and
-//! when it was removed, what it had is lost like everything that was not synced (Promises S9, S10, S22).
+//! before the record is appended. So a killed process leaves a log that names exactly the bytes that were accepted,
+//! truncated and flushed, and a start writes these to the disk before any client is served. Power loss takes the
+//! memory: then, and when it was removed, what it had is lost like everything that was not synced (Promises S9, S10,
+//! S22).
 //!
 //! Invariants: pages that the log may name are not written again: those of a cut extent are used again when the record
 //! of the cut is kept. There is one memory at a time, and the log names it before it names a byte in it.
@@ -26,25 +27,25 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Share of a new time in what the disk is taken to need for a write: one in so many.
+/// Weight of a new sample in the estimated time of a disk write: one in so many.
 const TIME_SHARE: u64 = 8;
 
-/// Share of the room for kept memory that one target takes at most: one in so many.
+/// Share of the space for kept memory that one target takes at most: one in so many.
 const ROOM_SHARE: u64 = 16;
 
 /// Pages for which memory that has failed is made anew.
 const AGAIN_PAGES: u64 = 256;
 
-/// What is set of it.
+/// The settings of write-back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Whether writes are accepted.
     pub on: bool,
     /// Bytes of memory.
     pub bytes: u64,
-    /// Writes of so many bytes go to the disk.
+    /// Writes of this many bytes go to the disk.
     pub through_bytes: u64,
-    /// What has been in memory for so long is flushed.
+    /// Bytes that have been in memory for so long are flushed.
     pub age_ns: u64,
 }
 
@@ -55,11 +56,11 @@ struct Area<E: Env> {
     number: u64,
 }
 
-/// What an earlier process left.
+/// The state that an earlier process left in memory.
 #[derive(Default)]
 struct Left {
     bytes: Vec<u8>,
-    /// What was there and is not any more.
+    /// Extents that were in the memory and are lost.
     lost: Vec<LostExtent>,
 }
 
@@ -77,9 +78,9 @@ pub struct LostExtent {
 pub struct WriteBack<E: Env> {
     area: RefCell<Option<Area<E>>>,
     left: RefCell<Option<Left>>,
-    /// What an earlier process left has been dealt with.
+    /// The state that an earlier process left has been processed.
     begun: Cell<bool>,
-    /// The memory has failed, or nobody would find it.
+    /// The memory has failed, or could not be found.
     failed: Cell<bool>,
     /// The target is being closed.
     stopped: Cell<bool>,
@@ -89,16 +90,16 @@ pub struct WriteBack<E: Env> {
     /// Wakes the flusher.
     bell: RefCell<mpsc::Sender<()>>,
     clock: Box<dyn Fn() -> u64>,
-    /// What a write of file data takes the disk, about, ns.
+    /// Estimated time of a disk write of file data, ns.
     pub disk_ns: Cell<u64>,
     /// When memory was last given up, or could not be had again.
     missed_ns: Cell<u64>,
-    /// Who wrote what is delayed.
+    /// The sessions that wrote delayed bytes.
     pub writers: Writers,
 }
 
-/// Pages of a memory that may have `bytes`, where so much `room` is left: others live there as well, as the log, other
-/// targets, and programs that share memory, which a full place kills.
+/// Pages of a memory that may have `bytes`, if so much `room` is left: the log, other targets, and other programs use
+/// the same space, and programs are killed when it is full.
 fn pages(bytes: u64, room: u64) -> u64 {
     bytes.min(room / ROOM_SHARE) / BLOCK
 }
@@ -119,12 +120,12 @@ fn verified<'a>(bytes: &'a [u8], object: ObjectId, memory: &Memory) -> Option<&'
 }
 
 impl<E: Env> WriteBack<E> {
-    /// Looks for what an earlier process left of the delayed extents in `data`. Changes nothing.
+    /// Finds what an earlier process left of the delayed extents in `data`. Changes nothing.
     pub fn find(env: &E, zone: &Zone<E>, data: &DataStore, bell: mpsc::Sender<()>) -> WriteBack<E> {
         let mut left = Left::default();
         if let Some(number) = data.memory().filter(|_| !data.delayed.is_empty()) {
             let name = zone.memory_name(number);
-            // Those without bytes of their own: others were found in the log.
+            // Only extents without logged bytes are considered: the bytes of others are in the log.
             let memories = || data.delayed.memories().filter(|(_, _, m)| m.bytes().is_none());
             let most = memories().map(|(_, _, m)| m.at.saturating_add(u64::from(m.len))).max();
             match env.kept(&name, zone.path(), usize::try_from(most.unwrap_or(0)).unwrap_or(usize::MAX)) {
@@ -160,12 +161,12 @@ impl<E: Env> WriteBack<E> {
         self.left.borrow().as_ref().is_some_and(|left| left.lost.iter().any(|lost| !lost.is_logged))
     }
 
-    /// What the memory does not have any more; told once.
+    /// The extents that the memory does not have any more; returned once.
     pub fn take_lost(&self) -> Vec<LostExtent> {
         self.left.borrow_mut().as_mut().map(|left| std::mem::take(&mut left.lost)).unwrap_or_default()
     }
 
-    /// What an earlier process left is on the disk: nobody needs its memory any more.
+    /// The data that an earlier process left is on the disk, so its memory is not needed any more.
     pub fn begin(&self) {
         self.left.take();
         self.begun.set(true);
@@ -235,7 +236,7 @@ impl<E: Env> WriteBack<E> {
         self.area.borrow().as_ref().map_or((0, 0), |area| area.pool.usage())
     }
 
-    /// Copies bytes into the memory. `None` if there is no room, or it has failed.
+    /// Copies bytes into the memory. `None` if there is no space, or the memory has failed.
     pub fn store(&self, object: ObjectId, start: u64, bytes: &[u8], checksums: DataChecksums) -> Option<Memory> {
         let area = self.area.borrow();
         let area = area.as_ref()?;
@@ -276,7 +277,7 @@ impl<E: Env> WriteBack<E> {
         })
     }
 
-    /// Looks whether the memory would be found: others may remove it. Whether it has failed.
+    /// Checks whether the memory can still be found, since it may be removed by others. Returns whether it has failed.
     pub fn look(&self) -> bool {
         if self.area.borrow().as_ref().is_some_and(|area| !area.kept.is_there()) {
             self.fail(&"it was removed");
@@ -293,7 +294,7 @@ impl<E: Env> WriteBack<E> {
         }
     }
 
-    /// Lets pages be used again of which records up to `kept` say that nobody needs them.
+    /// Makes pages available again that are not needed any more by records up to `kept`.
     pub fn exhume(&self, kept: Lsn) {
         let mut buried = self.buried.borrow_mut();
         while buried.front().is_some_and(|(lsn, _)| *lsn <= kept) {
@@ -303,7 +304,7 @@ impl<E: Env> WriteBack<E> {
 
     /// Wakes the flusher.
     pub fn ring(&self) {
-        // One that has been woken and has not looked yet sees this as well.
+        // A task that was woken and has not looked yet sees this as well.
         drop(self.bell.borrow_mut().try_send(()));
     }
 
@@ -320,14 +321,15 @@ impl<E: Env> WriteBack<E> {
         unwanted && self.area.borrow().is_some() && data.delayed.is_empty()
     }
 
-    /// Whether there has been no memory for so long because the former one has failed: there may be room for another.
+    /// Whether there has been no memory for so long because the previous one has failed: new memory may be available.
     pub fn is_missed_for(&self, time: Duration) -> bool {
         let wanted = self.settings.get().on && self.begun.get() && !self.stopped.get();
         let passed_ns = u128::from(self.now_ns().saturating_sub(self.missed_ns.get()));
         wanted && self.failed.get() && self.area.borrow().is_none() && passed_ns >= time.as_nanos()
     }
 
-    /// Gives the memory up, with the change of the log in `txn`; its number. It is removed when that is kept.
+    /// Gives the memory up, with the change of the log in `txn`; returns its number. The memory is removed when that
+    /// record is kept.
     pub fn give_up(&self, data: &mut DataStore, txn: &mut Txn) -> Option<u64> {
         let area = self.area.take()?;
         self.missed_ns.set(self.now_ns());

@@ -1,17 +1,18 @@
 //! `Writers`: which sessions wrote what is delayed of each file, and the news for those whose bytes cannot be written.
 //!
-//! Owns: the sessions of each file, the news that a session has not acknowledged, and when they are sent. Does not own:
-//! what is delayed, when a flush has failed (`ops::flush`), what a mount makes of the news.
+//! Owns: the sessions that wrote each file, the failure messages that a session has not acknowledged, and when they are
+//! sent. Does not own: which bytes are delayed, when a flush has failed (`ops::flush`), how a mount handles the
+//! message.
 //!
-//! The rule is that of `fsync` on Linux: whoever wrote is told once of each failure. Here nothing is lost by it yet:
-//! the bytes stay in memory and are tried again. A session gets its news one at a time: the next are sent when it has
-//! acknowledged those before, and what it has not acknowledged is sent again on a new connection. So news that come
-//! twice have the number of the last ones, and a mount needs to remember no other. A server that was restarted has
-//! written all that it had accepted before it serves anybody, so it has nothing left to say.
+//! The rule is that of `fsync` on Linux: every writer gets each failure once. Here no bytes are lost by the failure:
+//! they stay in memory and are written again. A session gets its messages one at a time: the next one is sent when it
+//! has acknowledged the previous one, and unacknowledged ones are sent again on a new connection. So a repeated message
+//! has the number of the last one, and a mount needs to remember no other number. A restarted server has written all
+//! accepted bytes before it serves any request, so it has no such messages.
 //!
 //! Bounds: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and
-//! its sessions; those of files without delayed bytes go with the flusher's next round. `NEWS_MAX` news for each
-//! session: a writer that has so many stays noted, and is told when the flush is tried again.
+//! its sessions; sessions of files without delayed bytes are removed in the flusher's next round. `NEWS_MAX` messages
+//! for each session: a writer with this many stays recorded, and gets its message when the flush is tried again.
 
 use amphi_types::{Ino, SessionId};
 use smallvec::SmallVec;
@@ -28,7 +29,7 @@ type Teller = Box<dyn Fn(SessionId, u64, Ino)>;
 #[derive(Default)]
 pub struct Writers {
     files: RefCell<BTreeMap<Ino, SmallVec<[SessionId; 2]>>>,
-    /// What each session has not acknowledged, in order; of that the first was sent.
+    /// The messages that each session has not acknowledged, in order; the first one was sent.
     news: RefCell<BTreeMap<SessionId, VecDeque<(u64, Ino)>>>,
     /// Number of the last news.
     last: Cell<u64>,
@@ -41,7 +42,7 @@ impl Writers {
         self.last.set(starts << 32);
     }
 
-    /// From now on news are carried by `teller`.
+    /// From now on messages are sent by `teller`.
     pub fn tell_by(&self, teller: impl Fn(SessionId, u64, Ino) + 'static) {
         self.teller.replace(Some(Box::new(teller)));
     }
@@ -74,7 +75,7 @@ impl Writers {
         count
     }
 
-    /// Whether there is room for more news of a session. The first are sent.
+    /// Whether another message can be added for a session. The first message is sent.
     fn enqueue(&self, session: SessionId, ino: Ino) -> bool {
         let is_first = {
             let mut news = self.news.borrow_mut();
@@ -164,8 +165,8 @@ mod tests {
         assert_eq!(heard.take(), [(2, 3, 7)]);
     }
 
-    /// Goal: news are sent in order, one at a time, again until they are acknowledged, and not to a session that has
-    /// ended; no more are kept than the bound, and the rest is told later. Method: by hand.
+    /// Goal: messages are sent in order, one at a time, repeatedly until they are acknowledged, and not to a session
+    /// that has ended; their number is bounded, and further ones are sent later. Method: by hand.
     #[test]
     fn news_wait_for_each_other() {
         let (writers, heard) = writers();

@@ -55,8 +55,8 @@ impl File {
     }
 }
 
-/// Goal: a read that begins after a write has returned does not see what was there before, also while the unit is
-/// filled anew. Method: every interleaving of a fill with a write and a read behind it.
+/// Goal: a read that begins after a write has returned does not see the former bytes, also while the unit is filled
+/// anew. Method: every interleaving of a fill with a write and a read behind it.
 #[test]
 fn a_write_that_returned_is_seen() {
     loom::model(|| {
@@ -127,8 +127,8 @@ fn a_late_fill_shows_nothing() {
     });
 }
 
-/// Goal: a size is shown only if it did not change since it was looked at. Method: every interleaving of a change with
-/// whoever shows the size, which looks after it took its ticket.
+/// Goal: a size is shown only if it did not change since it was read. Method: every interleaving of a change with a
+/// thread that shows the size, which reads it after it took its ticket.
 #[test]
 fn an_old_size_is_not_shown() {
     loom::model(|| {

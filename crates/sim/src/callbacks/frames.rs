@@ -1,7 +1,7 @@
 //! `Frames`: one direction of a connection, cut into frames.
 //!
-//! Owns: finding where frames begin, keeping those that come later, putting them between others. Does not own: which
-//! (`callbacks`).
+//! Owns: finding the starts of frames, keeping those to be delivered later, inserting them between others. Does not
+//! own: the choice of frames (`callbacks`).
 //!
 //! Bytes that are no frames pass as they are.
 
@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 
 /// What `Frames::next` found.
 pub(super) enum Took {
-    /// Nothing more to look at now.
+    /// No more to inspect now.
     All,
-    /// A whole frame; `Frames::settle` says what becomes of it.
+    /// A whole frame; `Frames::settle` decides its fate.
     Frame(Head, Vec<u8>),
 }
 
@@ -30,7 +30,7 @@ struct Kept {
 pub(super) struct Frames {
     /// Bytes that have not been looked at.
     fed: Vec<u8>,
-    /// Of the frame under way, bytes that pass unseen.
+    /// Of the frame under way, bytes that pass without inspection.
     passing: usize,
     kept: BTreeMap<(Time, u64), Kept>,
     count: u64,
@@ -50,7 +50,7 @@ impl Frames {
         self.fed.extend_from_slice(bytes);
     }
 
-    /// Lets pass what is not looked at; stops at a frame that is.
+    /// Passes bytes that are not inspected; stops at a frame that is.
     pub(super) fn next(&mut self, looks_at: impl Fn(&Head) -> bool, out: &mut Vec<u8>) -> Took {
         loop {
             if self.passing > 0 {
@@ -68,7 +68,7 @@ impl Frames {
             };
             let whole = HEAD_BYTES + head.body_len as usize;
             if !looks_at(&head) {
-                self.passing = whole + head.payload_len as usize;
+                self.passing = whole + head.inline_len();
                 continue;
             }
             if self.fed.len() < whole {
@@ -120,12 +120,12 @@ impl Frames {
         carried.due_at = self.due_at();
     }
 
-    /// When something that is kept is to come next.
+    /// The time of the next delivery of a kept frame.
     pub(super) fn due_at(&self) -> Option<Time> {
         self.kept.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Lets go what is due, if no frame is half-way. Returns the copies among it.
+    /// Delivers frames that are due, if no frame is half-way. Returns the copies among it.
     pub(super) fn release(&mut self, now: Time, out: &mut Vec<u8>) -> Vec<Vec<u8>> {
         let mut copies = Vec::new();
         while self.passing == 0

@@ -2,8 +2,8 @@
 //!
 //! Owns: one running process for each server's node. Does not own: when one crashes (`run`).
 //!
-//! As with real processes, servers are started in any order: one that joins waits for the master, and may be told of it
-//! by any server.
+//! As with real processes, servers are started in any order: one that joins waits for the master, and may learn its
+//! address from any server.
 
 use super::{CALLBACK_DEADLINE, Cluster, GRACE, KEY, LOOK, SERVERS, addr};
 use crate::plant::{self, Plant};
@@ -23,7 +23,7 @@ const TOGETHER_US: u64 = 3_000_000;
 /// One in so many losses of power is that of the memory alone.
 const GONE_ONE_IN: u64 = 4;
 
-/// What the controller and a server's task tell each other.
+/// Messages between the controller and a server's task.
 #[derive(Default)]
 pub(super) struct Running {
     /// Leads to the server inside its process.
@@ -123,7 +123,7 @@ impl Cluster {
             self.start_server(*at).await
         }));
         all.await.into_iter().collect::<Result<(), String>>()?;
-        // One may have crashed while the others came up, because a crash was armed.
+        // One may have crashed while the others started, because a crash was armed.
         for at in which {
             if !self.server_lives(*at) {
                 self.start_server(*at).await?;
@@ -158,14 +158,14 @@ impl Cluster {
         self.wait(&format!("the stop of {}", SERVERS[at]), done).await?;
         running.failed.borrow().clone().map_or(Ok(()), Err)?;
         if self.shape.servers > 1 {
-            // What still waits for other servers ends with the process.
+            // Operations that still wait for other servers end with the process.
             self.crash_server(at, CrashKind::Process);
         }
         Ok(())
     }
 
-    /// Crashes a server's node. Now and then its process is killed and the memory that outlives it goes with it instead
-    /// of lost power: what has to be there afterwards, and who is told, is the same.
+    /// Crashes a server's node. Sometimes its process is killed and the memory that outlives it is lost with it instead
+    /// of lost power: the state that has to be there afterwards, and the notified mounts, are the same.
     pub fn crash_server(&self, at: usize, kind: CrashKind) {
         self.servers[at].borrow().dialer.borrow_mut().take();
         let keeps = self.shape.sim.keeps;
@@ -177,7 +177,7 @@ impl Cluster {
         }
     }
 
-    /// Checks the zones of the stopped servers, all together; returns what there is.
+    /// Checks the zones of the stopped servers, all together; returns their contents.
     ///
     /// Errors: a line for each problem.
     pub async fn fsck(&self) -> Result<Report, Vec<String>> {

@@ -1,6 +1,7 @@
 //! Writes and cuts of a program on this mount, as the kernel sends them and takes their answers.
 //!
-//! Owns: the inode's lock, what is forgotten and kept with a change. Does not own: stores through mappings (`stores`).
+//! Owns: the inode's lock, the cached state that a change drops or keeps. Does not own: stores through mappings
+//! (`stores`).
 
 use super::{EXCLUSIVE, Kernel, LOOK, Opened, PAGE, lock};
 use amphi_client::{Ctx, Hints};
@@ -37,7 +38,7 @@ impl Kernel {
         }
     }
 
-    /// A change of an inode begins: what is kept of its attributes is forgotten if it counts.
+    /// A change of an inode begins: its cached attributes are dropped if it counts.
     fn begins(&self, ino: Ino, is_cut: bool) {
         let now = self.now_ns();
         let kept = &mut *lock(&self.kept);
@@ -60,8 +61,8 @@ impl Kernel {
         inode.resized = if is_cut { kept.moment } else { inode.resized };
     }
 
-    /// Writes through an open file whose writes pass the kernel's pages: beside others within the file, alone behind
-    /// its end.
+    /// Writes through an open file whose writes pass the kernel's pages: concurrent with others within the file,
+    /// exclusive behind its end.
     ///
     /// Errors: those of `write`.
     pub async fn write(&self, ctx: &Ctx, open: &Opened, offset: u64, bytes: &[u8]) -> Result<usize> {
@@ -81,7 +82,7 @@ impl Kernel {
                 let kept = &mut *lock(&self.kept);
                 kept.moment += 1;
                 let inode = kept.inodes.entry(ino).or_default();
-                // It is asked for anew all the same (`fuse_write_update_attr`).
+                // It is requested again all the same (`fuse_write_update_attr`).
                 (inode.version, inode.until_ns) = (kept.moment, 0);
                 inode.size = inode.size.max(end);
             }
@@ -108,7 +109,7 @@ impl Kernel {
         }
         self.release_write_back(ino);
         if let Ok(attr) = &done {
-            // Whatever came meanwhile: the kernel goes by this answer.
+            // The kernel uses this answer, even if others arrived meanwhile.
             self.told(u64::MAX, attr, Duration::ZERO).await;
         }
         self.unlock(ino);

@@ -1,13 +1,13 @@
-//! Games of several mounts around directories that are kept open: who makes, removes and lists names in them, and
-//! replaces them, judged call by call.
+//! Games of several mounts with open directories: players make, remove, list and replace names in them, and each call
+//! is judged.
 //!
-//! Owns: the cluster of a game, its players, the judgement by `Linear`. Does not own: what a kernel keeps (`Kernel`),
+//! Owns: the cluster of a game, its players, the judgement by `Linear`. Does not own: the kernel's caches (`Kernel`),
 //! the faults beside the players (`Story`).
 //!
-//! A directory is a row of cells, one for each name, which hold 1 where the name is there. One that was removed has no
-//! names for ever, and whoever has it open goes on listing it. One directory after the other has the same name. In half
-//! of the games names are changed by players of one mount alone: attributes of a directory that several mounts change
-//! are hardly ever lent. Mounts beyond the first come some time after it. In half of the games there are more players,
+//! A directory is a row of cells, one for each name, which hold 1 where the name is there. A removed one never has
+//! names again, and a program that has it open continues to list it. One directory after the other has the same name.
+//! In half of the games only players of one mount change names: attributes of a directory that several mounts change
+//! rarely get a timeout. Mounts beyond the first come some time after it. In half of the games there are more players,
 //! and they list more.
 
 use super::listings::OpenDirectory;
@@ -38,9 +38,9 @@ type Told<T = ()> = std::result::Result<T, String>;
 /// What the players share.
 struct Table {
     cluster: Rc<Cluster>,
-    /// Of each directory that was ever there.
+    /// Of each directory that ever existed.
     histories: RefCell<BTreeMap<Ino, Linear>>,
-    /// The one that has the name; nobody else than `replacing` gives the name to another one.
+    /// The one that has the name; only `replacing` gives the name to another one.
     now: Cell<Ino>,
     replacing: Cell<bool>,
     story: Rc<Story>,
@@ -133,7 +133,7 @@ async fn whole(
     Ok(*table.tally.borrow())
 }
 
-/// A mount comes, its players play, it goes.
+/// A mount is admitted, its players play, it leaves.
 async fn stay(table: &Rc<Table>, at: usize, mut dice: Dice, mount: Option<Mount>, mistake: Option<Mistake>) -> Told {
     let cluster = table.cluster.clone();
     let mount = match mount {
@@ -177,7 +177,7 @@ struct Player {
     kernel: Rc<Kernel>,
     ctx: Ctx,
     who: String,
-    /// It makes and removes names.
+    /// Whether it makes and removes names.
     changes: bool,
     dice: Dice,
     open: Vec<OpenDirectory>,
@@ -305,7 +305,7 @@ impl Player {
         let dir = self.table.now.get();
         let open = match self.kernel.open_directory(&self.ctx, dir).await {
             Ok(open) => open,
-            // It has gone, and this mount never knew it: it would be looked for again.
+            // It has gone, and this mount never knew it: it would be looked up again.
             Err(Errno::Stale) => return Ok(()),
             Err(e) => return Err(format!("open: {e}")),
         };
@@ -314,7 +314,7 @@ impl Player {
         Ok(())
     }
 
-    /// Looks at the attributes of the directory: the kernel may have an answer beside that of a listing.
+    /// Reads the attributes of the directory: the kernel may have an answer beside that of a listing.
     async fn look(&mut self) -> Told {
         let dir = self.table.now.get();
         match self.kernel.size(&self.ctx, dir).await {

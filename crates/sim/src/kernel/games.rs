@@ -1,15 +1,15 @@
-//! Games of several mounts with kernels in front that keep what they are lent: who reads, maps, looks at and changes
-//! few files and names, judged call by call.
+//! Games of several mounts with kernels in front that cache data under timeouts: players read, map, stat and change few
+//! files and names, and each call is judged.
 //!
-//! Owns: the cluster of a game, its players, the faults beside them, the judgement by `Linear`. Does not own: what a
-//! kernel keeps (`Kernel`).
+//! Owns: the cluster of a game, its players, the faults beside them, the judgement by `Linear`. Does not own: the
+//! kernel's caches (`Kernel`).
 //!
-//! A file is a row of cells of one page, so that what the kernel shows of a cell is one event; a name is a cell that
-//! holds the inode which it leads to. Files are opened and closed all the time, since the kernel serves reads of those
-//! alone that nobody writes when they are opened. In half of the games whoever writes does so on mounts that keep no
-//! pages for readers, whose kernels then give pages back later than a lock waits where pages may be dirty. Mounts
-//! Stores into a mapping are calls that end with the `msync` behind them. Mounts
-//! beyond the first come some time after it, go, and come again, so that the first is alone and in company by turns.
+//! A file is a row of cells of one page, so that a read of a cell by the kernel is one event; a name is a cell that
+//! holds the inode which it leads to. Files are opened and closed all the time, since the kernel serves reads only of
+//! files without a writer at the open. In half of the games writers are on mounts that keep no pages for readers, whose
+//! kernels then drop pages later than a lock waits where pages may be dirty. Stores into a mapping are calls
+//! that end with the `msync` behind them. Mounts beyond the first are admitted some time after it, leave, and return,
+//! so that the first is in sole and in shared mode alternately.
 
 use super::story::Story;
 use super::{Failure, Kernel, Mistake, Opened, PAGE, Shown, Tally};
@@ -132,7 +132,7 @@ async fn whole(
     Ok(*table.tally.borrow())
 }
 
-/// A mount comes, its players play, it goes; twice, if it is not the first.
+/// A mount is admitted, its players play, it leaves; twice, if it is not the first.
 async fn stay(table: &Rc<Table>, at: usize, mut dice: Dice, mount: Option<Mount>, mistake: Option<Mistake>) -> Told {
     let cluster = table.cluster.clone();
     let mut mount = mount;

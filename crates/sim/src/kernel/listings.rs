@@ -1,17 +1,18 @@
 //! Listings that the kernel keeps of directories.
 //!
-//! Owns: what is kept of a directory, and when it is shown (Linux 6.18, `fuse_readdir_cached`); how a directory is
-//! opened (`amphi-fuse`, `front/kept_listings.rs`, in as few lines as it takes). Does not own: attributes, of which
+//! Owns: the cached entries of a directory, and when they are shown (Linux 6.18, `fuse_readdir_cached`); how a
+//! directory is opened (`amphi-fuse`, `front/kept_listings.rs`, in a minimal form). Does not own: attributes, of which
 //! the time of modification counts here; changes of names (`names`).
 //!
-//! The rules. When a program begins a listing, the kernel asks for the attributes if their time is over. What is kept
-//! is shown if it was begun at the same time of modification, this kernel has changed no name since, and its pages are
-//! there. What is read through a marked open directory is kept. It counts as of the time that the last program found
-//! which began while nothing was there, and the first answer is taken, whoever asked for it. It is whole when a program
-//! has come to its end. Pages go when attributes are taken back, late and with nobody waiting, and at an open that does
-//! not go on with what is there. The directory's lock keeps listings and changes of names by this kernel apart, and a
-//! directory that this kernel has removed shows nothing. As for files, the kernel drops an answer to a question from
-//! before the version of the attributes moved; for directories the mount does not ask again.
+//! The rules. When a program begins a listing, the kernel requests the attributes if their timeout is over. The cached
+//! entries are shown if they were begun at the same time of modification, this kernel has changed no name since, and
+//! its pages are there. Entries read through a marked open directory are cached. They have the time that the last
+//! program found which began with an empty cache, and the first answer is taken, whichever program requested it. The
+//! cache is complete when a program has come to its end. Pages are dropped when attributes are invalidated, late and
+//! without a waiting caller, and at an open that does not continue with the cached entries. The directory's lock makes
+//! listings and changes of names by this kernel exclude each other, and a directory that this kernel has removed shows
+//! nothing. As for files, the kernel drops an answer to a request from before the last change of the attributes'
+//! version; for directories the mount does not repeat the request.
 
 use super::{ARRIVED_NS, Kernel, LOOK, Mistake, lock};
 use amphi_client::{Ctx, Listing};
@@ -25,13 +26,13 @@ pub type Names = BTreeSet<Vec<u8>>;
 /// Most entries of the directories that are listed.
 const ENTRIES_MAX: u32 = 1024;
 
-/// What the kernel keeps of a directory.
+/// The kernel's cached state of a directory.
 #[derive(Default)]
 pub(super) struct Listings {
     names: Names,
     /// The cookie behind them; 0 as long as nothing has come.
     end: u64,
-    /// Somebody has come to the end behind them.
+    /// A program has come to the end behind them.
     whole: bool,
     /// Their pages were dropped.
     dropped: bool,
@@ -108,7 +109,7 @@ enum Mark {
 #[derive(Default)]
 pub(super) struct Marks {
     shown: Option<Attr>,
-    /// Of which state the kernel's listing is, and until when.
+    /// The state of the kernel's listing, and its timeout.
     kept: Option<(Attr, u64)>,
     /// Marked open directories.
     open: u32,
@@ -127,7 +128,7 @@ impl Marks {
 /// An open directory.
 pub struct OpenDirectory {
     ino: Ino,
-    /// The kernel keeps what is read through it.
+    /// Whether the kernel caches the entries read through it.
     keeps: bool,
 }
 
@@ -137,7 +138,7 @@ impl OpenDirectory {
         self.ino
     }
 
-    /// Whether the kernel keeps what is read through it.
+    /// Whether the kernel caches the entries read through it.
     pub fn keeps(&self) -> bool {
         self.keeps
     }
@@ -160,7 +161,7 @@ impl Kernel {
         }
     }
 
-    /// An answer is about to show a directory. What is kept from before a change goes.
+    /// An answer is about to show a directory. Entries cached before a change are dropped.
     pub(super) async fn tells_directory(&self, attr: &Attr) {
         let ino = attr.ino;
         let marks = |act: &dyn Fn(&Marks) -> bool| lock(&self.kept).marks.get(&ino).is_some_and(act);
@@ -244,7 +245,7 @@ impl Kernel {
         self.release(directory.ino);
     }
 
-    /// Drops what is kept of a directory that is open, and its attributes.
+    /// Drops the cached entries of an open directory, and its attributes.
     pub(super) fn drop_listing(&self, ino: Ino) {
         let kept = &mut *lock(&self.kept);
         kept.moment += 1;
@@ -273,7 +274,7 @@ impl Kernel {
         Ok(names)
     }
 
-    /// Lists it; the cookie at its end if what was read may be kept.
+    /// Lists it; returns the cookie at its end if the entries may be cached.
     async fn list_locked(&self, ctx: &Ctx, directory: &OpenDirectory) -> Result<(Names, Option<u64>)> {
         let ino = directory.ino;
         if lock(&self.kept).inodes.entry(ino).or_default().listings.is_removed() {

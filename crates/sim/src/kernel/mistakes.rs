@@ -2,18 +2,18 @@
 //!
 //! Owns: their names, and which games find them. Does not own: what becomes of them (`Kernel`).
 
-/// A mistake in the giving back of what was lent.
+/// A planted bug in the invalidation of cached data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// One page in three stays when pages are taken back.
+    /// One page in three stays when pages are invalidated.
     PagesStay,
-    /// Pages that are being read when they are taken back come to be kept.
+    /// Pages that are being read when they are invalidated stay cached.
     ReadsStay,
     /// Attributes stay when they are taken back, one time in three.
     AttributesStay,
     /// An answer to a question from before an invalidation is kept.
     LateAnswers,
-    /// Names are kept for four seconds longer than they were lent.
+    /// Names stay cached for four seconds longer than their timeout.
     NamesStay,
     /// Names stay when they are taken back, one time in three.
     TakenNamesStay,
@@ -21,11 +21,11 @@ pub enum Mistake {
     DroppedSizes,
     /// One changed page in three is dropped without being written back.
     LostStores,
-    /// It sees to that only where something is taken back, not where answers, writes and cuts cross.
+    /// It handles only invalidations, not the crossing of answers, writes and truncates.
     CrossingAnswers,
     /// The mount drops no listing before an answer that shows a change.
     ListingsOfBefore,
-    /// The kernel goes on as if it had not changed a name itself.
+    /// The kernel continues as if it had not changed a name itself.
     OwnChangesStay,
     /// The mount shows a directory that was removed with the times that it had.
     RemovedTimesStay,
@@ -34,7 +34,7 @@ pub enum Mistake {
 }
 
 impl Mistake {
-    /// Those that games of files find.
+    /// Bugs that games of files find.
     pub const FILES: [Mistake; 9] = [
         Mistake::PagesStay,
         Mistake::ReadsStay,
@@ -47,7 +47,7 @@ impl Mistake {
         Mistake::CrossingAnswers,
     ];
 
-    /// Those that games of directories find.
+    /// Bugs that games of directories find.
     pub const DIRECTORIES: [Mistake; 4] =
         [Mistake::ListingsOfBefore, Mistake::OwnChangesStay, Mistake::RemovedTimesStay, Mistake::DirectoriesStay];
 }

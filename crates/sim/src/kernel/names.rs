@@ -1,8 +1,8 @@
 //! Names that the kernel keeps.
 //!
-//! Owns: walks to a name and moves of names within a directory, with what the directory's lock keeps apart; the mount's
-//! own walks, and how what they were lent is taken back; names that are made and removed, of which only what becomes of
-//! the directory is kept. Does not own: for how long names are lent.
+//! Owns: walks to a name and moves of names within a directory, with the exclusion by the directory's lock; the mount's
+//! own walks, and the invalidation of their names; names that are made and removed, of which only the effect on the
+//! directory is kept. Does not own: the timeouts of names.
 
 use super::{Kernel, LOOK, Mistake, Name, lock};
 use amphi_client::{Ctx, Lending, LentName, NameShows, OpenFlags, RenameMode};
@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 impl Kernel {
-    /// Finds a name, by what is kept if that may still be shown.
+    /// Finds a name, from the cache if that may still be shown.
     ///
     /// Errors: those of `lookup`.
     pub async fn lookup(self: &Rc<Self>, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Ino> {
@@ -38,7 +38,7 @@ impl Kernel {
                 let (life, lending) = self.lend(rule, asked, &attr);
                 let name_life = lending.as_ref().map_or(Duration::ZERO, Lending::life);
                 if !self.tell(asked, &attr, life).await {
-                    // Of a file that has gone meanwhile there is nothing to keep.
+                    // Of a file that has gone meanwhile there is nothing to cache.
                     let _ = self.size(ctx, attr.ino).await;
                 }
                 let until_ns = self.now_ns() + name_life.as_nanos() as u64;
@@ -59,7 +59,7 @@ impl Kernel {
         found
     }
 
-    /// The mount walks to a name by itself: what it lends so is in force when the walk has ended.
+    /// The mount walks to a name by itself: the timeout that it gives so is in force when the walk has ended.
     async fn walk(self: Rc<Self>, lent: LentName) {
         let key = (lent.dir, lent.name.to_vec());
         if !lock(&self.kept).walking.insert(key.clone()) {
@@ -93,7 +93,7 @@ impl Kernel {
         }
     }
 
-    /// Renames within a directory. The kernel lets nobody ask for names there meanwhile.
+    /// Renames within a directory. The kernel requests no names there meanwhile.
     ///
     /// Errors: those of `rename`.
     pub async fn rename(&self, ctx: &Ctx, dir: Ino, from: &[u8], to: &[u8]) -> Result<()> {

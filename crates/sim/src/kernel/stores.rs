@@ -1,7 +1,7 @@
 //! Stores through shared mappings, and the write-back of the pages that they change.
 //!
 //! Owns: which pages are changed, by which open file they are written back, when they may not be. Does not own: who
-//! drops pages (`Kernel::drop_pages`, which writes back what is changed), who stores and who judges (`games`).
+//! drops pages (`Kernel::drop_pages`, which writes back changed ones), who stores and who judges (`games`).
 //!
 //! The rules, as of Linux 6.18. A store waits while its page is being written back. A page is written back by `msync`,
 //! before it is dropped, and before a read or write that passes the pages; only as far as the file goes. While a
@@ -14,7 +14,7 @@ use amphi_env::{Buf, Env};
 use amphi_types::{ByteRange, Ino, Result};
 use std::sync::Arc;
 
-/// What a store has made of a page.
+/// The state of a page after a store.
 pub(super) enum Stored {
     /// The page is as it was read, or as it was written back.
     Clean,
@@ -68,7 +68,7 @@ impl Kernel {
         self.write_back_range(open.file.ino(), ByteRange::at(at * PAGE, PAGE)).await
     }
 
-    /// Writes back what is changed of these bytes, and waits for what is being written back. The pages stay.
+    /// Writes back the changed pages of these bytes, and waits for those under write-back. The pages stay.
     pub(super) async fn write_back_range(&self, ino: Ino, range: ByteRange) -> Result<()> {
         for number in range.start / PAGE..range.end.div_ceil(PAGE) {
             self.write_back(ino, number).await?;
@@ -128,7 +128,7 @@ impl Kernel {
         written
     }
 
-    /// A truncate is about to be asked for: waits for what was sent, and holds back the rest.
+    /// A truncate is about to be requested: waits for sent pages, and holds back the rest.
     pub(super) async fn hold_write_back(&self, ino: Ino) {
         lock(&self.kept).inodes.entry(ino).or_default().write_back.held += 1;
         while lock(&self.kept).inodes.get(&ino).is_some_and(|inode| inode.write_back.sent > 0) {

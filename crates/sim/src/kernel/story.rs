@@ -1,4 +1,4 @@
-//! `Story`: what has happened in a game, the first thing that is wrong, the faults beside the players.
+//! `Story`: the events of a game, the first error, the faults beside the players.
 //!
 //! Owns: the last lines of the story, the verdict. Does not own: what is right (`games`, `directories`).
 
@@ -66,7 +66,7 @@ impl Story {
         played.map_err(|line| Failure { line, story: self.lines.borrow().iter().cloned().collect() })
     }
 
-    /// Breaks connections and stops mounts for a moment as long as there is somebody who plays.
+    /// Breaks connections and stops mounts for a moment while there are players.
     pub(super) async fn faults(&self, cluster: &Cluster, dice: &mut Dice, is_played: impl Fn() -> bool) {
         while is_played() && !self.is_wrong() {
             cluster.env.sleep(Duration::from_micros(dice.below(400_000))).await;

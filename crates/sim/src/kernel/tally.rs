@@ -1,6 +1,6 @@
 //! `Tally`: what the kernels of a game did. Owns: the counters. Does not own: when they count (`Kernel`).
 
-/// What a kernel did, for the summary and to see that it did anything.
+/// Counts of a kernel's actions, for the summary and to verify that it did anything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Pages shown that were there.
@@ -13,13 +13,13 @@ pub struct Tally {
     pub attributes: u64,
     /// Names shown that were kept.
     pub names: u64,
-    /// Names that were lent in company.
+    /// Names that got a timeout in shared mode.
     pub lent_names: u64,
     /// Invalidations of pages.
     pub drops: u64,
     /// Pages that were dropped so.
     pub dropped: u64,
-    /// Opens that kept the pages that were there.
+    /// Opens that kept existing pages.
     pub kept_opens: u64,
     /// Changed pages that were written back.
     pub written_back: u64,
@@ -27,9 +27,9 @@ pub struct Tally {
     pub listings: u64,
     /// Listings that were read, through directories of which they are kept.
     pub listings_read: u64,
-    /// Kept listings that were dropped, for another time or since they were taken back.
+    /// Cached listings that were dropped, for another time or by an invalidation.
     pub listings_dropped: u64,
-    /// Opens of a directory that went on with the listing that was there.
+    /// Opens of a directory that continued with the listing that was there.
     pub listings_opened: u64,
 }
 

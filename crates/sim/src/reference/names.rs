@@ -36,7 +36,7 @@ impl Reference {
             Op::Chown { ino, uid, gid } => self.chown(cred, *ino, *uid, *gid),
             Op::SetTimes { ino, mtime } => {
                 if cred.uid != 0 && self.node(*ino)?.uid != cred.uid {
-                    // The present time may be set by who may write, a given one by the owner alone.
+                    // A user who may write may set the present time, only the owner a given one.
                     match mtime {
                         Some(_) => return Err(Errno::Perm),
                         None => self.may(cred, *ino, 2)?,
@@ -158,7 +158,7 @@ impl Reference {
         }
     }
 
-    /// Looks a name up: whether it is one, search permission, then whether it is there. (Linux looks at the permission
+    /// Looks a name up: whether it is valid, search permission, then whether it exists. (Linux looks at the permission
     /// first; a client that refuses a bad name by itself cannot, and POSIX leaves it open.)
     fn find(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
         check_name(name)?;
@@ -251,7 +251,7 @@ impl Reference {
         Ok(Outcome::Attr(self.seen(ino)?))
     }
 
-    /// Whether `cred` may take `victim` out of `dir`; `is_dir` says what the call is for, if it minds.
+    /// Whether `cred` may remove `victim` from `dir`; `is_dir` is the kind that the call requires, if it does.
     fn may_delete(&self, cred: &Cred, dir: Ino, victim: Ino, is_dir: Option<bool>) -> Result<()> {
         self.may(cred, dir, 3)?;
         let (d, v) = (self.node(dir)?, self.node(victim)?);
@@ -336,7 +336,7 @@ impl Reference {
         }
         self.bind(to.0, to.1, source);
         self.may_stamp(source, false);
-        // A rename keeps the names it moves: said once more, so that what survives is one or the other.
+        // A rename keeps the names it moves: repeated here, so that one or the other survives.
         self.effects.push(Effect::Links(source, self.links(source)));
         Ok(Outcome::Done)
     }

@@ -1,6 +1,6 @@
 //! Which servers crash with the mounts at the end of an episode, and in the middle of what.
 //!
-//! Owns: the choice of victims. Does not own: what has to be there afterwards (`survive`).
+//! Owns: the choice of victims. Does not own: the state that has to be there afterwards (`survive`).
 
 use super::{End, Run};
 use crate::cluster::SERVERS;
@@ -19,7 +19,7 @@ impl Run {
             return all.map(|at| (at, kind)).collect();
         }
         let certain = self.pick(self.cluster.shape.servers);
-        // Who shares its process with a mount shares its fate.
+        // A server in the process of a mount crashes with it.
         let certainly = |at: usize| at == certain || (at == 0 && self.cluster.shape.embedded);
         let fate = |at: usize| match self.roll(3) {
             _ if certainly(at) => Some((at, kind)),

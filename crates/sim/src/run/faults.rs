@@ -1,12 +1,12 @@
-//! Faults that nobody may notice: servers are killed and come back, connections break, links are cut for a while.
+//! Faults that no program may notice: servers are killed and come back, connections break, links are cut for a while.
 //!
 //! Owns: which, whom they meet, how long they last. Does not own: what ends an episode (`run`).
 //!
 //! Rules. A server is back within some seconds, beside what starting takes. A mount and a server are cut off from each
-//! other for less than the deadline of callbacks, since a mount that is not heard of for longer is ended. Two servers
-//! are cut off from each other for less than the time after which what one asks of another fails, also by several
-//! faults in a row: now and then there is a pause in which they find each other. Of several servers two may be in
-//! trouble at the same time.
+//! other for less than the deadline of callbacks, since a silent mount is ended after that. Two servers are cut off
+//! from each other for less than the time after which a request of one to another fails, also by several faults in a
+//! row: sometimes there is a pause in which they connect again. Of several servers two may have faults at the same
+//! time.
 
 use super::{Checked, Faults, Run, STUCK, line};
 use crate::cluster::{CALLBACK_DEADLINE, SERVERS};
@@ -25,10 +25,10 @@ const TROUBLE: Duration = Duration::from_secs(20);
 const QUIET: Duration = Duration::from_secs(5);
 
 impl Run {
-    /// Perhaps a fault that nobody may notice.
+    /// Perhaps a fault that no program may notice.
     pub(super) async fn fault(&self) -> Checked {
         let shape = &self.cluster.shape;
-        // Who shares the process of the first mount is killed with it.
+        // A server in the process of the first mount is killed with it.
         let first = usize::from(shape.embedded);
         let servers = shape.servers - first;
         // Mounts of nodes of their own, where the only server shares its process with the first, can lose their network
@@ -66,7 +66,7 @@ impl Run {
     /// A fault that kills server `at`, or one of the network.
     async fn fault_of(&self, at: usize) -> Checked {
         let node = SERVERS[at];
-        // With one server the choice comes first: seeds of before mean what they meant.
+        // With one server the choice comes first: older seeds keep their meaning.
         let link = self.link();
         let network = self.plan.faults == Faults::All;
         match self.roll(if network { 6 } else { 3 }) {
@@ -106,8 +106,8 @@ impl Run {
     /// Cuts two nodes off from each other for a while.
     async fn cut_link(&self, link: (&'static str, &'static str)) {
         let long = self.roll(4) == 0;
-        // Well below the grace time of a session too. A mount that is alone is asked too, as long as the session of one
-        // that crashed is kept.
+        // Well below the grace time of a session too. A mount in sole mode gets callbacks too, as long as the session
+        // of one that crashed is kept.
         let between_servers = SERVERS.contains(&link.0) && SERVERS.contains(&link.1);
         // The first mount is on the master's node if it is embedded.
         let near = self.cluster.shape.embedded && self.cluster.shape.mounts > 1;
@@ -177,7 +177,7 @@ impl Run {
     }
 }
 
-/// What a kill of server `at` takes with it.
+/// The losses of a kill of server `at`.
 fn killed(at: usize) -> CrashKind {
     match plant::active() {
         Some(Plant::MembersLosePower) if at > 0 => CrashKind::Power,

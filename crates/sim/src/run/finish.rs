@@ -1,6 +1,7 @@
 //! The end of a run: everything is compared, the zones are checked, all is removed, and nothing may be left.
 //!
-//! Owns: what counts as left. Does not own: what is true before (`reference`), what zones look like (`fsck`).
+//! Owns: what counts as a remainder. Does not own: the correct state before (`reference`), the checks of zones
+//! (`fsck`).
 
 use super::{Checked, Faults, Mounts, Run, line};
 use crate::cluster::{GRACE, Mount};
@@ -14,11 +15,11 @@ use amphi_env::Env;
 use amphi_types::Ino;
 use std::time::Duration;
 
-/// Longer than this no call takes where nothing fails: what hangs until a time-out heals it shows. Of 50 seeds the
-/// longest took 0.13 s, and who waits for a callback that was lost waits for 1.7 s.
+/// No call takes longer than this where nothing fails: a hang that a time-out ends shows. Of 50 seeds the longest took
+/// 0.13 s, and a call that waits for a lost callback waits for 1.7 s.
 const LONGEST: Duration = Duration::from_millis(750);
 
-/// What servers do in the background has been done after so long.
+/// Background work of servers is complete after so long.
 const BACKGROUND: Duration = Duration::from_secs(5);
 
 impl Run {
@@ -32,7 +33,7 @@ impl Run {
         self.compare(&mounts).await?;
         self.unmount_all(mounts).await?;
         if self.summary.borrow().mount_crashes > 0 {
-            // What a crashed mount had open stays until its session has ended.
+            // Open files of a crashed mount stay until its session has ended.
             self.cluster.env.sleep(GRACE).await;
         }
         self.cluster.env.sleep(BACKGROUND).await;
@@ -60,7 +61,7 @@ impl Run {
         self.simply(&mount, Op::SyncAll).await?;
         let ctx = Ctx::root();
         let mut left = free;
-        // Space is given back in the background.
+        // Space is returned in the background.
         for _ in 0..200 {
             left = mount.client.statfs(&ctx).await.map_err(|e| line(format!("statfs: {e}")))?.blocks_free;
             if left == free {

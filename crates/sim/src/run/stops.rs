@@ -1,13 +1,13 @@
-//! Mounts that stand still as if by SIGSTOP, and in runs of contention one mount that is killed while the others live.
+//! Mounts that stop as if by SIGSTOP, and in runs of contention one mount that is killed while the others live.
 //!
-//! Owns: which mount, for how long, that others go on without it, and what becomes of it. Does not own: what its calls
-//! may return (`shared::arena`).
+//! Owns: which mount, for how long, that others continue without it, and its fate. Does not own: the valid results of
+//! its calls (`shared::arena`).
 //!
-//! A short stop may not be noticed. After a long one the mount may have been ended: others went on without what it
-//! held, its calls fail, it writes nothing of before any more, and shows nothing that is not so. Then it is mounted
-//! anew. A killed mount is gone at once, and its session stays until servers end it: others wait for what it held as
-//! long as that, and no longer. Each of its calls that the kill cut off happens once or not at all, until its session
-//! has ended. It is mounted anew at once or when the others rest.
+//! A short stop may have no effect. After a long one the mount may have been ended: others continued without its locks,
+//! its calls fail, it writes no old data any more, and shows none. Then it is mounted anew. A killed mount is gone at
+//! once, and its session stays until servers end it: others wait for its locks as long as that, and no longer. Each of
+//! its calls that the kill cut off happens once or not at all, until its session has ended. It is mounted anew at once
+//! or when the others are idle.
 
 use super::{Checked, Faults, LIFE, Mounts, Run, line};
 use crate::cluster::{CALLBACK_DEADLINE, GRACE, SERVERS};
@@ -15,15 +15,15 @@ use amphi_env::Env;
 use amphi_env::sim::CrashKind;
 use std::time::Duration;
 
-/// After so long others go on, whatever the stopped mount held: a group lock is kept as long as its session.
+/// After so long others continue, whatever the stopped mount held: a group lock is kept as long as its session.
 const OTHERS_GO_ON: Duration = GRACE.saturating_add(CALLBACK_DEADLINE.saturating_mul(2));
-/// Then they make calls within so long: faults do not come while a mount is stopped for long.
+/// Then they make calls within so long: no faults occur while a mount is stopped for long.
 const CALLS_WITHIN: Duration = Duration::from_secs(20);
 
-/// What a mount meets while the others go on.
+/// The fate of a mount while the others continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It stands still for long.
+    /// It stops for long.
     Stop,
     /// Its process ends.
     Kill,
@@ -49,9 +49,9 @@ impl Run {
         Some(Victim { mount: first + self.pick(mounts - first), fate })
     }
 
-    /// Stops or kills the mount while the others go on.
+    /// Stops or kills the mount while the others continue.
     ///
-    /// Errors: others do not go on.
+    /// Errors: others do not continue.
     pub(super) async fn meets_fate(&self, victim: Victim, mounts: &mut Mounts) -> Checked {
         match victim.fate {
             Fate::Stop => self.stop_for_long(victim.mount).await,
@@ -59,7 +59,7 @@ impl Run {
         }
     }
 
-    /// Kills a mount. Half of the time it is mounted anew at once, and nobody uses it.
+    /// Kills a mount. Half of the time it is mounted anew at once, and not used.
     async fn kill(&self, victim: usize, mounts: &mut Mounts) -> Checked {
         let node = self.cluster.mount_node(victim);
         self.note(format!("{node} is killed"));
@@ -78,7 +78,7 @@ impl Run {
         Ok(())
     }
 
-    /// A stop that nobody may notice, of a mount from number `first` on.
+    /// A stop that no program may notice, of a mount from number `first` on.
     pub(super) async fn stop_for_short(&self, first: usize) {
         let node = self.cluster.mount_node(first + self.pick(self.cluster.shape.mounts - first));
         let long = self.roll(3) == 0;
@@ -96,7 +96,7 @@ impl Run {
 
     /// Stops a mount for so long that it may be ended.
     ///
-    /// Errors: others do not go on.
+    /// Errors: others do not continue.
     async fn stop_for_long(&self, victim: usize) -> Checked {
         let node = self.cluster.mount_node(victim);
         let long = Duration::from_millis(5_000 + self.roll(95_000));
@@ -138,7 +138,7 @@ impl Run {
             if !self.cluster.sim.alive(self.cluster.mount_node(at)) {
                 mounts[at] = self.cluster.mount_at(at).await.map_err(line)?;
             }
-            // What it had asked for may wait for what others hold, until its session has ended.
+            // Its requests may wait for locks of others, until its session has ended.
             self.cluster.env.sleep(GRACE + LIFE).await;
         }
         self.area.borrow_mut().arena.settle_victim();

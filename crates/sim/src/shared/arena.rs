@@ -1,20 +1,20 @@
 //! The arena: few files that several mounts fight for with small records that overlap and lie side by side, so that
 //! they become contended, while what steers the mounts and servers changes.
 //!
-//! Owns: its files, each a row of cells with a history of its own; who does what to them. Does not own: which histories
-//! are right (`Linear`), how a call is made (`Row`).
+//! Owns: its files, each a row of cells with a history of its own; the calls on them. Does not own: which histories are
+//! right (`Linear`), how a call is made (`Row`).
 //!
-//! Calls are buffered and direct, by open files that are set to a mode, ask for their locks ahead or exactly, and join
+//! Calls are buffered and direct, by open files that are set to a mode, request their locks ahead or exactly, and join
 //! groups. A switching storm (`tunables`) changes thresholds, the size and growth of locks and the detection of
-//! contention as they go. Nothing of it may show: each file has to stay linearizable.
+//! contention meanwhile. None of it may be visible: each file has to stay linearizable.
 //!
-//! Groups. In one of its own a task is alone and does as it likes. In the common one each member keeps to cells of its
-//! own, as members order their calls themselves: it writes, and reads what it wrote since it joined. While a task is in
-//! a group it calls by that open file alone: by another one it would wait for itself.
+//! Groups. In a group of its own a task is the only member and makes any calls. In the common one each member has cells
+//! of its own, as members order their calls themselves: it writes, and reads its writes since it joined. While a task
+//! is in a group it calls by that open file alone: by another one it would wait for itself.
 //!
 //! Stopped and killed mounts. A mount that is to be killed, or stopped for longer than others wait for it, writes
-//! directly only: what it had in its cache alone would be lost with it. A call of it that fails after the stop ends its
-//! task; it has happened or not, as have those that a kill cut off.
+//! directly only: data that only it has in its cache would be lost with it. A call of it that fails after the stop ends
+//! its task; it has happened or not, as have those that a kill cut off.
 
 mod tunables;
 
@@ -84,14 +84,14 @@ impl Arena {
         Arena { on: true, storms, stops, groups, lengths, made, ..Arena::default() }
     }
 
-    /// What it is, for people.
+    /// Its description, for people.
     pub fn describe(&self) -> String {
         let with = |on, what| if on { what } else { "" };
         let (storms, groups) = (with(self.storms, ", storms"), with(self.groups, ", groups"));
         format!("an arena of cells of {:?} bytes{storms}{groups}{}", self.lengths, with(self.stops, ", stops"))
     }
 
-    /// An episode of so many tasks on so many mounts begins.
+    /// An episode of this many tasks on this many mounts begins.
     pub fn begin(&mut self, tasks: usize, mounts: usize, victim: Option<usize>) {
         (self.victim, self.was_stopped, self.others_calls) = (victim, false, 0);
         self.others_working = (0..tasks).filter(|task| Some(task % mounts) != victim).count();
@@ -163,7 +163,7 @@ pub(super) async fn check(client: &Client, area: &SharedArea) -> Told {
     Ok(())
 }
 
-/// What a task has open of a file of the arena.
+/// The open file of a task in the arena.
 struct Seat {
     file: Arc<OpenFile>,
     end_file: Arc<OpenFile>,
@@ -239,7 +239,7 @@ impl Fighter {
             }
             3 => {
                 let mode = [IoMode::Auto, IoMode::Auto, IoMode::Buffered, IoMode::Direct][dice.below(4) as usize];
-                // A stopped mount loses what is in its cache alone.
+                // A stopped mount loses the data that only it has in its cache.
                 let mode = if self.is_victim() { IoMode::Auto } else { mode };
                 self.seat(pit).file.set_io_mode(mode);
                 Ok(())
@@ -317,7 +317,7 @@ impl Fighter {
                     a.arena.pits[pit].linear.end(call, &cells)
                 };
                 judged.map_err(|e| {
-                    // What a stopped mount was shown counts as what others are shown: this is no failure of the call.
+                    // A result on a stopped mount is judged as one on the others: this is no failure of the call.
                     let line = format!("arena file {pit} is not one file: {e}");
                     sharer.area.borrow_mut().complain(format!("task {}: {line}", sharer.task));
                     line

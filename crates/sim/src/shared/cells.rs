@@ -2,8 +2,8 @@
 //!
 //! Owns: how cells lie in a file (`Row`), the calls. Does not own: which histories are right (`Linear`).
 //!
-//! Cells have one length, in most runs none that blocks, pages or stripes share. A crash of a mount takes what it had
-//! not written back, so the history ends there and a new file begins; of what is left each byte has to be one that was
+//! Cells have one length, in most runs not one of blocks, pages or stripes. A crash of a mount loses its data that was
+//! not written back, so the history ends there and a new file begins; each remaining byte has to be one that was
 //! written there.
 
 use super::{SharedArea, Sharer, Told};
@@ -73,7 +73,9 @@ impl Row {
             let mut tag = [0; 8];
             tag.copy_from_slice(&cell[..8]);
             if let Some(at) = cell.iter().zip(tag.into_iter().cycle()).position(|(a, b)| *a != b) {
-                return Err(format!("cell {i} of them changes at byte {at}, behind {:x}", u64::from_le_bytes(tag)));
+                let (before, behind) =
+                    (u64::from_le_bytes(tag), cell[at..].iter().take(16).copied().collect::<Vec<u8>>());
+                return Err(format!("cell {i} of them changes at byte {at}, behind {before:x}, to {behind:x?}"));
             }
             cells.0.push(u64::from_le_bytes(tag));
         }
@@ -236,8 +238,8 @@ impl Sharer {
 mod tests {
     use super::*;
 
-    /// Goal: after a crash bytes of other cells, and bytes that nobody wrote, are told from those that may be there.
-    /// Method: two cells, one written twice, one appended; mixtures, zeros, and each other's bytes.
+    /// Goal: after a crash bytes of other cells, and bytes that were never written, are distinguished from those that
+    /// may be there. Method: two cells, one written twice, one appended; mixtures, zeros, and each other's bytes.
     #[test]
     fn what_a_crash_leaves_is_judged() {
         let (row, mut linear) = (Row { ino: Ino::ROOT, len: 20 }, Linear::default());

@@ -1,16 +1,16 @@
 //! Locks of applications that tasks take on the shared file, on whichever mount each of them is.
 //!
-//! Owns: what is known of who holds what, and whether an answer agrees with it. Does not own: the bytes of the file.
+//! Owns: the known holders of locks, and whether an answer agrees with them. Does not own: the bytes of the file.
 //!
-//! A claim is possible from the begin of the call that takes it to the end of the call that gives it up, and certain
-//! from the end of the one to the begin of the other. Who gets a lock while another certainly has one that conflicts,
-//! or is refused one while nobody possibly has, is told wrong (Promise S19). A restart of a server changes no claim
-//! (Promise S21), and a crash of a mount ends its claims (Promise S20).
+//! A claim is possible from the begin of the call that takes it to the end of the call that releases it, and certain
+//! from the end of the one to the begin of the other. A task that gets a lock while another certainly has a conflicting
+//! one, or is refused one while none possibly has, got a wrong answer (Promise S19). A restart of a server changes no
+//! claim (Promise S21), and a crash of a mount ends its claims (Promise S20).
 //!
 //! Circles. In some runs a task that has `fcntl` locks waits for more. If that closes a circle of waiting tasks, one of
-//! them must be told so, or none of them ever goes on; and none may be told so where there can have been no circle.
-//! Those runs have no `flock`: nobody looks for circles there. In the others who waits has nothing that others wait
-//! for.
+//! them must get an error, or none of them ever continues; and none may get it where there can have been no circle.
+//! Those runs have no `flock`: circles are not detected there. In the others a waiting task holds no lock that others
+//! wait for.
 
 use super::{Sharer, Told};
 use crate::dice::Dice;
@@ -76,7 +76,7 @@ struct Wait {
     during: Range<u64>,
 }
 
-/// Who has which locks, and had them.
+/// The present and past locks of tasks.
 #[derive(Clone, Debug, Default)]
 pub struct Claims {
     all: Vec<Claim>,
@@ -91,7 +91,7 @@ impl Claims {
         *self = Claims { circles: self.circles, ..Claims::default() };
     }
 
-    /// The task asks for a lock, or gives one up: what it has of these parts is not certain meanwhile.
+    /// The task requests a lock, or releases one: its claims to these parts are not certain meanwhile.
     fn begin(&mut self, wish: &Wish, now: u64) {
         for claim in self.all.iter_mut().filter(|c| wish.is_of(c) && c.certain.end == NEVER) {
             claim.certain.end = now;
@@ -108,12 +108,12 @@ impl Claims {
 
     /// The lock was granted.
     ///
-    /// Errors: somebody else has one that conflicts.
+    /// Errors: another task has a conflicting one.
     fn granted(&mut self, wish: &Wish, now: u64) -> Told {
         for claim in self.all.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
             match claim.certain.start {
                 NEVER => claim.certain = now..NEVER,
-                // What it had before, which this replaced.
+                // Its former claim, which this replaced.
                 _ => claim.possible.end = now,
             }
         }
@@ -123,9 +123,9 @@ impl Claims {
         }
     }
 
-    /// The lock asked for at `begin` was refused, or its caller interrupted: then it may be there until `gone`.
+    /// The lock requested at `begin` was refused, or its caller interrupted: then it may be there until `gone`.
     ///
-    /// Errors: refused, but nobody else can have had one that conflicts.
+    /// Errors: refused, but no other task can have had a conflicting one.
     fn not_granted(&mut self, wish: &Wish, begin: u64, now: u64, gone: Option<u64>) -> Told {
         // A flock that is converted is given up first.
         let keeps = wish.family != FileLockFamily::Flock;
@@ -143,18 +143,18 @@ impl Claims {
         }
     }
 
-    /// Nothing is left of the parts.
+    /// No claim to the parts remains.
     fn given_up(&mut self, wish: &Wish, now: u64) {
         for claim in self.all.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
             claim.possible.end = now;
         }
     }
 
-    /// What a look from `begin` to `now` for what is in the way found.
+    /// The result of a query from `begin` to `now` for conflicting locks.
     ///
     /// Errors: it cannot be.
     fn looked(&self, wish: &Wish, begin: u64, now: u64, found: bool) -> Told {
-        // What happens at one instant has no order: a lock that was granted at `begin` may have come behind the look.
+        // Events at one instant have no order: a lock that was granted at `begin` may have come behind the query.
         let all_the_while = |c: &Claim| c.certain.start < begin && c.certain.end == NEVER;
         let at_all = |c: &Claim| c.possible.start <= now && c.possible.end >= begin;
         let in_the_way = || self.all.iter().filter(|c| wish.conflicts(c));
@@ -169,8 +169,8 @@ impl Claims {
         self.all.iter().any(|c| c.task == task && c.possible.end == NEVER)
     }
 
-    /// Whether the wish makes some of what the task may have to itself shared. Waits that do and are interrupted while
-    /// a server is restarted are not judged: docs/SEMANTICS.md says what may become of them.
+    /// Whether the wish makes some of the task's possibly exclusive claims shared. Waits that do and are interrupted
+    /// while a server is restarted are not judged: docs/SEMANTICS.md describes their possible results.
     fn weakens(&self, wish: &Wish) -> bool {
         let own = |c: &Claim| wish.is_of(c) && c.possible.end == NEVER && c.mode == LockMode::Write;
         wish.mode == LockMode::Read && self.all.iter().any(own)
@@ -226,7 +226,7 @@ impl Sharer {
         Wish { task: self.task, family: FileLockFamily::Posix, parts, mode }
     }
 
-    /// Takes a lock, perhaps waits for it, gives one up, or looks what is in the way of one.
+    /// Takes a lock, possibly waits for it, releases one, or queries the locks in conflict with one.
     pub(super) async fn lock(&mut self, dice: &mut Dice) -> Told {
         let wish = self.wish(dice);
         let kind = match dice.below(6) {
@@ -347,8 +347,8 @@ mod tests {
         Wish { task, family: FileLockFamily::Posix, parts, mode }
     }
 
-    /// Goal: wrong answers are told from right ones. Method: one task holds a lock, another asks while it does and
-    /// later.
+    /// Goal: wrong answers are distinguished from right ones. Method: one task holds a lock, another requests it
+    /// meanwhile and later.
     #[test]
     fn answers_are_judged() {
         use LockMode::{Read, Write};
@@ -378,8 +378,8 @@ mod tests {
         assert!(claims.has(1) == claims.has(2) && !claims.has(1));
     }
 
-    /// Goal: a circle is told from a wait that others end. Method: two tasks, each with what the other wants, waiting
-    /// or not.
+    /// Goal: a circle is distinguished from a wait that others end. Method: two tasks, each with the lock that the
+    /// other wants, waiting or not.
     #[test]
     fn circles_are_judged() {
         use LockMode::Write;

@@ -9,7 +9,7 @@ use amphi_types::{Errno, Ino};
 use amphi_wire::RenameMode;
 use std::collections::BTreeMap;
 
-/// Who has which name for certain.
+/// The certain holders of names.
 #[derive(Clone, Debug, Default)]
 pub struct Holdings {
     held: BTreeMap<Name, usize>,
@@ -30,14 +30,14 @@ impl Holdings {
         self.held.iter().filter(|(_, t)| **t == task).map(|(n, _)| n.clone()).collect()
     }
 
-    /// What is wrong with a listing when all rest.
+    /// The errors of a listing when all tasks are idle.
     pub fn check(&self, names: &[(Name, Ino)]) -> Vec<String> {
         let there: Vec<&Name> = names.iter().map(|(n, _)| n).filter(|n| !n.starts_with(b"kept")).collect();
         let want: Vec<&Name> = self.held.keys().collect();
         if there == want { Vec::new() } else { vec![format!("shared names are {there:?}, should be {want:?}")] }
     }
 
-    /// What a listing after a crash lacks of the names that somebody had for certain.
+    /// The certainly held names that are missing in a listing after a crash.
     pub fn missing(&self, names: &[(Name, Ino)]) -> Vec<String> {
         let gone = self.held.iter().filter(|(held, _)| !names.iter().any(|(n, _)| n == *held));
         gone.map(|(n, task)| format!("shared name {}, which task {task} had, is gone", String::from_utf8_lossy(n)))
@@ -92,7 +92,7 @@ impl Sharer {
         Ok(())
     }
 
-    /// Lists the names while others come and go (Promise S7).
+    /// Lists the names while others are made and removed (Promise S7).
     pub(super) async fn listing(&mut self, dice: &mut Dice) -> Told {
         let dir = self.area.borrow().fought.dir;
         let (max, plus) = (1 + dice.below(6) as u32, dice.one_in(2));

@@ -60,12 +60,12 @@ impl Record {
         }
     }
 
-    /// What a read from `begin` to `end` returned: the number of the write.
+    /// The result of a read from `begin` to `end`: the number of the write.
     ///
     /// Errors: what rule it breaks.
     pub fn read(&mut self, begin: u64, end: u64, bytes: &[u8]) -> Result<u64, String> {
         let mut zeros;
-        // Beyond the end of the file there is nothing; that is what a record reads as before its first write.
+        // Beyond the end of the file there are no bytes; a record reads so before its first write.
         let bytes = if bytes.len() < self.len as usize {
             zeros = bytes.to_vec();
             zeros.resize(self.len as usize, 0);
@@ -121,7 +121,7 @@ impl Record {
     }
 
     /// Judges the bytes after a crash: each is of the newest write that survives it for certain, or of one that may
-    /// have come later. Then they are what the record holds.
+    /// have come later. Then they are the contents of the record.
     ///
     /// Errors: where they are not.
     pub fn crashed(&mut self, level: Level, bytes: Vec<u8>) -> Result<(), String> {
@@ -129,7 +129,7 @@ impl Record {
             Level::Written => self.written.max(self.synced),
             Level::Stable => self.synced,
         };
-        // What ended before that one began cannot come back.
+        // A write that ended before that one began cannot reappear.
         let may: Vec<&Written> = self.writes.iter().filter(|w| w.end >= safe || w.begin >= safe).collect();
         let bad = bytes.iter().enumerate().find(|(i, b)| !may.iter().any(|w| w.bytes[*i] == **b));
         if let Some((at, _)) = bad {
@@ -144,7 +144,7 @@ impl Record {
 /// Bytes before those of an appended record: its tag and length.
 const HEAD: usize = 16;
 
-/// What was appended to a file.
+/// The records appended to a file.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
     /// By tag: length of the bytes behind the head, begin, end.
@@ -168,7 +168,7 @@ impl Log {
         }
     }
 
-    /// Judges the file when nobody appends (Promise S4): every record whole, once, in an order that agrees with time.
+    /// Judges the file when no task appends (Promise S4): every record whole, once, in an order that agrees with time.
     ///
     /// Errors: the first thing wrong.
     pub fn check(&self, bytes: &[u8]) -> Result<(), String> {
@@ -211,8 +211,8 @@ impl Log {
 mod tests {
     use super::*;
 
-    /// Goal: reads of torn, old and vanished writes are told from good ones (Promise S2). Method: two writes one after
-    /// the other, then reads at various times.
+    /// Goal: torn, old and vanished writes are distinguished from good ones by reads (Promise S2). Method: two writes
+    /// one after the other, then reads at various times.
     #[test]
     fn reads_are_judged() {
         let mut r = Record::new(5, 1000);
@@ -237,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Goal: what a direct write or one with O_DSYNC has said is demanded of a crash (Promise S9, Promise S10). Method:
+    /// Goal: an acknowledged direct write or one with O_DSYNC has to survive a crash (Promise S9, Promise S10). Method:
     /// a second write of each reach, then the first one's bytes after a kill and after lost power; a later write that
     /// may be there.
     #[test]
@@ -261,8 +261,8 @@ mod tests {
         }
     }
 
-    /// Goal: short records that are equal by chance accuse nobody, and hide nobody who goes back behind others. Method:
-    /// three writes of one byte, the first and the last of which are equal.
+    /// Goal: short records that are equal by chance cause no false error, and hide no read of an older record behind a
+    /// newer one. Method: three writes of one byte, the first and the last of which are equal.
     #[test]
     fn equal_records_are_told_apart_by_time() {
         let mut r = Record::new(0, 1);

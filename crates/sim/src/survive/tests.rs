@@ -67,8 +67,8 @@ fn tree(files: &[(&str, Ino, &[u8])]) -> Tree {
     tree
 }
 
-/// Goal: a name is demanded at each level exactly when it was promised (Promise S9, Promise S10). Method: create, look
-/// at an empty directory, fsync, look again.
+/// Goal: a name is required at each level exactly when it was promised (Promise S9, Promise S10). Method: create, read
+/// an empty directory, fsync, read again.
 #[test]
 fn names_are_demanded_when_promised() {
     let mut s = Story::new();
@@ -141,9 +141,9 @@ fn calls_under_way() {
     assert!(s.judge(&tree(&[("n", f, b"")])).0 > 0, "the new name leads to a new inode");
 }
 
-/// Goal: a directory that is stable says nothing of a name that its file had in another one: lost power may bring it
-/// back, a killed process not. Method: one file in two directories; the name in the first goes, the second is told to
-/// the disk.
+/// Goal: a stable directory guarantees nothing about another directory's name of the same file: lost power may restore
+/// it, a killed process not. Method: one file in two directories; the name in the first is removed, the second is
+/// synced.
 #[test]
 fn a_name_elsewhere_may_come_back() {
     let mut s = Story::new();
@@ -175,8 +175,8 @@ fn a_name_elsewhere_may_come_back() {
 }
 
 /// Goal: a new file holds nothing but what was written to it, and one of O_TMPFILE shows its permissions once it has a
-/// name. Method: both, found with bytes that nobody wrote and with other permissions; a creation that was cut off,
-/// found with bytes.
+/// name. Method: both, found with bytes that were never written and with other permissions; a creation that was cut
+/// off, found with bytes.
 #[test]
 fn new_files_are_empty() {
     let mut s = Story::new();

@@ -13,7 +13,7 @@ const HEAD: usize = 8;
 /// First bytes of the first record's fields.
 const MAGIC: &[u8; 8] = b"amphistg";
 
-/// What is staged and how; the first record.
+/// The subject of the stage and its options; the first record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Begin {
     pub(crate) version: u16,
@@ -30,7 +30,7 @@ pub(crate) struct Begin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Begin(Begin),
-    /// From here on `number` stands for this file as it was; what was durable of the path before does not count.
+    /// From here on `number` names this file in its present state; earlier durable pieces of the path do not count.
     File {
         number: u32,
         identity: Identity,

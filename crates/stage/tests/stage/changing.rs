@@ -78,7 +78,7 @@ fn directories_that_change_fail_by_name() {
 }
 
 /// Goal: a file that four writers fill together is never staged in part with success (the short files of a stage-out
-/// that was told to have worked). Method: four threads write their quarters in small steps; stages go on until one
+/// that was told to have worked). Method: four threads write their quarters in small steps; stages continue until one
 /// is complete, and that one has to be the finished file.
 #[test]
 fn four_writers_of_one_file() {
@@ -114,7 +114,7 @@ fn four_writers_of_one_file() {
                 if meta.len() == now.len() && meta.modified().expect("time") == now.modified().expect("time") {
                     assert!(fs::read(&source).expect("read") == fs::read(&target).expect("read"));
                 } else {
-                    // Complete at one moment, after which the writers went on.
+                    // Complete at one moment, after which the writers continued.
                     assert!(!over, "a file that rests is staged whole");
                 }
             }

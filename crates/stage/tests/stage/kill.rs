@@ -1,4 +1,4 @@
-//! Stages that are killed: the same command goes on.
+//! Stages that are killed: the same command continues.
 
 use crate::model::{self, assert_same, names};
 use amphi_stage::{Existing, Options, Progress, stage};
@@ -117,8 +117,9 @@ fn killed_every_100_ms() {
     assert!(all <= bound, "{all} bytes were written with {kills} kills, at most {bound} were to be");
 }
 
-/// Goal: after a kill at any point the next run copies at most the bound again, and what it says it copied is true.
-/// Method: kills at many points of the copying; what the next process writes, against what the first left undone.
+/// Goal: after a kill at any point the next run copies at most the bound again, and its report of copied bytes is true.
+/// Method: kills at many points of the copying; the writes of the next process, against the remaining work of the
+/// first.
 #[test]
 fn a_kill_costs_no_more_than_the_bound() {
     let dir = tempfile::tempdir().expect("folder");

@@ -125,7 +125,7 @@ pub fn build(root: &Path) {
     }
 }
 
-/// What a tree says of itself: for each path everything that a copy has to keep.
+/// The description of a tree: for each path everything that a copy has to keep.
 pub fn describe(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut all = BTreeMap::new();
     let mut firsts = BTreeMap::new();

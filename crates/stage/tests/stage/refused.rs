@@ -46,8 +46,8 @@ fn refusals() {
     }
 }
 
-/// Goal: what other stages left is named, removed only when asked for, and what is no stage's stays. Method: a stage
-/// that fails since it cannot keep a promise, a tree with such a name, and a journal that is none.
+/// Goal: remains of other stages are named, removed only on request, and files that belong to no stage stay. Method: a
+/// stage that fails since it cannot keep a promise, a tree with such a name, and a journal that is none.
 #[test]
 fn leftovers_are_named_and_cleaned() {
     let dir = tempfile::tempdir().expect("folder");
@@ -83,8 +83,8 @@ fn leftovers_are_named_and_cleaned() {
     assert_same(&at("bad"), &at("other"));
 }
 
-/// Goal: files that cannot be read are all counted and the first are named, nothing appears, and the stage goes on when
-/// they can. Method: another user's stage of files of root, as far as the bound on names and beyond.
+/// Goal: files that cannot be read are all counted and the first are named, nothing appears, and the stage continues
+/// when they can. Method: another user's stage of files of root, as far as the bound on names and beyond.
 #[test]
 fn unreadable_files_are_named() {
     if !rustix::process::geteuid().is_root() {
@@ -134,8 +134,8 @@ fn child() {
     println!("copied {}", progress.copied_files.get());
 }
 
-/// Goal: a target that is full is said to be, in words, and the same stage goes on when there is room. Method: a small
-/// file system in memory that is made larger.
+/// Goal: a full target is reported in words, and the same stage continues when there is space. Method: a small file
+/// system in memory that is made larger.
 #[test]
 fn a_full_target_is_said_to_be() {
     let dir = tempfile::tempdir().expect("folder");

@@ -74,7 +74,7 @@ fn nothing_is_inherited_from_the_folder() {
     assert_same(&source, &folder.join("target"));
 }
 
-/// Goal: an existing target is replaced at the end and only if that is asked for. Method: a file and a tree, both ways.
+/// Goal: an existing target is replaced at the end and only if that is requested. Method: a file and a tree, both ways.
 #[test]
 fn an_existing_target_is_replaced() {
     let dir = tempfile::tempdir().expect("folder");
@@ -95,8 +95,8 @@ fn an_existing_target_is_replaced() {
     assert_eq!(names(dir.path()), ["source", "target"]);
 }
 
-/// Goal: what cannot be kept is a failure with its names, and another try with other wishes goes on from the copy
-/// that is there. Method: a stage by another user of files that belong to root, in a process of that user.
+/// Goal: attributes that cannot be kept are a failure with their names, and another try with other options continues
+/// from the existing copy. Method: a stage by another user of files that belong to root, in a process of that user.
 #[test]
 fn what_cannot_be_kept_is_named() {
     if !rustix::process::geteuid().is_root() {

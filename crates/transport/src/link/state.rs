@@ -6,7 +6,8 @@
 //! the request, for a resend. When the caller is gone, only the slot entry stays. When the reply has come, only the
 //! cell stays. So a caller that is slow to take its result holds no credits.
 
-use super::Outcome;
+use super::{Carried, Outcome};
+use crate::beside::{Lost, OtherEnd};
 use crate::error::LinkError;
 use amphi_env::{Buf, Time};
 use amphi_types::Errno;
@@ -52,11 +53,13 @@ pub(super) struct Pending {
     pub(super) call: Option<Call>,
     /// `None` while it is being sent.
     pub(super) payload: Option<Buf>,
+    /// Where the server may put the payload of the reply on the present connection.
+    pub(super) room: Option<Buf>,
     /// The request may have reached a server.
     pub(super) sent: bool,
     /// The call insists, so it is not given up.
     insist: bool,
-    /// The call was given up, and what its answer brings has to be returned. A resend only asks for an answer that
+    /// The call was given up, and what its answer brings has to be returned. A resend only requests an answer that
     /// exists or is being made.
     late: bool,
     cell: Option<usize>,
@@ -90,9 +93,19 @@ enum CellState {
     },
     /// No task waits: the outcome goes to a sink.
     Told(Sink),
-    /// The outcome. It is boxed because most outcomes go to a sink: a cell with room for one would be ten times as
+    /// The outcome. It is boxed because most outcomes go to a sink: a cell that contains one would be ten times as
     /// large, and moved as often.
     Done(Box<Outcome>),
+}
+
+/// The ways of payloads.
+#[derive(Default)]
+pub(super) struct Payloads {
+    /// The server's end of the present connection, if it has memory of this process.
+    pub(super) other_end: Option<OtherEnd>,
+    pub(super) carried: Carried,
+    /// What of that the owner has been told.
+    told: Carried,
 }
 
 /// The bookkeeping of a link.
@@ -103,6 +116,7 @@ pub(super) struct State {
     pub(super) ping_due: bool,
     pub(super) pong_due: bool,
     pub(super) heard: bool,
+    pub(super) payloads: Payloads,
     /// Requests to send, in order. Ids that are no longer outstanding are skipped.
     pub(super) queue: VecDeque<RequestId>,
     table: SlotTable,
@@ -125,6 +139,7 @@ impl State {
             ping_due: false,
             pong_due: false,
             heard: false,
+            payloads: Payloads::default(),
             queue: VecDeque::new(),
             table,
             pending,
@@ -218,13 +233,25 @@ impl State {
         let lane = if id.slot < self.welcome.normal_credits { Lane::Normal } else { Lane::Urgent };
         let call = Some(call);
         let (until, sent, late, cell_of) = (None, false, false, Some(cell));
-        let pending = Pending { id, lane, pad, deadline_ms, until, call, payload, sent, insist, late, cell: cell_of };
+        let room = None;
+        let pending =
+            Pending { id, lane, pad, deadline_ms, until, call, payload, room, sent, insist, late, cell: cell_of };
         self.pending[usize::from(id.slot)] = Some(pending);
         let send_now = self.phase == Phase::Up || (reserve && self.phase == Phase::Recovering);
         if send_now {
             self.queue.push_back(id);
         }
         (cell, send_now)
+    }
+
+    /// What was carried and not told yet, which counts as told now.
+    pub(super) fn news_of_carried(&mut self) -> Option<Carried> {
+        let carried = self.payloads.carried;
+        let before = std::mem::replace(&mut self.payloads.told, carried);
+        (before != carried).then(|| Carried {
+            beside_bytes: carried.beside_bytes - before.beside_bytes,
+            inline_bytes: carried.inline_bytes - before.inline_bytes,
+        })
     }
 
     /// The outstanding request `id`.
@@ -321,6 +348,20 @@ impl State {
         self.wake_waiting(Lane::Answer);
     }
 
+    /// Gives the present connection up: nothing counts any more that the server reads of this process's memory by it.
+    pub(super) fn abandon_connection(&mut self) {
+        if let Some(end) = &self.payloads.other_end {
+            end.abandon();
+        }
+    }
+
+    /// The same, and takes the memory that was named on it for replies which did not come.
+    pub(super) fn part_from_connection(&mut self) -> Option<Lost> {
+        self.abandon_connection();
+        let rooms = self.pending.iter_mut().flatten().filter_map(|p| p.room.take()).collect();
+        self.payloads.other_end.take().map(|end| Lost::new(rooms, end))
+    }
+
     /// The connection is gone: recovery calls fail, and the others wait for the next connection.
     pub(super) fn handle_break(&mut self) {
         if !matches!(self.phase, Phase::Failed(_)) {
@@ -335,13 +376,15 @@ impl State {
     }
 
     /// Fails every call, present and future, except those that insist while no server is reachable. Slots of requests
-    /// that may have been sent stay taken until there is a new connection. Then those are sent once more whose answers
-    /// bring something that the server would otherwise count for ever.
+    /// that may have been sent stay taken until there is a new connection. Then the requests whose answers create state
+    /// that the server would otherwise keep for ever are sent once more.
     pub(super) fn fail(&mut self, error: LinkError) {
         if self.phase == Phase::Failed(LinkError::Closed) {
             return;
         }
         self.phase = Phase::Failed(error);
+        // The memory of requests is used for something else now.
+        self.abandon_connection();
         self.queue.clear();
         for slot in 0..self.pending.len() {
             let Some(p) = &mut self.pending[slot] else { continue };
@@ -367,8 +410,8 @@ impl State {
         self.wake_reserve();
     }
 
-    /// The server has ended the session. It cannot be known any more whether requests that were sent were executed, and
-    /// a resend could execute them twice. So calls whose requests were sent fail.
+    /// The server has ended the session. The client cannot know any more whether requests that were sent were executed,
+    /// and a resend could execute them twice. So calls whose requests were sent fail.
     pub(super) fn session_ended(&mut self) {
         let sent: Vec<RequestId> = self.pending.iter().flatten().filter(|p| p.sent).map(|p| p.id).collect();
         sent.into_iter().for_each(|id| self.lose(id));
@@ -382,6 +425,12 @@ impl State {
                 self.settle(cell, Err(LinkError::Unreachable));
             }
         }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        drop(self.part_from_connection());
     }
 }
 
@@ -506,8 +555,8 @@ mod tests {
     use amphi_wire::{Answer, Reply, Request};
     use futures_util::FutureExt;
 
-    /// Goal: a slot that comes free goes to who waited first, also if another asks before the first one looks, and
-    /// a waiter that leaves does not hold up the next. Method: one slot, four callers, polled by hand.
+    /// Goal: a free slot goes to the first waiter, also if another call requests one before that waiter is polled, and
+    /// a waiter that leaves does not delay the next. Method: one slot, four callers, polled by hand.
     #[test]
     fn slots_go_to_who_waited_first() {
         let (normal_credits, urgent_credits) = (1, 2);
@@ -527,6 +576,7 @@ mod tests {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         };
         let mut state = State::new(welcome, SlotTable::new(normal_credits, urgent_credits).unwrap());
         state.resume(Time(0));

@@ -6,14 +6,15 @@ use super::state::{Phase, State};
 use super::traffic;
 use super::{Link, LinkConfig, LinkEvents, Numbered, Recovery, Timeouts};
 use crate::bell::{Bell, Cut, Ending};
+use crate::beside::OtherEnd;
 use crate::error::LinkError;
 use crate::handshake::{self, NotWelcome};
 use crate::local::LocalDialer;
-use crate::pipe::{Inbound, Outbound, over_local, over_stream};
+use crate::pipe::{Inbound, Outbound, over_local, over_stream, passed_memory};
 use amphi_env::Env;
 use amphi_wire::handshake::Secure;
 use amphi_wire::slots::SlotTable;
-use amphi_wire::{Hello, VERSION, Welcome};
+use amphi_wire::{Hello, Role, VERSION, Welcome};
 use futures_util::future::{Either, select};
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -22,7 +23,8 @@ use std::rc::Rc;
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
-type Pipe<E> = (Outbound<E>, Inbound<E>);
+/// Both halves, and the server's end if it has memory of this process.
+type Pipe<E> = (Outbound<E>, Inbound<E>, Option<OtherEnd>);
 
 /// One connection of a link, shared by its three tasks.
 #[derive(Default)]
@@ -80,13 +82,16 @@ async fn attempt<E: Env>(
         None => handshake::Proves {
             key: config.key.as_ref(),
             identity: config.identity.as_ref(),
-            // The kernel, and whoever made the socket, say who serves there.
+            // The kernel, and the owner of the socket, guarantee the identity of the server.
             any_server: crate::auth::is_unix(addr),
             secure: if crate::auth::is_unix(addr) { Secure::Off } else { config.secure },
+            passes_memory: config.role == Role::Mount,
         },
     };
-    let welcome = handshake::greet(env, &mut out, &mut inb, hello, proves).await.map_err(|e| named(not_welcome(e)))?;
-    Ok(((out, inb), welcome))
+    let greeted = handshake::greet(env, &mut out, &mut inb, hello, proves).await;
+    let (welcome, passed) = greeted.map_err(|e| named(not_welcome(e)))?;
+    let other_end = if passed { passed_memory(&mut out, &mut inb) } else { None };
+    Ok(((out, inb, other_end), welcome))
 }
 
 /// Tries every address once.
@@ -162,6 +167,7 @@ impl<E: Env> Link<E> {
         let mut owes_recovery = false;
         let error = loop {
             let conn = Rc::new(Attachment::default());
+            self.state.borrow_mut().payloads.other_end = pipe.2;
             conn.spawn(&self.env, traffic::read(self.clone(), pipe.1, conn.clone(), events.clone()));
             conn.spawn(&self.env, traffic::write(self.clone(), pipe.0, conn.clone()));
             conn.spawn(&self.env, traffic::watch(self.clone(), conn.clone()));
@@ -177,6 +183,10 @@ impl<E: Env> Link<E> {
             }
             self.outlive(&conn).await;
             let was_up = self.is_up();
+            let lost = self.state.borrow_mut().part_from_connection();
+            if let Some(lost) = lost {
+                self.env.spawn(lost.outlast(self.env.clone()));
+            }
             self.state.borrow_mut().handle_break();
             self.changed.ring();
             if was_up {

@@ -4,8 +4,9 @@
 
 use super::state::{Phase, State};
 use super::supervise::Attachment;
-use super::{Link, LinkEvents};
+use super::{Carried, Link, LinkEvents};
 use crate::bell::{Ending, step_aside};
+use crate::beside;
 use crate::error::LinkError;
 use crate::local::LocalTx;
 use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx};
@@ -42,6 +43,16 @@ impl Gate for Expected<'_> {
             other => Err(format!("a server sends no {other:?} here")),
         }
     }
+
+    fn placed(&mut self, id: RequestId, at: u64, len: usize) -> Result<Buf, String> {
+        let mut state = self.0.borrow_mut();
+        let room = state.pending(id).and_then(|p| p.room.take_if(|r| r.place() == Some(at) && len <= r.len()));
+        let mut room =
+            room.ok_or_else(|| format!("a reply to slot {} number {} that was put elsewhere", id.slot, id.seq))?;
+        room.narrow(0..len);
+        state.payloads.carried.beside_bytes += len as u64;
+        Ok(room)
+    }
 }
 
 /// Passes the message that has arrived to the call or the owner. Returns whether it was a reply.
@@ -56,6 +67,14 @@ fn hand_over<E: Env, H: LinkEvents<E>>(link: &Link<E>, inb: &mut Inbound<E>, eve
                 link.state.borrow_mut().complete(id, Err(LinkError::Unreachable));
                 events.late(call, answer);
             } else {
+                if !inb.was_beside() {
+                    let bytes = payload.as_ref().map_or(0, |payload| payload.len() as u64);
+                    link.state.borrow_mut().payloads.carried.inline_bytes += bytes;
+                }
+                let news = link.state.borrow_mut().news_of_carried();
+                if let Some(news) = news {
+                    events.carried(news);
+                }
                 link.state.borrow_mut().complete(id, Ok((answer, payload)));
             }
             return Ok(true);
@@ -83,7 +102,7 @@ pub(super) async fn read<E: Env, H: LinkEvents<E>>(
                 return ending;
             }
             match hand_over(&link, &mut inb, &*events) {
-                // One round for the caller, who may call again, and one for the writer.
+                // One round for the caller, which may make another call, and one for the writer.
                 Ok(true) => step_aside(2).await,
                 Ok(false) => {}
                 Err(ending) => return ending,
@@ -149,29 +168,46 @@ fn stage<E: Env>(state: &mut State, tx: &mut StreamTx<E>) -> Option<(RequestId, 
             tx.stage_bare(kind).expect("an empty stage has room for two headers");
         }
     }
+    let mut sent = Carried::default();
     while let Some(&id) = state.queue.front() {
         let staged = match state.pending(id) {
             Some(p) => match &p.call {
                 Some(call) => {
-                    let staged = tx.stage_request((p.lane, id, p.deadline_ms), call, p.payload.as_ref());
+                    if p.room.is_none() && p.payload.is_none() && tx.has_passed_memory() {
+                        p.room = beside::room_for_reply(p.pad, call.op.reply_payload_max());
+                    }
+                    let (payload, room) = (p.payload.as_ref(), p.room.as_ref());
+                    let staged = tx.stage_request((p.lane, id, p.deadline_ms), call, payload, room);
                     p.sent |= staged.is_ok();
-                    staged.map(|()| p.payload.take())
+                    let bytes = payload.map_or(0, |payload| payload.len() as u64);
+                    match staged {
+                        Ok(true) => sent.inline_bytes += bytes,
+                        Ok(false) => sent.beside_bytes += bytes,
+                        Err(_) => {}
+                    }
+                    // What is not sent stays where it was named.
+                    staged.map(|follows| if follows { p.payload.take() } else { None })
                 }
                 None => Ok(None),
             },
             None => Ok(None),
         };
         match staged {
-            Err(EncodeError::Full) if tx.is_staged() => return None,
+            Err(EncodeError::Full) if tx.is_staged() => {
+                state.payloads.carried.add(sent);
+                return None;
+            }
             Err(_) => state.complete(id, Err(LinkError::TooLarge)),
             Ok(Some(payload)) => {
                 state.queue.pop_front();
+                state.payloads.carried.add(sent);
                 return Some((id, payload));
             }
             Ok(None) => {}
         }
         state.queue.pop_front();
     }
+    state.payloads.carried.add(sent);
     None
 }
 

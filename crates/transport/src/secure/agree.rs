@@ -3,15 +3,15 @@
 //! Owns: the settings of TLS, the flights of its handshake as bytes (sans-IO), keys and binding. Does not own: reading
 //! and writing (`handshake`), the proofs that cover the binding (`handshake`, `auth`, `identity`).
 //!
-//! TLS says here with whom one shares keys, not who that is. The server comes with a raw public key (RFC 7250) that it
-//! made for this run and that nobody checks. Who is there both ends prove inside the channel, with the cluster key or
-//! key pairs, over a *binding* that TLS exports (as RFC 9266): it is the same at both ends only if they share the keys,
-//! so somebody who has one channel with each of them cannot pass a proof on from one to the other. One way serves both
-//! kinds of proofs, and rustls has no pre-shared keys from outside.
+//! TLS establishes here with whom an end shares keys, not the identity of that end. The server presents a raw public
+//! key (RFC 7250) that it made for this run and that no client checks. Both ends prove their identity inside the
+//! channel, with the cluster key or key pairs, over a *binding* that TLS exports (as RFC 9266): it is the same at both
+//! ends only if they share the keys, so an attacker who has one channel with each of them cannot pass a proof on from
+//! one to the other. One way serves both kinds of proofs, and rustls has no pre-shared keys from outside.
 //!
 //! Invariants: X25519, AES-128-GCM and SHA-256 alone, so nothing is negotiated that could be negotiated down. Each
-//! connection has fresh keys (no tickets, no early data): who learns a key of a cluster or a host later reads nothing
-//! that was sent before.
+//! connection has fresh keys (no tickets, no early data): an attacker who learns a key of a cluster or a host later
+//! cannot read earlier traffic.
 
 use super::records::Secret;
 use super::tags::{Tagger, Verifier};
@@ -34,14 +34,15 @@ use std::sync::{Arc, OnceLock};
 
 /// The protocol inside, for peers that speak others over TLS.
 const PROTOCOL: &[u8] = b"amphi";
-/// Labels of what TLS exports: what proofs cover, and the keys of tags.
+/// Labels of the exports of TLS: the binding of the proofs, and the keys of tags.
 const BINDING_LABEL: &[u8] = b"EXPORTER-amphi binding 1";
 const TAGS_LABEL: &[u8] = b"EXPORTER-amphi tags 1";
 
-/// What both ends share if they have one channel: the proofs of both cover it. Zeros where nothing is protected.
+/// The value that both ends share if they have one channel: the proofs of both cover it. Zeros where the channel has no
+/// protection.
 pub(crate) type Binding = [u8; 32];
 
-/// Both ends as TLS knows them, made once for a process.
+/// The TLS configuration of both ends, made once for a process.
 struct Settings {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
@@ -156,7 +157,7 @@ impl Exchange {
         Ok(Exchange { tls, hands })
     }
 
-    /// What has to be sent now, after an error too: it tells the other end.
+    /// The bytes to send now, after an error too: they notify the other end.
     pub(crate) fn outgoing(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.tls.wants_write() && self.tls.write_tls(&mut bytes).is_ok_and(|n| n > 0) {}
@@ -248,8 +249,8 @@ mod tests {
         (0..len).map(|n| (n * 31 % 251) as u8).collect()
     }
 
-    /// Goal: records are those of TLS 1.3. Method: one end is rustls from the first to the last byte, and reads what is
-    /// sealed here, and writes what is opened here, in all lengths around those of records.
+    /// Goal: records are those of TLS 1.3. Method: one end is rustls from the first to the last byte, and reads records
+    /// sealed by this code, and writes records opened by it, in all lengths around those of records.
     #[test]
     fn records_are_those_of_rustls() {
         let (client, server) = agreed();
@@ -283,7 +284,7 @@ mod tests {
                 let body = body_bytes(&rest[..RECORD_HEAD]).expect("a record");
                 let (record, behind) = rest.split_at_mut(RECORD_HEAD + body);
                 let record = &mut record[RECORD_HEAD..];
-                // Every other one has room in the memory that it is for.
+                // Every second one fits into the memory that it is for.
                 let mut to = vec![0; if came.len() % 32_768 == 0 { body } else { 0 }];
                 match opener.open(record, &mut to).expect("opened") {
                     Opened::Out(n) => came.extend_from_slice(&to[..n]),

@@ -1,4 +1,4 @@
-//! Mistakes that tests plant in channels, to see that they are found. One thread at a time has one.
+//! Faults that tests plant in channels, to verify that the tests detect them. One thread at a time has one.
 
 use std::cell::Cell;
 
@@ -7,7 +7,7 @@ use std::cell::Cell;
 pub(crate) enum Plant {
     /// Frames and records are signed and checked as if all were the first one.
     CountersIgnored,
-    /// What fits no tag is taken.
+    /// A message whose tag does not match is accepted.
     TagsIgnored,
     /// Not a mistake: keys begin shortly before they may be used no more.
     NearlyWornOut,

@@ -3,10 +3,10 @@
 //! Owns: sealing and opening single records of application data, and their numbers. Does not own: the keys' agreement
 //! (`agree`), reading and writing (`pipe`).
 //!
-//! The records are made here and not by rustls because its own interfaces take memory for each record and copy its
-//! bytes once more (twice when sending); here they are encrypted from the payload into what is sent, and decrypted from
-//! what came into the payload. They are the same records: a test talks to rustls itself. A kernel that has TLS could
-//! make them just as well.
+//! The records are made here and not by rustls because its own interfaces allocate memory for each record and copy its
+//! bytes once more (twice when sending); here they are encrypted from the payload into the buffer that is sent, and
+//! decrypted from the received bytes into the payload. They are the same records: a test communicates with rustls
+//! itself. A kernel that has TLS could make them just as well.
 //!
 //! Invariants: a record's number is its nonce, so a record that is repeated, left out or moved does not open. Keys are
 //! not renewed within a connection (no KeyUpdate): at `RECORDS_MAX` the connection ends, and the next one has others.
@@ -21,7 +21,7 @@ pub(crate) const RECORD_MAX: usize = 16 << 10;
 /// Bytes of a record's header: type, version, length.
 pub(crate) const RECORD_HEAD: usize = 5;
 const TAG: usize = 16;
-/// What a record has beside its content: header, type of the content, tag.
+/// The overhead of a record: header, type of the content, tag.
 pub(crate) const RECORD_MORE: usize = RECORD_HEAD + 1 + TAG;
 /// Most bytes behind a record's header (RFC 8446, 5.2).
 pub(crate) const RECORD_BODY_MAX: usize = RECORD_MAX + 256;
@@ -125,12 +125,12 @@ impl Sealer {
     }
 }
 
-/// What a record that was opened contains.
+/// The content of an opened record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
-    /// So many bytes at the front of `out`.
+    /// This many bytes at the front of `out`.
     Out(usize),
-    /// So many bytes at the front of `body`.
+    /// This many bytes at the front of `body`.
     InPlace(usize),
 }
 
@@ -142,8 +142,8 @@ impl Opener {
         Opener(secret.direction())
     }
 
-    /// Opens a record: into `out` if all of it has room there, otherwise in its place. `out` may be written to behind
-    /// what is returned, and anywhere before an error.
+    /// Opens a record: into `out` if all of it fits there, otherwise in its place. `out` may be written to behind the
+    /// returned length, and anywhere before an error.
     pub(crate) fn open(&mut self, body: &mut [u8], out: &mut [u8]) -> Result<Opened, ChannelError> {
         let inner = body.len().checked_sub(TAG).ok_or(ChannelError::Foreign)?;
         let (nonce, aad) = (self.0.nonce()?, Aad::from(head(body.len())));

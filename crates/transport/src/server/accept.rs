@@ -71,6 +71,7 @@ pub async fn serve<E: Env, H: Handler>(
                     proved: Proved::Nothing,
                     knows_cluster_key: false,
                     secure: Secure::Off,
+                    memory: false,
                 };
                 let pipe = over_stream::<E>(conn);
                 let mut auth = auth.clone();
@@ -110,6 +111,7 @@ pub async fn serve_local<E: Env, H: Handler>(
             proved: Proved::Nothing,
             knows_cluster_key: false,
             secure: Secure::Off,
+            memory: false,
         };
         welcome_task(&env, pipe, peer, &handler, &connections, ServerAuth::default());
     }
@@ -174,7 +176,7 @@ impl Parcel {
     }
 }
 
-/// What is in a parcel.
+/// The contents of a parcel.
 struct Packed<E: Env> {
     guest: Guest,
     name: String,
@@ -214,7 +216,13 @@ async fn greet<E: Env, H: Handler>(
         return Err(handshake::refuse(&mut out, e.to_string()).await);
     }
     let place = if peer.in_process { None } else { handler.place(&hello, &welcome, &peer) };
-    guest.admit(&mut out, welcome, auth).await?;
+    // Others than mounts send nothing that is worth it.
+    let memory = inb.has_memory() && hello.role == Role::Mount;
+    guest.admit(&mut out, welcome, memory, auth).await?;
+    let peer = Peer { memory, ..peer };
+    if memory {
+        pipe::take_memory(&mut out, &mut inb);
+    }
     let name = format!("{} ({})", peer.addr, hello.name);
     let guest = Guest { session: hello.session, role: hello.role, link: hello.link, conn: connections.new_id() };
     Ok(Greeted { guest, name, credits, place, peer, pipe: (out, inb) })
@@ -253,7 +261,7 @@ async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, co
     begin(&env, greeted, handler, connections).await;
 }
 
-/// Enters a connection that has been welcomed. What is returned serves it.
+/// Enters a connection that has been welcomed. The returned value serves it.
 fn begin<E: Env, H: Handler>(
     env: &E,
     greeted: Greeted<E>,
@@ -438,11 +446,11 @@ fn stage_next<E: Env>(tx: &mut StreamTx<E>, conn: &ConnState) -> Result<Staged, 
     let Some(next) = queue.front_mut() else { return Ok(Staged::Nothing) };
     let staged = match next {
         Outgoing::Reply { id, answer, payload } => tx.stage_reply(*id, answer, payload.as_ref()),
-        Outgoing::Push(push) => tx.stage(Head::new(FrameKind::Push), push),
+        Outgoing::Push(push) => tx.stage(Head::new(FrameKind::Push), push).map(|()| false),
     };
     let payload = match (staged, next) {
-        (Ok(()), Outgoing::Reply { payload, .. }) => payload.take(),
-        (Ok(()), Outgoing::Push(_)) => None,
+        (Ok(true), Outgoing::Reply { payload, .. }) => payload.take(),
+        (Ok(_), _) => None,
         (Err(e), Outgoing::Reply { answer, payload, .. })
             if answer.result.is_ok() && !(e == EncodeError::Full && tx.is_staged()) =>
         {

@@ -45,7 +45,7 @@ struct Pings {
     bell: Bell,
 }
 
-/// What the answer to a `Ping` shows (`Connections::probe`).
+/// The result of an answer to a `Ping` (`Connections::probe`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alive {
     /// Everything that was pushed before the call was sent before the `Ping`, so the client has read it.
@@ -180,12 +180,12 @@ impl Connections {
         Rc::default()
     }
 
-    /// A set without connections for one of so many threads of a server, which share what there is for payloads.
+    /// A set without connections for one of this many threads of a server, which divide the budget of payloads.
     pub fn of_one_of(threads: usize) -> Rc<Connections> {
         Rc::new(Connections { budget: Budget::of_one_of(threads), ..Connections::default() })
     }
 
-    /// Answers a request. False if its connection is gone: the reply is dropped, and a resend asks for it. A reply that
+    /// Answers a request. False if its connection is gone: the reply is dropped, and a resend requests it. A reply that
     /// does not fit into a message is sent as `Overflow`.
     pub fn reply(&self, route: ReplyRoute, mut answer: Answer, mut payload: Option<Buf>) -> bool {
         let Some(conn) = self.get(route.conn) else { return false };

@@ -119,8 +119,8 @@ fn payloads_are_placed() {
     }
 }
 
-/// Goal: a dropped call keeps its slot until the reply came, so that no slot carries two requests. Method: drop
-/// all eight calls in flight, see that a further one waits for a release.
+/// Goal: a dropped call keeps its slot until the reply arrives, so that no slot carries two requests. Method: drop all
+/// eight calls in flight, see that a further one waits for a release.
 #[test]
 fn dropped_calls_keep_their_slots() {
     for net in BOTH {
@@ -175,8 +175,8 @@ fn deadlines_end_calls() {
     }
 }
 
-/// Goal: what is sent again says how long its caller still waits, and when nobody does any more. Method: hold calls
-/// with several deadlines, break the connection when some have passed, look at what arrives.
+/// Goal: a resent request carries the remaining time that its caller waits, or that it waits no more. Method: hold
+/// calls with several deadlines, break the connection when some have passed, check the arriving requests.
 #[test]
 fn deadlines_go_on_over_a_break() {
     let place = Place::new(71, Net::Socket);
@@ -224,8 +224,8 @@ fn pushes_arrive() {
     }
 }
 
-/// Goal: an orderly end is told apart from a broken one; calls on a closed link fail. Method: close one link,
-/// with a call outstanding.
+/// Goal: an orderly end is distinguished from a broken one; calls on a closed link fail. Method: close one link, with a
+/// call outstanding.
 #[test]
 fn closing_is_clean() {
     for net in BOTH {
@@ -264,8 +264,8 @@ fn refusals_say_why() {
     }
 }
 
-/// Goal: large bodies pass, larger ones than allowed become errors of their call alone. Method: replies and
-/// requests around the bound, over a socket.
+/// Goal: large bodies pass, those above the limit become errors of their call alone. Method: replies and requests
+/// around the bound, over a socket.
 #[test]
 fn bodies_have_a_bound() {
     let place = Place::new(11, Net::Socket);

@@ -1,5 +1,5 @@
-//! Protected connections: levels, who goes on with which, and a relay between client and server that changes, drops,
-//! repeats, moves and cuts what passes, as somebody on the network could.
+//! Protected connections: levels, which client accepts which, and a relay between client and server that changes,
+//! drops, repeats, moves and truncates data, as an attacker on the network could.
 
 use super::*;
 use crate::handshake::agree_for_tests;
@@ -46,9 +46,8 @@ fn config(place: &Place, addr: &str, secure: Secure) -> LinkConfig {
     LinkConfig { addrs: vec![addr.into()], key: Some(cluster_key()), secure, timeouts, ..place.config() }
 }
 
-/// Goal: a client goes on with what the server offers, at least with what it was told, and is told what to do
-/// otherwise; all levels serve clients by both kinds of proofs. Method: all levels of both, with a cluster key and with
-/// key pairs.
+/// Goal: a client accepts the server's level, if it is at least the configured one, and gets advice otherwise; all
+/// levels serve clients by both kinds of proofs. Method: all levels of both, with a cluster key and with key pairs.
 #[test]
 fn clients_take_what_is_offered_or_say_why_not() {
     let server = Identity::new([1; 32]);
@@ -80,22 +79,22 @@ fn clients_take_what_is_offered_or_say_why_not() {
             }
         }
     }
-    // Who proves nothing cannot know with whom he shares a channel.
+    // A client that proves nothing cannot know with whom it shares a channel.
     let place = Place::new(71, Net::Socket);
     listen(&place, keyed(Secure::Tls));
     place.run(async {
         let refused = place.try_connect(LinkConfig { key: None, ..config(&place, TCP, Secure::Mac) }).await;
         assert!(refused.is_err_and(|e| e.to_string().contains("--identity FILE")));
-        // Over a Unix socket the machine protects; nothing is asked for there.
+        // Over a Unix socket the machine protects; no level is required there.
         let unix = place.try_connect(LinkConfig { secure: Secure::Tls, ..place.config() }).await;
         assert!(unix.is_ok(), "{:?}", unix.err());
         assert_eq!(*place.server.secure.borrow(), [Secure::Off]);
     });
 }
 
-/// Goal: what protects a connection goes with it to the worker that serves it, with what the client sent before, and
-/// goes on counting there. Method: connections of all levels that are given away with a request on its way; then
-/// several more.
+/// Goal: the protection of a connection moves with it to the worker that serves it, with earlier bytes of the client,
+/// and continues its counters there. Method: connections of all levels that are given away with a request on its way;
+/// then several more.
 #[test]
 fn channels_go_with_their_connections() {
     for level in Secure::ALL {
@@ -126,7 +125,7 @@ fn channels_go_with_their_connections() {
     }
 }
 
-/// Goal: every kind of message comes as it was sent, whatever its length. Method: requests and answers without payload,
+/// Goal: every kind of message arrives unchanged, whatever its length. Method: requests and answers without payload,
 /// with bodies above what is kept, with payloads of lengths around those of records and buffers, several at a time;
 /// pushes and pings.
 #[test]
@@ -165,7 +164,7 @@ fn all_messages_pass_all_levels() {
     }
 }
 
-/// What a relay does to what passes.
+/// The action of a relay on the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attack {
     /// Nothing.
@@ -176,24 +175,24 @@ enum Attack {
     Repeat,
     /// The unit comes behind the next one.
     Later,
-    /// A part of the unit is followed by what comes behind it.
+    /// A part of the unit is followed by the next bytes of the stream.
     Cut,
     /// The unit is replaced by one of the same number of an earlier connection.
     Splice,
     /// The unit is replaced by one that the receiver sent itself.
     Reflect,
-    /// The unit is preceded by one that nobody sent.
+    /// The unit is preceded by a forged one.
     Insert,
 }
 
-/// Which way a unit goes.
+/// The direction of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     ToServer,
     ToClient,
 }
 
-/// One attack: on which unit after the handshake, which way, of which connection.
+/// One attack: on which unit after the handshake, in which direction, of which connection.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     attack: Attack,
@@ -201,7 +200,7 @@ struct Plan {
     unit: usize,
 }
 
-/// What a relay has seen.
+/// The data that a relay has seen.
 #[derive(Default)]
 struct Seen {
     connections: Cell<usize>,
@@ -218,7 +217,7 @@ async fn exactly(rx: &mut SimRx, len: usize) -> Option<Vec<u8>> {
     done.ok().map(|()| buf.to_vec())
 }
 
-/// What travels by itself: a frame with its tags and payload, or a record of TLS.
+/// The smallest independent piece of the stream: a frame with its tags and payload, or a record of TLS.
 async fn unit(rx: &mut SimRx, level: Secure) -> Option<Vec<u8>> {
     let mut bytes = exactly(rx, 5).await?;
     let rest = if bytes.starts_with(b"AMPH") {
@@ -301,7 +300,7 @@ fn relay(place: &Place, level: Secure, plan: Plan) -> Rc<Seen> {
 /// order.
 const CALLS: u64 = 24;
 
-/// Runs a story of calls and pushes over a relay with this plan. What is wrong with what came of it.
+/// Runs a sequence of calls and pushes over a relay with this plan. Returns the error of its result.
 fn story(level: Secure, plan: Plan) -> Result<(), String> {
     let place = Place::new(73, Net::Socket);
     listen(&place, keyed(level));
@@ -372,10 +371,10 @@ fn story(level: Secure, plan: Plan) -> Result<(), String> {
 /// Units of a connection's handshake, each way: challenge, flight of TLS (1 or more records), welcome; flight, hello.
 const HANDSHAKE_UNITS: usize = 8;
 
-/// Goal: whatever somebody on the network does to what passes ends the connection; nothing of it is executed or taken
-/// for an answer or a push; the link connects again and loses nothing. Method: a relay that flips bits of a frame or
-/// record, each at many places, and drops, repeats, moves, cuts, splices (with an earlier connection), reflects and
-/// inserts one, both ways; calls with and without payload and pushes are compared with what was sent.
+/// Goal: any manipulation of the data on the network ends the connection; none of it is executed or accepted as an
+/// answer or a push; the link reconnects and loses nothing. Method: a relay that flips bits of a frame or record, each
+/// at many places, and drops, repeats, moves, truncates, splices (with an earlier connection), reflects and inserts
+/// one, both ways; calls with and without payload and pushes are compared with the sent ones.
 #[test]
 fn attacks_end_the_connection_and_nothing_else() {
     let single =
@@ -442,8 +441,8 @@ fn a_channel_that_checks_nothing_is_found() {
     assert!(found > 0);
 }
 
-/// Goal: who changes the level that a server offers, either way, gets no connection, and both ends say what is wrong.
-/// Method: a relay that changes the challenge, with its checksum mended.
+/// Goal: an attacker who changes the level that a server offers, either way, gets no connection, and both ends report
+/// the fault. Method: a relay that changes the challenge, with its checksum corrected.
 #[test]
 fn a_changed_level_is_refused() {
     for offered in Secure::ALL {
@@ -481,7 +480,7 @@ fn a_changed_level_is_refused() {
                     _ => &["nothing of this channel", "closed"],
                 };
                 assert!(words.iter().any(|w| error.contains(w)), "{offered} told as {told}: {error}");
-                // Who asks for a level does not even begin with less.
+                // A client that requires a level does not even begin with a lower one.
                 if told < offered {
                     let strict = place.try_connect(config(&place, RELAY, offered)).await.err();
                     let strict = strict.expect("no connection").to_string();
@@ -492,9 +491,9 @@ fn a_changed_level_is_refused() {
     }
 }
 
-/// Goal: somebody who has one channel with the client and another one with the server can pass no proof on, by either
-/// kind of key, at any level. Method: a relay that does the key exchange with both, with the code that the ends use,
-/// and passes hello and welcome on.
+/// Goal: an attacker who has one channel with the client and another one with the server can pass no proof on, by
+/// either kind of key, at any level. Method: a relay that does the key exchange with both, with the code that the ends
+/// use, and passes hello and welcome on.
 #[test]
 fn proofs_of_one_channel_are_worth_nothing_in_another() {
     let server_pair = Identity::new([1; 32]);

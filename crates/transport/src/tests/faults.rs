@@ -204,9 +204,9 @@ fn giving_up_is_not_forever() {
     });
 }
 
-/// Goal: of a call that was given up, and whose answer may have brought what has to be given back, the owner hears the
-/// answer when there is one; one that was never sent is not executed; a call that insists is not given up. Method: such
-/// calls before and during a cut that lasts longer than calls wait.
+/// Goal: the owner of a failed call, whose answer may create state to be returned, receives the answer when it arrives;
+/// one that was never sent is not executed; a call that insists does not fail. Method: such calls before and during a
+/// cut that lasts longer than calls wait.
 #[test]
 fn what_was_given_up_leaves_nothing_behind() {
     let place = Place::new(6, Net::Socket);
@@ -239,7 +239,7 @@ fn what_was_given_up_leaves_nothing_behind() {
     });
 }
 
-/// Goal: a connection over which nothing comes any more is noticed by both ends, and calls go on over a new one.
+/// Goal: a connection over which nothing comes any more is noticed by both ends, and calls continue over a new one.
 /// Method: cut the network under a call with a large payload, heal it after the ends have noticed.
 #[test]
 fn silence_ends_connections() {

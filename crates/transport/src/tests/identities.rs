@@ -1,4 +1,4 @@
-//! Handshakes with key pairs: who trusts whom, and what becomes of a handshake whose bytes are changed on the way.
+//! Handshakes with key pairs: which end trusts which, and the result of a handshake whose bytes are changed on the way.
 
 use super::*;
 use crate::identity::{Identity, Signing, Transcript};
@@ -33,9 +33,9 @@ fn config(place: &Place, addr: &str, key: Option<ClusterKey>, identity: Option<I
     LinkConfig { addrs: vec![addr.into()], key, identity, timeouts, ..place.config() }
 }
 
-/// Goal: a client with a key pair goes on with a server whose key it trusts, or that proves the cluster key, and says
-/// nothing to any other; a server takes a client by either; what was proved reaches whoever decides. Method: all
-/// combinations of what the ends have.
+/// Goal: a client with a key pair continues with a server whose key it trusts, or that proves the cluster key, and
+/// reveals nothing to any other; a server accepts a client by either; the handler receives the proven identity. Method:
+/// all combinations of the ends' keys.
 #[test]
 fn both_ends_prove_what_they_have() {
     let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));
@@ -145,9 +145,9 @@ fn signed(server_nonce: &[u8; 32], server_key: Option<Fingerprint>, session: u64
     SignedHello { hello, nonce, proof: None, identity }
 }
 
-/// Goal: a hello of which any bit was changed, or whose bytes were dropped, repeated, put in another order or cut, lets
-/// nobody in, whether or not whoever did that has mended the checksum; nor does one that was recorded. The unchanged
-/// one does. Method: each of these on a connection of its own.
+/// Goal: a hello of which any bit was changed, or whose bytes were dropped, repeated, reordered or truncated, admits no
+/// client, with or without a corrected checksum; nor does a recorded one. The unchanged one does. Method: each of these
+/// on a connection of its own.
 #[test]
 fn changed_handshakes_let_nobody_in() {
     let place = Place::new(60, Net::Socket);
@@ -206,7 +206,7 @@ fn changed_handshakes_let_nobody_in() {
                 assert_eq!(place.server.connected.borrow().len(), 0, "{what} {mended}");
             }
         }
-        // What was said on one connection is of no use on another one.
+        // A proof from one connection is not valid on another one.
         let (first, nonce, key) = challenged(&place).await;
         let recorded = frame(&signed(&nonce, key, 9));
         let (mut second, ..) = challenged(&place).await;
@@ -220,8 +220,8 @@ fn changed_handshakes_let_nobody_in() {
     });
 }
 
-/// Goal: a server that names a key it does not have, passes on what another one signed, or signs something else than it
-/// says, is no server for a client that trusts that key; one that names a key that nobody trusts hears nothing of the
+/// Goal: a server that names a key it does not have, relays another server's signature, or signs something else than it
+/// sends, is refused by a client that trusts that key; one that names an untrusted key receives nothing from the
 /// client. Method: servers of the test's own.
 #[test]
 fn a_server_proves_its_key() {
@@ -242,6 +242,7 @@ fn a_server_proves_its_key() {
         mounts: 1,
         links: 1,
         rotating: Vec::new(),
+        root: amphi_types::Ino::ROOT,
     };
     for how in ["right", "no signature", "another key", "another client", "another welcome", "untrusted"] {
         let place = Place::new(61, Net::Socket);
@@ -277,7 +278,7 @@ fn a_server_proves_its_key() {
                 said: &proven,
             };
             let signature = (how != "no signature").then(|| signer.sign(Signing::Server, &transcript));
-            let _ = out.send(Message::Welcome(SignedWelcome { welcome, proof: None, signature })).await;
+            let _ = out.send(Message::Welcome(SignedWelcome { welcome, proof: None, signature, memory: false })).await;
             // It stays until the client has gone.
             let _ = inb.recv(&mut HandshakeOnly).await;
         });

@@ -9,10 +9,10 @@ async fn parent(link: &Link<SimEnv>, n: u64) -> Result<Answer, crate::LinkError>
     Ok(link.call(Lane::Normal, call, None, 0).await?.0)
 }
 
-/// Goal: a connection that is given away is served by who takes it over, with what the client sent meanwhile, and by
-/// nobody else; it counts where it was accepted until its end is reported; the next connection of the session takes
-/// over from it wherever it is; one that nobody takes over is closed. Method: requests before and behind the hand-over,
-/// over many seeds.
+/// Goal: a connection that is handed over is served by the thread that adopts it, with the bytes that the client sent
+/// meanwhile, and by no other; it counts where it was accepted until its end is reported; the next connection of the
+/// session replaces it wherever it is; one that is not adopted is closed. Method: requests before and behind the
+/// hand-over, over many seeds.
 #[test]
 fn connections_are_served_elsewhere() {
     for seed in 0..20 {
@@ -21,7 +21,7 @@ fn connections_are_served_elsewhere() {
         place.run(async {
             place.server.place.set(Some(3));
             let link = place.connect().await;
-            // It was welcomed, and nobody reads yet.
+            // It was welcomed, and is not read yet.
             let (early, ()) = futures_util::join!(parent(&link, 5), async {
                 place.until(|| !place.server.parcels.borrow().is_empty()).await;
                 place.client_env().sleep(Duration::from_millis(1)).await;

@@ -26,7 +26,7 @@ async fn say(socket: &mut Socket, bytes: &[u8]) {
     let _ = socket.0.send(Buf::copy_of(bytes), None).await;
 }
 
-/// Reads to the end of the stream and returns what came.
+/// Reads to the end of the stream and returns the bytes.
 async fn drain(socket: &mut Socket) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
@@ -208,8 +208,8 @@ fn keys_are_proven_both_ways() {
     }
 }
 
-/// Goal: where the kernel does not say who comes, nobody is served without a key, on loopback neither: every user of
-/// the machine reaches that. Method: serve such addresses.
+/// Goal: where the kernel does not name the user, no client is served without a key, not even on loopback: every user
+/// of the machine reaches that. Method: serve such addresses.
 #[test]
 fn open_addresses_need_a_key() {
     let place = Place::new(5, Net::Socket);
@@ -228,8 +228,8 @@ fn open_addresses_need_a_key() {
     });
 }
 
-/// Goal: a Unix socket may be open without the key that other addresses ask for, a wrong one is refused there all the
-/// same, and who shows the right one has it proven back. Method: all combinations.
+/// Goal: a Unix socket may be open without the key that other addresses require, a wrong one is refused there all the
+/// same, and a client with the right one gets the server's proof of it. Method: all combinations.
 #[test]
 fn a_unix_socket_without_the_key() {
     let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));
@@ -247,8 +247,8 @@ fn a_unix_socket_without_the_key() {
     }
 }
 
-/// Goal: who comes over a Unix socket is bound to be who the kernel says, root and the user who serves excepted.
-/// Method: clients that run as several users, a server that runs as one of them.
+/// Goal: a client over a Unix socket is bound to the user that the kernel names, except root and the user of the
+/// server. Method: clients that run as several users, a server that runs as one of them.
 #[test]
 fn the_kernel_says_who_comes() {
     let auth = ServerAuth { owner: 7, ..ServerAuth::default() };
@@ -267,7 +267,7 @@ fn the_kernel_says_who_comes() {
     });
 }
 
-/// Goal: strangers that say nothing keep nobody out, however many there are. Method: twice as many as may be in the
+/// Goal: strangers that send nothing exclude no client, whatever their number. Method: twice as many as may be in the
 /// handshake, then a client.
 #[test]
 fn silent_strangers_keep_nobody_out() {
@@ -284,8 +284,8 @@ fn silent_strangers_keep_nobody_out() {
     });
 }
 
-/// Goal: senders that do not end their payloads hold no more memory than there is a budget for, and nobody up for long.
-/// Method: twelve that announce 64 MiB, and send a part; then a client writes a small and a large payload.
+/// Goal: senders that do not complete their payloads hold no more memory than the budget, and delay other clients only
+/// briefly. Method: twelve that announce 64 MiB, and send a part; then a client writes a small and a large payload.
 #[test]
 fn payloads_that_do_not_come_have_a_budget() {
     let place = Place::new(17, Net::Socket);
@@ -423,9 +423,9 @@ fn random_bytes() {
     });
 }
 
-/// Goal: of a client that does not read, the server keeps no more replies than it has credits. Method: one that asks
-/// for large reads in one slot, one after the other, and never reads: one reply is on its way, one waits, the next
-/// request is one too many.
+/// Goal: for a client that does not read, the server keeps no more replies than the client has credits. Method: one
+/// that requests large reads in one slot, one after the other, and never reads: one reply is on its way, one waits, the
+/// next request is one too many.
 #[test]
 fn who_does_not_read_is_cut() {
     let place = Place::new(11, Net::Socket);
@@ -462,8 +462,8 @@ fn silent_strangers_are_cut() {
     });
 }
 
-/// Goal: a sign of life is one that was asked for then: what the client sent before it has arrived. Method: a link
-/// answers; a stranger says `Pong` unasked, then answers one `Ping` of two.
+/// Goal: only the answer to the last `Ping` counts as a sign of life: earlier bytes of the client have arrived. Method:
+/// a link answers; a stranger says `Pong` unasked, then answers one `Ping` of two.
 #[test]
 fn signs_of_life_are_answers() {
     let place = Place::new(18, Net::Socket);
@@ -489,7 +489,7 @@ fn signs_of_life_are_answers() {
                 say(&mut socket, &bare(FrameKind::Pong)).await;
             }
             let alive = amphi_env::timeout(&env, Duration::from_millis(300), probe).await;
-            // The first `Ping` is still on its way when the second is asked for: its answer is none of the second.
+            // The first `Ping` is still on its way when the second is requested: its answer is none of the second.
             assert_eq!(alive, None);
         }
         let answers = async {

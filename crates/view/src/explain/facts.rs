@@ -1,4 +1,4 @@
-//! What a mount says of a file: the shapes of its JSON, and a few sums.
+//! A mount's statements about a file: the shapes of its JSON, and a few sums.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub struct Side {
     pub requests: u64,
     /// How many are below a power of two and not below half of it; the last bounds nothing.
     pub sizes: Vec<(u64, u64)>,
-    /// They begin where the one before ended.
+    /// Requests that begin where the one before ended.
     pub follows: u64,
     /// They begin before that.
     pub goes_back: u64,
@@ -42,7 +42,7 @@ impl Side {
     }
 }
 
-/// What the requests of a file look like.
+/// The pattern of the requests of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Portrait {
@@ -82,7 +82,7 @@ struct Objects {
     objects: Vec<Object>,
 }
 
-/// What is known of a file.
+/// The facts about a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileFacts {
     /// Its path, as it was given.
@@ -93,13 +93,15 @@ pub struct FileFacts {
     pub layout: String,
     /// `auto`, `buffered`, `direct`.
     pub mode: String,
+    /// `posix`, `commit`.
+    pub consistency: String,
     /// Requests by way and reason, and messages, since the mount knows the file.
     pub counters: BTreeMap<String, Row>,
-    /// What its requests look like.
+    /// The pattern of its requests.
     pub portrait: Portrait,
-    /// Where it lies; empty if that was not to be had.
+    /// The place of its data; empty if unavailable.
     pub objects: Vec<Object>,
-    /// Targets of the cluster by server; empty if nobody said.
+    /// Targets of the cluster by server; empty if unknown.
     pub targets: BTreeMap<u16, String>,
     /// Values of tunables; empty if the caller may not see them.
     pub tunables: BTreeMap<String, String>,
@@ -132,7 +134,7 @@ pub fn tunables(text: &str) -> BTreeMap<String, String> {
 impl FileFacts {
     /// With what the texts say.
     ///
-    /// Errors: a sentence that says which of them cannot be read.
+    /// Errors: a sentence that names the unreadable text.
     pub fn read(mut self, texts: FileTexts<'_>) -> Result<FileFacts, String> {
         self.counters = read::<Counters>("the counters of the file", texts.counters)?.counters;
         self.portrait = read("the portrait of the file", texts.portrait)?;

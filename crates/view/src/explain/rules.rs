@@ -1,6 +1,6 @@
 //! The rules of `amphi explain`: pure functions from facts to findings.
 //!
-//! Each has a case that triggers it and one near it that must not (`tests`). The thresholds ask for enough requests or
+//! Each has a case that triggers it and one near it that must not (`tests`). The thresholds request enough requests or
 //! bytes that a change could be felt.
 
 use super::facts::{FileFacts, Portrait, Row, Side};
@@ -35,10 +35,13 @@ fn slow(rule: &'static str, what: String, advice: &str, command: Option<String>)
     Some(Finding { rule, weight: Weight::Slow, what, advice: Some(advice.to_string()), command })
 }
 
-/// What is said of a file.
+/// The explanation of a file.
 pub fn of_file(facts: &FileFacts) -> Explanation {
     let mut head =
         format!("{}: {}, layout {}, mode {}", facts.path, bytes(facts.size as f64), facts.layout, facts.mode);
+    if facts.consistency == "commit" {
+        head += ", commit consistency (others see a write at the writer's fsync, close or unlock at the latest)";
+    }
     if let Some(text) = served_by(&facts.portrait.reads_served_by) {
         head += &format!("; reads are served by {text}");
     }
@@ -51,7 +54,7 @@ pub fn of_file(facts: &FileFacts) -> Explanation {
     }
 }
 
-/// What is said of a job of a mount.
+/// The explanation of a job of a mount.
 pub fn of_job(job: &Job, tunables: &BTreeMap<String, String>) -> Explanation {
     let rows = job.counters.iter().map(|(name, c)| (name.clone(), Row { requests: c.requests, bytes: c.bytes }));
     Explanation {
@@ -61,7 +64,7 @@ pub fn of_job(job: &Job, tunables: &BTreeMap<String, String>) -> Explanation {
     }
 }
 
-/// What is said of a mount between two looks.
+/// The explanation of a mount between two samples.
 pub fn of_mount(name: &str, change: &Change<'_>, tunables: &BTreeMap<String, String>) -> Explanation {
     let mut rows = BTreeMap::new();
     for prefix in ["read_", "write_"] {
@@ -101,7 +104,7 @@ fn served_by(counter: &str) -> Option<&'static str> {
     })
 }
 
-/// What requests look like, a line for each kind that there is.
+/// The pattern of requests, a line for each existing kind.
 fn looks(portrait: &Portrait) -> Vec<String> {
     let line = |name: &str, side: &Side| {
         let most = side.sizes.iter().max_by_key(|(_, n)| *n)?;
@@ -152,13 +155,14 @@ fn contended(facts: &FileFacts) -> Option<Finding> {
              programs that know their ranges can ask for locks ahead or for a group lock (docs/IOCTL.md)"
         }
         false => {
-            "a file for each process, or ranges that do not overlap; a group lock if the program orders its writes"
+            "a file for each process, or ranges that do not overlap; a group lock if the program orders its writes; \
+             commit consistency (amphi layout set --consistency commit) if nobody reads before the writer's fsync or close"
         }
     };
     slow("contended", what, advice, None)
 }
 
-/// Somebody asks for direct I/O, and the requests are small.
+/// Direct I/O is requested, and the requests are small.
 fn forced_direct(facts: &FileFacts) -> Option<Finding> {
     for (name, side) in [("read", &facts.portrait.reads), ("write", &facts.portrait.writes)] {
         let row = facts.row(&format!("{name}_direct_user"));
@@ -180,7 +184,7 @@ fn forced_direct(facts: &FileFacts) -> Option<Finding> {
     None
 }
 
-/// Somebody asks for buffered I/O, and the requests are large.
+/// Buffered I/O is requested, and the requests are large.
 fn forced_buffered(facts: &FileFacts) -> Option<Finding> {
     for name in ["read", "write"] {
         let row = facts.row(&format!("{name}_buffered_user"));
@@ -252,7 +256,7 @@ fn small_and_missed(facts: &FileFacts) -> Option<Finding> {
 /// Direct requests of middle size whose edges are not aligned.
 fn unaligned(facts: &FileFacts) -> Option<Finding> {
     let (writes, all) = (&facts.portrait.writes, facts.sum("write_direct_"));
-    // Of contended files `contended` speaks.
+    // Contended files are the subject of `contended`.
     let others = facts.row("write_direct_contention");
     let direct = Row { requests: all.requests - others.requests, bytes: all.bytes - others.bytes };
     let mean = direct.bytes.checked_div(direct.requests).unwrap_or(0);
@@ -345,7 +349,7 @@ fn in_pieces(facts: &FileFacts) -> Option<Finding> {
     slow("in_pieces", what, advice, None)
 }
 
-/// Small reads come to the mount one by one, since somebody has the file open for writing.
+/// Small reads reach the mount one by one, since the file is open for writing.
 fn written_while_read(facts: &FileFacts) -> Option<Finding> {
     let hits = facts.row("read_cache_hit");
     let mean = hits.bytes.checked_div(hits.requests).unwrap_or(0);
@@ -362,7 +366,7 @@ fn written_while_read(facts: &FileFacts) -> Option<Finding> {
     slow("written_while_read", what, advice, None)
 }
 
-/// Read-ahead brings what nobody reads.
+/// Read-ahead loads bytes that are not read.
 fn useless_read_ahead(change: &Change<'_>) -> Option<Finding> {
     let gauge = |name: &str| {
         let (before, after) = (change.before.gauge(name), change.after.gauge(name));
@@ -377,7 +381,7 @@ fn useless_read_ahead(change: &Change<'_>) -> Option<Finding> {
     slow("useless_read_ahead", what, advice, Some("amphi set readahead.max_bytes=1M".into()))
 }
 
-/// The mount does little but ask for names.
+/// The mount does little but request names.
 fn metadata_storm(change: &Change<'_>) -> Option<Finding> {
     let names: f64 = ["lookup", "getattr", "open", "create", "unlink"].iter().map(|name| change.often(name)).sum();
     let calls = change.often("server_calls");

@@ -1,4 +1,4 @@
-//! What is said of a file, a job or a mount: the words for reasons, as text and as JSON.
+//! The explanation of a file, a job or a mount: the words for reasons, as text and as JSON.
 
 use super::facts::Row;
 use crate::findings::{Finding, Weight};
@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What is said of one file, job or mount.
+/// The explanation of one file, job or mount.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
-    /// What it is about, and the facts that are no counters: size, layout, who serves reads.
+    /// Its subject, and the facts that are no counters: size, layout, who serves reads.
     pub head: String,
-    /// Where reads and writes went.
+    /// The ways of reads and writes.
     pub ways: Vec<WayShare>,
-    /// What the requests look like, a line each.
+    /// The pattern of the requests, a line each.
     pub looks: Vec<String>,
-    /// What costs time, the most important first.
+    /// The causes of slow access, the most important first.
     pub findings: Vec<Finding>,
 }
 

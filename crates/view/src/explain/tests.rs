@@ -144,13 +144,14 @@ fn rules_of_a_mount() {
     assert!(found(&names(5000, 20_000)).is_empty() && found(&names(500, 0)).is_empty());
 }
 
-/// Goal: everybody reads which way requests went, with the value of the tunable that decided, and commands are ready
-/// for a shell. Method: a file with a name that needs quotes.
+/// Goal: the output names the ways of requests, with the value of the tunable that decided, and commands are ready for
+/// a shell. Method: a file with a name that needs quotes.
 #[test]
 fn words() {
     let facts = with(file(&[("read_direct_user", 1000, 1000 * 4096), ("write_direct_large", 2, 8 * MIB)]), |f| {
         f.path = "/mnt/it's a file".into();
         f.mode = "direct".into();
+        f.consistency = "commit".into();
         f.portrait.reads = side(1000, 4096, 600, 0);
         f.portrait.fsyncs = 3;
         f.portrait.reads_served_by = "open_mount_large".into();
@@ -159,7 +160,8 @@ fn words() {
     let told = of_file(&facts);
     let text = told.text();
     for wanted in [
-        "/mnt/it's a file: 1.0 GiB, layout growing, mode direct; reads are served by the mount",
+        "/mnt/it's a file: 1.0 GiB, layout growing, mode direct, commit consistency (others see",
+        "at the latest); reads are served by the mount",
         "written   8.0 MiB in        2 requests, 100 % direct: they are large (hybrid.large_write_bytes=2M)",
         "read      3.9 MiB in     1000 requests, 100 % direct: O_DIRECT, or open file",
         "reads that the cache did not have: 100 % of 4.0 KiB to 8.0 KiB, to and fro, all aligned",
@@ -175,7 +177,7 @@ fn words() {
     assert!(nothing.contains("no reads or writes") && nothing.contains("nothing costs more"), "{nothing}");
 }
 
-/// Goal: what is not JSON is refused with a name, and an old mount that says less is read. Method: such texts.
+/// Goal: invalid JSON is refused with a name, and the shorter output of an old mount is read. Method: such texts.
 #[test]
 fn texts_that_cannot_be_read() {
     let broken = FileFacts::default().read(FileTexts { portrait: "{\"reads\":7}", ..FileTexts::default() });

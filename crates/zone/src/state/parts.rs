@@ -1,4 +1,4 @@
-//! What the state of a zone consists of.
+//! The parts of the state of a zone.
 //!
 //! Owns: the parts, each of what belongs together. Does not own: how they hang together, and what moves them
 //! (`state`).
@@ -49,7 +49,7 @@ pub struct Reached {
     /// Records and groups that a sync has covered.
     pub synced_lsn: u64,
     pub synced_seq: u64,
-    /// Where in the log what a sync has covered ends.
+    /// The end of the synced part of the log.
     pub synced_position: u64,
     /// Highest mark that is itself synced: in the root, or in a group.
     pub proven_seq: u64,
@@ -57,17 +57,17 @@ pub struct Reached {
 
 /// Fresh groups, and the marks that prove them.
 pub struct Marks {
-    /// Fresh groups that are not proven, oldest first. As many as the log has room for, at most.
+    /// Fresh groups that are not proven, oldest first. There are at most as many as fit into the log.
     pub fresh: VecDeque<Fresh>,
     /// Mark of the last written group.
     pub written: u64,
-    /// A mark up to here is to be written, with a group of its own if there is nothing else to write.
+    /// A mark up to here has to be written, with a group of its own if there is nothing else to write.
     pub wanted: u64,
 }
 
-/// Where the log begins and ends.
+/// The beginning and the end of the log.
 pub struct LogBounds {
-    /// Behind the last written group.
+    /// The point behind the last written group.
     pub head: LogPoint,
     /// Oldest position that the root still needs.
     pub start_position: u64,
@@ -75,7 +75,7 @@ pub struct LogBounds {
     pub is_full: bool,
 }
 
-/// What the log changes over the segments: the work of the next checkpoint.
+/// The changes of the log over the segments: the work of the next checkpoint.
 pub struct Unmerged {
     pub dirty: Changes,
     /// Bytes of changes that a running checkpoint has taken.
@@ -84,16 +84,16 @@ pub struct Unmerged {
     pub deletions: u64,
 }
 
-/// What lies on the medium beside the log.
+/// The contents of the medium beside the log.
 pub struct Medium {
-    /// What the next root says of a loss.
+    /// The record of a loss in the next root.
     pub lost: bool,
     pub root: Superblock,
     pub segments: Vec<Segment>,
     pub slots: SlotMap,
 }
 
-/// Syncs: those begun, those done, and those asked for, counted from the opening.
+/// Syncs: those begun, those done, and those requested, counted from the opening.
 pub struct Syncs {
     pub started: u64,
     /// The last record that the sync which was started last will make stable.
@@ -104,7 +104,7 @@ pub struct Syncs {
     pub hurried: bool,
 }
 
-/// Checkpoints: those begun, those done, and those asked for, counted from the opening.
+/// Checkpoints: those begun, those done, and those requested, counted from the opening.
 pub struct Checkpoints {
     pub started: u64,
     pub done: u64,
@@ -114,7 +114,7 @@ pub struct Checkpoints {
     pub error: Option<ZoneError>,
 }
 
-/// Whether the zone goes on, and who still works for it.
+/// Whether the zone is running, and which agents still work for it.
 pub struct Life {
     pub closing: bool,
     pub committing: bool,
@@ -150,7 +150,7 @@ pub struct KeptMemory<E: Env> {
     pub used: Cell<bool>,
 }
 
-/// What agents and callers wait for.
+/// Events for which agents and callers wait.
 pub struct Events {
     /// Something for the commit agent.
     pub queued: Event,
@@ -162,7 +162,7 @@ pub struct Events {
     pub written: Event,
     /// A sync ended.
     pub synced: Event,
-    /// Log or metadata space was given back, a checkpoint ended.
+    /// Log or metadata space was returned, a checkpoint ended.
     pub room: Event,
     /// An agent ended.
     pub done: Event,

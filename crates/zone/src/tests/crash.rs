@@ -1,10 +1,10 @@
 //! Crash sweep: a scenario of appends, data writes and checkpoints is stopped at every write and sync.
 //!
-//! After a crash of the process every record whose `kept` returned must be there, if the memory that outlives it has
-//! gone as well every one whose `written` returned, and after power loss every one whose `stable` returned. What is
-//! there is a prefix of what was appended, each record whole, and a record that points at data comes with the data;
-//! under `Load::Data` blocks are used again when what freed them is stable. Then a second life goes on and is stopped
-//! too, so that what the first crash left behind the cut meets new groups.
+//! After a crash of the process every record whose `kept` returned must be there; if the memory that outlives it is
+//! lost as well, every one whose `written` returned; and after a loss of power, every one whose `stable` returned. The
+//! surviving records are a prefix of the appended ones, each complete, and a record that points at data comes with the
+//! data; under `Load::Data` blocks are reused when the record that freed them is stable. Then a second life continues
+//! and is stopped too, so that groups which the first crash left behind the cut meet new groups.
 
 use super::*;
 use crate::layout::Superblock;
@@ -15,7 +15,7 @@ use amphi_env::sim::CrashKind;
 use amphi_env::{Buf, Disk, Env};
 use std::cell::RefCell;
 
-/// What a scenario did, kept outside of the simulated process.
+/// The steps of a scenario, recorded outside of the simulated process.
 #[derive(Default)]
 struct Track {
     txns: Vec<Txn>,
@@ -23,7 +23,7 @@ struct Track {
     written: u64,
     stable: u64,
     ended: bool,
-    /// Something may have been lost, and nobody has said that it was told.
+    /// Changes may have been lost, and the zone does not know yet that all mounts were notified.
     lossy: bool,
 }
 
@@ -33,7 +33,7 @@ const BLOCKS: u64 = 12;
 /// Items that point at data.
 const HOLDERS: u64 = 5;
 
-/// What a scenario is made of.
+/// The kinds of operations of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Load {
     /// Small records, data, waits, checkpoints.
@@ -113,7 +113,7 @@ async fn scenario(env: SimEnv, zone: Zone<SimEnv>, track: Shared<Track>, seed: u
                 zone.kept(lsn).await.unwrap();
                 track.borrow_mut().kept = n;
                 if rng.below(4) > 0 {
-                    // Somebody asks for it, so that it is being written while the next ones are kept.
+                    // A task waits for the record, so that it is being written while the next ones are kept.
                     let asked = std::pin::pin!(zone.written(lsn));
                     futures_util::future::select(asked, std::future::ready(())).await;
                 }
@@ -185,11 +185,11 @@ fn verify(sim: &Sim, track: &Track, crash: Crash) -> Result<(Zone<SimEnv>, u64),
     Ok((zone, n))
 }
 
-/// What ends a life of the process.
+/// How a life of the process ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Crash {
     Kill,
-    /// It is killed, and the memory that outlives it goes too.
+    /// The process is killed, and the memory that outlives it is lost too.
     Gone,
     Power,
 }
@@ -237,7 +237,7 @@ const POWER_THEN_KILL: Kinds = &[Crash::Power, Crash::Kill];
 const KILL_THEN_POWER: Kinds = &[Crash::Kill, Crash::Power];
 const KILL_THEN_GONE: Kinds = &[Crash::Kill, Crash::Gone];
 
-/// One run with a crash at operation `nth` of the first life and, if that comes, a random one of the second.
+/// One run with a crash at operation `nth` of the first life and, if that happens, at a random one of the second.
 /// `Ok(false)`: the first life ended before `nth` operations.
 fn run(seed: u64, nth: u64, kinds: Kinds, load: Load, steps: u64, rots: bool) -> Result<bool, String> {
     let sim = sim(seed * 10_007 + nth);
@@ -255,7 +255,7 @@ fn run(seed: u64, nth: u64, kinds: Kinds, load: Load, steps: u64, rots: bool) ->
         let kind = crash.kind();
         {
             let mut t = track.borrow_mut();
-            // What opening found is stable, and what it did not find never was.
+            // Records found at the opening are stable, and others never were.
             t.txns.truncate(n as usize);
             (t.kept, t.written, t.stable, t.lossy) = (n, n, n, lossy);
             t.ended = false;
@@ -331,8 +331,8 @@ fn a_killed_process_loses_nothing_kept() {
     assert!(points > 100, "{points} points");
 }
 
-/// Goal: where the memory that outlives the process is gone with it, nothing is lost whose `written` returned, and
-/// opening says that something may be. Method: see the head.
+/// Goal: if the memory that outlives the process is lost with it, no record is lost whose `written` returned, and
+/// opening reports that others may be. Method: see the head.
 #[test]
 fn lost_memory_loses_nothing_written() {
     let mut points = 0;
@@ -365,8 +365,8 @@ fn kinds_of_crashes_in_turn() {
     assert!(points > 300, "{points} points");
 }
 
-/// Goal: with a damaged block of metadata at every start all of the above holds, wherever the crash has torn what was
-/// being written, also what was being rebuilt. Method: see the head; `damage`.
+/// Goal: with a damaged block of metadata at every start everything above holds, wherever the crash has torn a write,
+/// also a write of a rebuilt block. Method: see the head; `damage`.
 #[test]
 fn a_damaged_block_is_survived_after_any_crash() {
     let mut points = 0;
@@ -402,10 +402,10 @@ fn groups(sim: &Sim) -> Vec<(u64, u64, u64)> {
     found
 }
 
-/// One life that is killed at operation `nth`; then each group in turn is destroyed, beyond what parity can rebuild.
-/// Where the log was written further than may be unsynced behind its begin, it was synced, and what lies behind it must
-/// prove that: the zone is refused. Elsewhere it may be refused, or the log ends before it. How many groups were
-/// proven; `None`: the life ended before `nth` operations.
+/// One life that is killed at operation `nth`; then each group in turn is destroyed, beyond what parity can rebuild. If
+/// the log was written further than may be unsynced behind the group's beginning, the group was synced, and later
+/// groups must prove that: the zone is refused. Otherwise it may be refused, or the log ends before the group. Returns
+/// how many groups were proven; `None`: the life ended before `nth` operations.
 fn run_destroyed(seed: u64, nth: u64, load: Load) -> Result<Option<u64>, String> {
     let sim = sim(seed * 10_007 + nth);
     format(&sim, &params());
@@ -451,8 +451,8 @@ fn sweep_destroyed(seed: u64, load: Load) -> Result<u64, String> {
     unreachable!("the scenario ends");
 }
 
-/// Goal: a start that looks no further behind the end of the log than twice what may be unsynced misses no proof that
-/// a group was stable. Method: see `run_destroyed`.
+/// Goal: recovery that searches only twice the unsynced bound behind the end of the log misses no proof that a group
+/// was stable. Method: see `run_destroyed`.
 #[test]
 fn a_destroyed_group_is_never_cut_off_silently() {
     let proven: u64 = [(70, Load::Heavy), (71, Load::Mixed), (72, Load::Heavy)]

@@ -9,8 +9,8 @@ use zerocopy::IntoBytes;
 
 const SIZE: usize = 8 << 20;
 
-/// A zone with two segments and some log, closed. Without memory that outlives its process, whose name each opening
-/// writes to the superblocks.
+/// A zone with two segments and some log, closed. It has no memory that outlives its process, whose name each opening
+/// would write to the superblocks.
 fn zone_with_everything() -> (Sim, BTreeMap<Key, Vec<u8>>) {
     let sim = Sim::new(11, SimConfig { keeps: false, ..SimConfig::default() });
     format(&sim, &params());
@@ -53,10 +53,10 @@ fn used_blocks(whole: &[u8]) -> (Geometry, Vec<u64>) {
     (g, [0, 1].into_iter().chain(log).chain(meta).collect())
 }
 
-/// Goal: any one damaged block of a structure is survived: what is there is served, the damage is reported with its
-/// place, counted, and restored. Method: each block of superblocks, log and segments in turn has a bit flipped, a
-/// sector overwritten, or is lost, of a zone that was closed and opened again in the same life of the machine, so that
-/// opening it changes nothing else.
+/// Goal: any one damaged block of a structure is survived: its content is served, the damage is reported with its
+/// place, counted, and repaired. Method: in each block of superblocks, log and segments in turn, a bit is flipped, a
+/// sector overwritten, or the block is lost; the zone was closed and opened again without a restart of the machine, so
+/// that opening it changes nothing else.
 #[test]
 fn every_damaged_block_is_rebuilt() {
     let (sim, model) = zone_with_everything();
@@ -204,7 +204,7 @@ fn damage_before_a_synced_group_is_reported() {
     }
 }
 
-/// Goal: both superblocks damaged, foreign, of another version, empty, or cut storage are told apart and change
+/// Goal: both superblocks damaged, foreign, of another version, empty, or cut storage are distinguished and change
 /// nothing. Method: each written over a good zone.
 #[test]
 fn superblocks_are_judged() {
@@ -312,9 +312,9 @@ fn a_merge_rebuilds_what_it_reads() {
     assert!(found.items == model && found.rebuilt == 0);
 }
 
-/// Goal: in a zone of version 4, whose log may be far ahead of its last sync, proof is found wherever it lies in the
-/// ring, while one of the present version is read no further than it can lie. Method: a writer that does not keep the
-/// bound; a group that was synced late is destroyed, and the next sync is told of at the end of the ring.
+/// Goal: in a zone of version 4, whose log may be far ahead of its last sync, a proof is found wherever it is in the
+/// ring, while a zone of the present version is read no further than a proof can be. Method: a writer that does not
+/// keep the bound; a group that was synced late is destroyed, and the mark of the next sync is at the end of the ring.
 #[test]
 fn proof_of_an_older_version_is_found_anywhere() {
     for (version, is_found) in [(4, true), (VERSION, false)] {

@@ -59,8 +59,8 @@ fn a_kept_record_survives_the_process_alone() {
     }
 }
 
-/// Goal: a kept record is written soon without anybody waiting for that, with others that are kept meanwhile, and at
-/// once if somebody does. Method: virtual time passes; groups are counted.
+/// Goal: a kept record is written soon even if no task waits for it, with others that are kept meanwhile, and at once
+/// if a task does. Method: virtual time passes; groups are counted.
 #[test]
 fn a_kept_record_is_written_soon() {
     let sim = sim(2);
@@ -82,9 +82,9 @@ fn a_kept_record_is_written_soon() {
     assert_eq!((zone.written_lsn(), groups()), (lsn, before + 2));
 }
 
-/// Goal: with memory switched off, before the opening or in its course, or removed by somebody, the root does not name
-/// it any more, so that its loss is none; what was kept before that is written first. Switched on again, records are
-/// kept again. Method: kills that take the memory along.
+/// Goal: if memory is switched off, before or after the opening, or was removed, the root no longer names it, so that
+/// its loss does not count; records that were kept before are written first. If it is switched on again, records are
+/// kept again. Method: kills that also lose the memory.
 #[test]
 fn memory_that_is_not_used_cannot_be_lost() {
     for (case, options) in [
@@ -145,7 +145,7 @@ fn memory_does_not_complete_an_old_copy() {
     sim.poke(NODE, PATH, 0, &old).unwrap();
     let (_zone, found) = open(&sim, &manual()).unwrap();
     assert_eq!((found.items.len(), found.lost), (3, true), "{:?}", found.notes);
-    // Its zone may be open elsewhere.
+    // The zone of that memory may be open elsewhere.
     assert!(sim.node(NODE).kept(&name, PATH, 24).is_ok());
 }
 
@@ -168,8 +168,8 @@ fn memory_that_is_removed_while_idle_is_missed() {
     }
 }
 
-/// Goal: an opening that cannot write what is kept, or its root, leaves all to the next one, and puts nothing in
-/// question. Method: each of its first writes fails once.
+/// Goal: an opening that cannot write the kept records, or its root, leaves everything to the next one, and nothing is
+/// lost. Method: each of its first writes fails once.
 #[test]
 fn an_opening_that_fails_leaves_what_is_kept() {
     for failing in 1..4 {
@@ -191,14 +191,14 @@ fn an_opening_that_fails_leaves_what_is_kept() {
         sim.crash(NODE, CrashKind::Process);
         let (zone, found) = open(&sim, &manual()).unwrap();
         assert_eq!((found.items.len(), found.lost), (1, false), "write {failing}: {:?}", found.notes);
-        // Which of the two the root names nobody knows who could not write it.
+        // An opening that could not write its root cannot know which of the two memories the root names.
         let left = sim.kept_names(NODE).len() - 1;
         assert_eq!((left, memory_of(&sim, &zone).is_ok()), (usize::from(failing > 1), true), "write {failing}");
     }
 }
 
-/// Goal: what does not fit, what comes while memory is switched off, and what a node without such memory appends is
-/// kept when it is written. Method: records of 100 KB, the switch, another node.
+/// Goal: records that do not fit, that come while memory is switched off, and that a node without such memory appends
+/// count as kept when they are written. Method: records of 100 KB, the switch, another node.
 #[test]
 fn what_is_not_in_memory_waits_for_the_disk() {
     for (keeps_here, switched_on, bytes) in [(true, true, 100_000), (true, false, 10), (false, true, 10)] {
@@ -212,16 +212,16 @@ fn what_is_not_in_memory_waits_for_the_disk() {
         sim.block_on(zone.kept(behind)).unwrap().unwrap();
         assert!(zone.written_lsn() >= behind && zone.stats().kept == 0);
         if keeps_here && switched_on {
-            // The large one is on the disk, so small ones are kept again.
+            // The large record is on the disk, so small ones are kept again.
             let small = plain(&zone, txn("Ic", b"3"));
             assert_eq!(zone.kept_lsn(), small);
         }
     }
 }
 
-/// Goal: records for which the log has no room are not kept, since after a kill they have to be written there. Method:
-/// small records fill the log group by group; a kill right behind each append around its end, before a checkpoint makes
-/// room; opened twice.
+/// Goal: records for which the log has no space are not kept, since after a kill they have to be written there. Method:
+/// small records fill the log group by group; a kill right after each append near its end, before a checkpoint frees
+/// space; the zone is opened twice.
 #[test]
 fn nothing_is_kept_beyond_the_log() {
     let blocks = MIB / 4096;
@@ -248,7 +248,7 @@ fn nothing_is_kept_beyond_the_log() {
     assert!(refused > 0, "all were kept");
 }
 
-/// Goal: what a kill in the middle of a copy leaves, remains of older records, and memory of others are told from
+/// Goal: what a kill during a copy leaves, remains of older records, and memory of other openings are not taken for
 /// records. Method: memory written, cut or changed by hand.
 #[test]
 fn only_whole_records_of_the_opening_count() {
@@ -262,7 +262,7 @@ fn only_whole_records_of_the_opening_count() {
         _ => None,
     };
     assert_eq!(records(opening), Some(Vec::new()));
-    // Longer ones first, whose remains lie behind those that follow.
+    // Longer records come first; their remains lie behind those that follow.
     let mut at = 0;
     for lsn in 1..5 {
         at = keep.put(0, at, lsn, &[9; 40]).unwrap();

@@ -1,4 +1,4 @@
-//! What a zone does when the file system below is full, and in what order a failure becomes known.
+//! The behaviour of a zone when the local file system below is full, and the order in which a failure is reported.
 
 use super::*;
 use crate::layout::DOUBT_OFFSET;
@@ -16,9 +16,9 @@ fn item(i: u64) -> Txn {
     txn(&format!("I{i:06}"), &[i as u8; 3000])
 }
 
-/// Goal: items grow as long as the file system below has room for their checkpoints, then growth is refused with
-/// `NoSpace` and all else goes on: deletions, checkpoints, a restart; with room again they grow on. Method: a node with
-/// little room, records until one is refused.
+/// Goal: items grow as long as the local file system has space for their checkpoints; then growth is refused with
+/// `NoSpace` and everything else continues: deletions, checkpoints, a restart; when there is space again, items can
+/// grow. Method: a node with little space, and records until one is refused.
 #[test]
 fn items_grow_as_long_as_there_is_room_below() {
     let sim = sim(7);
@@ -93,9 +93,9 @@ fn a_checkpoint_without_room_below_is_tried_again() {
     assert_eq!(open(&sim, &manual()).unwrap().1.items.len(), 2);
 }
 
-/// Goal: who is told of a failure before all others finds nobody answered and, behind a failed sync, the note for the
-/// next opening on the disk, or in memory if the disk takes it no more. Method: a failing sync, with and without
-/// failing writes; the process ends in the callback.
+/// Goal: when the failure callback runs, no task was answered yet, and after a failed sync the note for the next
+/// opening is on the disk, or in memory if the disk refuses it. Method: a failing sync, with and without failing
+/// writes; the process ends in the callback.
 #[test]
 fn a_failure_is_told_before_anybody_is_answered() {
     for writes_fail in [false, true] {

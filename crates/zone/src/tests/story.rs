@@ -1,4 +1,5 @@
-//! What a zone does without crashes: appending, waiting, checkpoints, laps, full regions, failures.
+//! The behaviour of a zone without crashes: appending, waiting, checkpoints, rounds of the ring, full regions,
+//! failures.
 
 use super::*;
 use crate::{ZoneErrorKind, fsck};
@@ -67,8 +68,8 @@ fn records_share_groups() {
     assert_eq!(zone.stable_lsn(), last);
 }
 
-/// Goal: a record that nobody waits for costs no write of its own if one follows that somebody waits for, and is
-/// written soon if none does. Method: count disk writes over virtual time.
+/// Goal: a record for which no task waits costs no separate write if one follows for which a task waits, and is written
+/// soon if none does. Method: count disk writes over virtual time.
 #[test]
 fn unasked_records_ride_along() {
     let sim = sim(4);
@@ -87,7 +88,7 @@ fn unasked_records_ride_along() {
 }
 
 /// Goal: written records become stable by themselves, also those that point at fresh data, and then nothing is written
-/// or synced any more. Method: nobody asks; intervals pass; count operations.
+/// or synced any more. Method: no requests; intervals pass; count operations.
 #[test]
 fn records_become_stable_in_time() {
     for (order, intervals, marks) in [(Order::Plain, 1, 0), (Order::AfterData, 2, 1)] {
@@ -121,7 +122,7 @@ fn fresh_records_share_two_syncs() {
         sim.block_on(zone.written(lsn)).unwrap().unwrap();
     }
     assert_eq!((ops().writes - before.writes, ops().syncs - before.syncs), (50, 0));
-    // A record without data in front of what is fresh needs no proof; here it is behind.
+    // A record without data in front of fresh groups needs no proof; here it is behind one.
     let lsn = plain(&zone, txn("Iplain", b"x"));
     sim.block_on(zone.written(lsn)).unwrap().unwrap();
     let before = ops();
@@ -138,7 +139,7 @@ fn fresh_records_share_two_syncs() {
     sim.block_on(zone.stable(lsn)).unwrap().unwrap();
     assert_eq!(ops().syncs - before.syncs, 1);
     assert!(zone.stable_lsn() < fresh);
-    // What is synced and lacks only its mark takes one more.
+    // A record that is synced and lacks only its mark takes one more sync.
     sim.block_on(zone.written(fresh)).unwrap().unwrap();
     sim.block_on(zone.shared().request_sync()).unwrap().unwrap();
     let before = ops();
@@ -147,9 +148,9 @@ fn fresh_records_share_two_syncs() {
     assert_eq!(zone.stable_lsn(), fresh);
 }
 
-/// Goal: who needs a record stable waits for a sync under way that began when it was written; who wants everything
-/// before the call, or a record that was written later, gets another one. Method: questions while the first sync runs;
-/// count operations.
+/// Goal: a task that needs a stable record waits for a sync under way if that began when the record was written; a task
+/// that wants everything before its call, or a later record, gets another sync. Method: such tasks start while the
+/// first sync runs; operations are counted.
 #[test]
 fn syncs_under_way_are_shared() {
     let sim = sim(9);
@@ -163,7 +164,7 @@ fn syncs_under_way_are_shared() {
         let before = syncs();
         let first = zone.stable(lsn);
         let second = async {
-            // The first one has been asked for and has begun, and is not over.
+            // The first one has been requested and has begun, and is not over.
             while syncs() == before {
                 sim.node(NODE).sleep(Duration::from_micros(1)).await;
             }
@@ -183,9 +184,8 @@ fn syncs_under_way_are_shared() {
     }
 }
 
-/// Goal: the mark that fresh data needs gets its place in a full log, by a checkpoint, or the root does its service
-/// when there is no room for a checkpoint either. Method: fill the log to its last block, with and without room for
-/// segments.
+/// Goal: the mark for fresh data finds space in a full log, by a checkpoint, or a root replaces it if there is no space
+/// for a checkpoint either. Method: the log is filled to its last block, with and without space for segments.
 #[test]
 fn a_full_log_has_its_marks() {
     for full_region in [false, true] {
@@ -257,14 +257,15 @@ fn a_fresh_group_without_a_mark_is_cut_after_power_loss() {
             let noted = found.notes.iter().any(|n| n.contains("power was lost"));
             assert_eq!((noted, report.notes), (power && life == 0, found.notes));
             drop(zone);
-            // Nothing was written: what was cut stays cut, what was kept stays.
+            // Nothing was written: what was cut stays cut, and what was kept stays.
             sim.crash(NODE, if life == 0 { CrashKind::Process } else { CrashKind::Power });
         }
     }
 }
 
-/// Goal: opening says whether what was answered may be gone: after lost power and after a failed sync, not after a
-/// killed process, an orderly close or making the zone. Method: each of them, twice in a row where that may matter.
+/// Goal: opening reports whether answered changes may be lost: after a loss of power and after a failed sync, but not
+/// after a killed process, an orderly close or making the zone. Method: each of them, twice in a row where that may
+/// matter.
 #[test]
 fn losses_are_told() {
     use amphi_env::sim::CrashKind;
@@ -274,7 +275,7 @@ fn losses_are_told() {
     let life = |closes: bool, then: CrashKind| {
         let (mut zone, found) = open(&sim, &manual()).unwrap();
         if found.lost {
-            // Nobody has been told: it is said again, after a kill and after a close.
+            // The loss was not acknowledged, so it is reported again, after a kill and after a close.
             for closes in [false, true] {
                 if closes {
                     sim.block_on(zone.close()).unwrap().unwrap();
@@ -285,7 +286,7 @@ fn losses_are_told() {
                 assert!(again.lost);
                 zone = next;
             }
-            // Then no more, also where a checkpoint has left nothing to do, or is under way.
+            // After that it is not reported any more, also if a checkpoint has left nothing to do, or is under way.
             let told = async {
                 if closes {
                     zone.checkpoint().await.unwrap();
@@ -405,8 +406,8 @@ fn a_full_metadata_region_can_shrink() {
     assert!(found.items == model);
 }
 
-/// Goal: what replaces items by others as large goes through on a full region, however much of it there is, and leaves
-/// room for merges. Method: every item is overwritten ten times; the agent's own checkpoints never lack room.
+/// Goal: replacing items by others of the same size works on a full region, however many there are, and leaves space
+/// for merges. Method: every item is overwritten ten times; the agent's own checkpoints never lack room.
 #[test]
 fn a_full_metadata_region_can_change() {
     let sim = sim(7);
@@ -437,8 +438,8 @@ fn a_full_metadata_region_can_change() {
     assert!(found.items == model);
 }
 
-/// Goal: a full log holds up mutations, and a checkpoint lets them go on, also when nobody takes checkpoints by
-/// plan. Method: records beyond three laps without `reserve` and without automatic checkpoints.
+/// Goal: a full log holds up mutations, and a checkpoint lets them continue, also without planned checkpoints. Method:
+/// records beyond three laps without `reserve` and without automatic checkpoints.
 #[test]
 fn a_full_log_makes_its_own_room() {
     let sim = sim(6);
@@ -453,9 +454,9 @@ fn a_full_log_makes_its_own_room() {
     sim.block_on(zone.close()).unwrap().unwrap();
 }
 
-/// Goal: the log is never further ahead of its last sync than it may be, although nobody asks for syncs, and seldom
-/// waits for one; a start reads little of a long ring. Method: records over many times that bound, as large as they may
-/// be and small; a kill; bytes read are counted.
+/// Goal: the log is never further ahead of its last sync than permitted, although no task requests syncs, and seldom
+/// waits for one; recovery reads little of a long ring. Method: records over many times that bound, as large as they
+/// may be and small; a kill; bytes read are counted.
 #[test]
 fn a_start_reads_little_of_a_long_log() {
     let sim = sim(15);
@@ -486,7 +487,7 @@ fn a_start_reads_little_of_a_long_log() {
     assert!(found.items.len() == 1 && read <= 10 * MIB, "{read} bytes were read");
 }
 
-/// Goal: the first failed write or sync ends the zone; nobody waits for ever and nobody is told a lie. Method:
+/// Goal: the first failed write or sync ends the zone; no task waits for ever and none gets a wrong answer. Method:
 /// each operation of a scenario fails once.
 #[test]
 fn a_failed_disk_is_told() {
@@ -564,7 +565,7 @@ fn a_failed_sync_is_remembered() {
     }
 }
 
-/// Goal: sizes that make no zone, things in the way, and zones of others are refused by kind. Method: each once.
+/// Goal: sizes that make no zone, existing files, and zones of others are refused by kind. Method: each once.
 #[test]
 fn wrong_zones_are_refused() {
     let sim = Sim::new(7, SimConfig::default());

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -407,6 +408,59 @@ static int ends_early(char **argv) {
   return 0;
 }
 
+/* Writes from memory that another thread changes all the time store some mixture, and every block can be read. A child
+ * of fork changes nothing of its parent's memory. */
+static unsigned char *scribbled;
+enum { SCRIBBLED = 4 << 20 };
+
+static void *scribble(void *arg) {
+  unsigned long long x = 77;
+  while (!ends) scribbled[next(&x) % SCRIBBLED] ^= (unsigned char)x;
+  return arg;
+}
+
+static int scribbles(char **argv) {
+  amphi_handle fs = entered(argv), f = amphi_open(fs, "scribbles", O_RDWR | O_CREAT | O_DIRECT, 0644);
+  amphi_handle q = amphi_queue_open(fs, 16);
+  scribbled = amphi_alloc(SCRIBBLED);
+  CHECK(f > 0 && q > 0 && scribbled);
+  pthread_t t;
+  ends = 0;
+  CHECK(pthread_create(&t, NULL, scribble, NULL) == 0);
+  for (long long i = 0; i < 48; i++) {
+    size_t n = (size_t)(64 << 10) << i % 5, at = (size_t)i * 8192 % (SCRIBBLED - n);
+    CHECK(amphi_pwrite(f, scribbled + at, n, i << 20) == (long long)n);
+    struct amphi_request r = {.size = sizeof r, .op = AMPHI_OP_WRITE, .tag = 1, .file = f, .buffer = scribbled + at,
+                              .len = n, .offset = i << 20};
+    struct amphi_completion c;
+    CHECK(amphi_submit(q, &r, 1) == 1 && amphi_wait(q, &c, 1, 1, -1) == 1 && c.result == (long long)n);
+  }
+  ends = 1;
+  CHECK(pthread_join(t, NULL) == 0 && amphi_fsync(f) == 0 && amphi_close(f) == 0);
+  f = amphi_open(fs, "scribbles", O_RDWR | O_DIRECT, 0);
+  static unsigned char b[1 << 20];
+  for (long long i = 0; i < 48; i++) CHECK(amphi_pread(f, b, sizeof b, i << 20) >= 64 << 10);
+  pattern(5, scribbled, sizeof b);
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    unsigned char *own = amphi_alloc(1 << 20);
+    CHECK(own && amphi_free(scribbled) == -EINVAL);
+    memset(own, 1, 1 << 20);
+    CHECK(amphi_free(own) == 0);
+    /* In a cluster it is not there. */
+    scribbled[0] ^= 1;
+    exit(0);
+  }
+  int status;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGSEGV && strcmp(argv[2], "node"));
+  CHECK(amphi_pwrite(f, scribbled, sizeof b, 0) == sizeof b && amphi_pread(f, b, sizeof b, 0) == sizeof b);
+  CHECK(!memcmp(b, scribbled, sizeof b));
+  CHECK(amphi_close(q) == 0 && amphi_close(f) == 0 && amphi_close(fs) == 0 && amphi_free(scribbled) == 0);
+  return 0;
+}
+
 /* Ends without closing anything: what was written is there all the same. */
 static int leaves(char **argv) {
   amphi_handle fs = entered(argv), f = amphi_open(fs, "left", O_RDWR | O_CREAT, 0644);
@@ -438,7 +492,7 @@ static int descriptors(char **argv) {
 int main(int argc, char **argv) {
   static const struct { const char *name; int (*run)(char **); } all[] = {
       {"model", model}, {"records", records}, {"hostile", hostile}, {"forks", forks}, {"threads", threads},
-      {"queues", queues}, {"ends_early", ends_early}, {"leaves", leaves}, {"descriptors", descriptors}};
+      {"queues", queues}, {"ends_early", ends_early}, {"scribbles", scribbles}, {"leaves", leaves}, {"descriptors", descriptors}};
   if (argc < 4 || amphi_version() >> 16 != AMPHI_VERSION >> 16) return 2;
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
     if (!strcmp(all[i].name, argv[1])) return all[i].run(argv);

@@ -1,27 +1,27 @@
-//! Writes to bytes that lie in pages in front, and the write-back of such pages beside them.
+//! Writes to bytes that a front end has in pages, and the concurrent write-back of such pages.
 //!
-//! Owns: which bytes were read into pages, which of them a write has replaced since, which of those were read anew.
-//! Does not own: how pages are taken back (`KernelPages`).
+//! Owns: which bytes were read into pages, which of them a write has replaced since, and which of those were read
+//! again. Does not own: how pages are dropped (`KernelPages`).
 //!
-//! A page is written back whole, with all that was in it when it was read. If a write has come in between, its bytes
-//! would be taken back. So a write that may meet such pages has them dropped before it returns, and until then what is
-//! written back leaves out what the write has replaced, unless the page was read after that. A page is read as a whole,
-//! and the front end reads none whose former copy is not written out: a read therefore tells that what comes later is
-//! of the new copy.
+//! A front end writes a page back whole, including bytes that were only read. If a write replaced such bytes in
+//! between, writing the page back would undo the write. So a write to bytes that may be in pages has these pages
+//! dropped before it returns. Until then the client leaves the replaced bytes out when such a page is written back,
+//! unless the page was read after the write. A page is read as a whole, and the front end reads a page only after its
+//! former copy is written out: so a read shows that any later write-back is of the new copy.
 
 use super::PAGE;
 use amphi_types::{ByteRange, RangeSet};
 use smallvec::SmallVec;
 
-/// Most separate ranges remembered of what was read; beyond, what lies between counts as read.
+/// Most separate ranges that are remembered of what was read; if there are more, what lies between counts as read.
 const RANGES_MAX: usize = 64;
 
-/// What is known of the pages of a file in front.
+/// The known state of the pages of a file in the front end.
 #[derive(Default)]
 pub(super) struct Overwrites {
     last_id: u64,
-    /// Was read into pages and has not been dropped since: at least what there is, but for pages kept since before the
-    /// file was opened.
+    /// Ranges that were read into pages and not dropped since: at least what the front end has, except pages that it
+    /// kept since before the file was opened.
     read: RangeSet,
     under_way: Vec<Entry>,
 }
@@ -30,7 +30,7 @@ pub(super) struct Overwrites {
 struct Entry {
     id: u64,
     range: ByteRange,
-    /// Whoever reads now reads the new bytes.
+    /// A read that begins now returns the new bytes.
     in_place: bool,
     /// Read since then.
     renewed: RangeSet,
@@ -67,7 +67,7 @@ impl Overwrites {
         self.read.overlaps(range) || self.is_overwritten(range)
     }
 
-    /// Begins a write of `range`. Its pages do not count as read any more.
+    /// Begins a write of `range`, whose pages do not count as read any more.
     pub(super) fn begin(&mut self, range: ByteRange) -> u64 {
         self.last_id += 1;
         self.read.remove(range.align_out(PAGE));
@@ -87,13 +87,14 @@ impl Overwrites {
         if let Some(at) = self.under_way.iter().position(|e| e.id == id) {
             let entry = self.under_way.swap_remove(at);
             if !entry.in_place {
-                // It failed: its pages stay. Nobody has read them anew for that.
+                // The write has failed, so its pages stay and count as read. No reader has read them again for that
+                // reason.
                 self.remember(entry.range.align_out(PAGE));
             }
         }
     }
 
-    /// The parts of written-back pages of `range` that no write has replaced since they were read.
+    /// The parts of written-back pages in `range` that no write has replaced since they were read.
     pub(super) fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
         let mut left = RangeSet::new();
         left.insert(range);
@@ -118,8 +119,8 @@ mod tests {
         o.left(range).into_vec()
     }
 
-    /// Goal: a page that was read before a write leaves its bytes out when it is written back, one read since does not.
-    /// Method: a write over the end of one page and the start of the next; the second is read anew.
+    /// Goal: if a page was read before a write, its write-back leaves the written bytes out; if it was read after the
+    /// write, it does not. Method: a write over the end of one page and the start of the next; the second is read anew.
     #[test]
     fn old_copies_leave_out_what_was_replaced() {
         let mut o = Overwrites::default();
@@ -140,8 +141,8 @@ mod tests {
         );
     }
 
-    /// Goal: a write that fails, whole or in part, leaves the bytes it did not write to the pages. Method: one that
-    /// fails at once and one that stops half-way.
+    /// Goal: if a write fails, completely or in part, the bytes that it did not write stay valid in the pages. Method:
+    /// one write that fails at once and one that stops half-way.
     #[test]
     fn what_failed_replaces_nothing() {
         let mut o = Overwrites::default();
@@ -159,8 +160,8 @@ mod tests {
         assert_eq!(left(&o, r(0, 8192)), [r(5000, 8192)]);
     }
 
-    /// Goal: memory for what was read is bounded, and nothing that was read is missed. Method: more separate pages than
-    /// are remembered.
+    /// Goal: the memory for what was read is bounded, and no read range is missed. Method: more separate pages than are
+    /// remembered.
     #[test]
     fn much_that_was_read_becomes_one_range() {
         let mut o = Overwrites::default();

@@ -1,41 +1,42 @@
-//! `Taking`: pages of a front end that are being taken back, as the file knows it.
+//! `Taking`: the state of a file while the front end drops its pages.
 //!
-//! Owns: who goes without a lock, and which of those a lock that is on its way back waits for; which locks are on that
-//! way, and reads that wait for locks meanwhile. Does not own: when pages are taken back and how long a lock waits for
-//! that (`coherence::front_pages`).
+//! Owns: which requests run without a lock, and which of those the return of a lock waits for; which locks are being
+//! returned, and reads that wait for locks meanwhile. Does not own: when pages are dropped and how long a lock waits
+//! for that (`coherence::front_pages`).
 //!
-//! Invariant: whoever goes without a lock has been counted since a moment at which pages were being taken back.
+//! Invariant: a request that runs without a lock has been counted since a moment at which pages were being dropped.
 
 use amphi_dlm::Mode;
 use amphi_types::{ByteRange, ObjectId, TargetId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Pages that are being taken back.
+/// The pages of a file that are being dropped.
 #[derive(Default)]
 pub(crate) struct Taking {
-    /// The front end drops pages; before that, a turn ends.
+    /// The front end is dropping pages; before that, a turn ends.
     pub(crate) is_dropping: bool,
-    /// Read or written meanwhile without a lock.
+    /// Ranges that were read or written without a lock meanwhile.
     pub(crate) again: Vec<ByteRange>,
-    /// Requests under way without a lock.
+    /// Number of requests under way without a lock.
     pub(crate) free: usize,
-    /// Those of them that lie under a lock which is on its way back, by target.
+    /// By target: how many of these requests rely on a lock that is being returned.
     pub(crate) protected: BTreeMap<TargetId, usize>,
-    /// Targets that note what others change, and the names of their notes.
+    /// Targets that note what others change, and the numbers of their notes.
     pub(crate) notes: BTreeMap<TargetId, u64>,
-    /// Those of them whose locks go without waiting for pages any longer.
+    /// The targets among these whose locks are returned without waiting for pages any longer.
     pub(crate) left: BTreeSet<TargetId>,
-    /// Targets that are being asked to.
+    /// Targets that are being asked to begin a note.
     pub(crate) leaving: BTreeSet<TargetId>,
-    /// Locks that have left the lock cache, and that their targets have not been given back yet.
+    /// Locks that have left the lock cache and that are not cancelled at their targets yet.
     pub(crate) going: Vec<Going>,
-    /// Reads of pages that wait for locks of others, by numbers of their own. The front end has none of these pages.
+    /// Reads of pages that wait for locks of other mounts, by a number of their own. The front end does not have any of
+    /// these pages.
     pub(crate) waiting: BTreeMap<u64, ByteRange>,
-    /// Numbers that were given to locks that go and to reads that wait.
+    /// The last number that was given to a lock that is being returned or to a read that waits.
     numbered: u64,
 }
 
-/// A lock that goes when the pages beneath it have gone.
+/// A lock that is cancelled when the pages that it covers are dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Going {
     pub(crate) number: u64,
@@ -46,12 +47,13 @@ pub(crate) struct Going {
 }
 
 impl Taking {
-    /// The name of a target's note, if its locks may go before pages.
+    /// The number of a target's note, if the locks of the target may be returned before pages are dropped.
     pub(crate) fn left(&self, target: TargetId) -> Option<u64> {
         self.notes.get(&target).copied().filter(|_| self.left.contains(&target))
     }
 
-    /// Locks of a target on these ranges of an object have left the lock cache. The number by which they go.
+    /// Locks of a target on these ranges of an object have left the lock cache. Returns the number under which they are
+    /// noted.
     pub(crate) fn goes(&mut self, target: TargetId, object: ObjectId, mode: Mode, ranges: &[ByteRange]) -> u64 {
         self.numbered += 1;
         let number = self.numbered;
@@ -59,7 +61,7 @@ impl Taking {
         number
     }
 
-    /// A read of `range` waits for locks. Its number.
+    /// A read of `range` waits for locks. Returns the number under which it is noted.
     pub(in crate::inode) fn waits(&mut self, range: ByteRange) -> u64 {
         self.numbered += 1;
         self.waiting.insert(self.numbered, range);

@@ -1,10 +1,10 @@
-//! Counters by which cache hits go by without the lock.
+//! Counters that let cache hits run without the range lock.
 //!
-//! `idle`: there is no holder at all; a write within one cache unit needs no lock. `stamp`: unchanged, so no exclusive
-//! holder came in between. `unguarded`: unchanged, so neither did a write without the lock, and a read over several
-//! units saw one state. The last one is raised by every cached write within a unit, so it has a cache line to itself:
-//! what reads of one unit look at stays theirs. `loom` tries the interleavings
-//! (`cargo test -p amphi-client --features loom --lib marks`).
+//! `idle`: no request holds any bytes, so a write within one cache unit needs no lock. `stamp`: if it is unchanged, no
+//! request held bytes exclusively in between. `unguarded`: if it is unchanged, no write without the lock happened in
+//! between either, so a read over several units saw one state. Every cached write within a unit increments `unguarded`,
+//! so it has a cache line of its own, and reads of one unit do not lose the line of the other counters. Tests under
+//! `loom` try all interleavings (`cargo test -p amphi-client --features loom --lib marks`).
 
 use super::Hold;
 #[cfg(feature = "loom")]
@@ -12,7 +12,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// A counter with a cache line to itself.
+/// A counter with a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
 struct Apart(AtomicU64);
@@ -26,7 +26,7 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Somebody holds bytes from now on.
+    /// A request holds bytes from now on.
     pub(super) fn granted(&self, hold: Hold) {
         if hold == Hold::Exclusive {
             self.exclusive.fetch_add(1, SeqCst);
@@ -35,7 +35,7 @@ impl Marks {
         self.holders.fetch_add(1, SeqCst);
     }
 
-    /// It does so no longer.
+    /// A request no longer holds bytes.
     pub(super) fn released(&self, hold: Hold) {
         if hold == Hold::Exclusive {
             self.exclusive.fetch_sub(1, SeqCst);
@@ -48,19 +48,19 @@ impl Marks {
         self.holders.load(SeqCst) == 0
     }
 
-    /// A stamp of a moment without exclusive holder, to be compared with a later one.
+    /// A stamp of a moment without an exclusive holder, to be compared with a later stamp.
     pub(super) fn stamp(&self) -> Option<u64> {
         let stamp = self.stamp.load(SeqCst);
         (self.exclusive.load(SeqCst) == 0).then_some(stamp)
     }
 
-    /// Somebody writes without the lock, under that of the unit.
+    /// A caller writes without the range lock, under the lock of the unit.
     #[inline]
     pub(super) fn wrote_unguarded(&self) {
         self.unguarded.0.fetch_add(1, Relaxed);
     }
 
-    /// Writes without the lock so far.
+    /// Number of writes without the lock so far.
     #[inline]
     pub(super) fn unguarded(&self) -> u64 {
         self.unguarded.0.load(Relaxed)
@@ -80,7 +80,7 @@ mod tests {
     }
 
     impl TwoUnits {
-        /// Both units as one read without the lock finds them; `None` where it has to take the lock after all.
+        /// Both units as a read without the lock finds them; `None` if the read has to take the lock.
         fn read(&self, looks_again: bool) -> Option<[u64; 2]> {
             let (stamp, unguarded) = (self.marks.stamp()?, self.marks.unguarded());
             let found = [0, 1].map(|unit: usize| *self.units[unit].lock().unwrap());
@@ -115,15 +115,15 @@ mod tests {
         file.marks.released(Hold::Exclusive);
     }
 
-    /// Goal: a read over two units without the lock sees all or nothing of a write that holds it. Method: every
+    /// Goal: a read over two units without the lock sees all or nothing of a write that holds the lock. Method: every
     /// interleaving.
     #[test]
     fn a_guarded_write_is_seen_whole() {
         model(guarded, &[[0, 0], [1, 1]], true);
     }
 
-    /// Goal: of two writes without the lock, one after the other, the second is not seen without the first. Method:
-    /// every interleaving.
+    /// Goal: if two writes without the lock come one after the other, no read sees the second without the first.
+    /// Method: every interleaving.
     #[test]
     fn unguarded_writes_are_seen_in_order() {
         let two = |file: &TwoUnits| {
@@ -133,7 +133,7 @@ mod tests {
         model(two, &[[0, 0], [1, 0], [1, 1]], true);
     }
 
-    /// Goal: the tests above can fail. Method: a read that does not look again.
+    /// Goal: the tests above can fail. Method: a read that does not compare the counters again.
     #[test]
     #[should_panic(expected = "half of a write")]
     fn a_read_that_does_not_look_again_is_found() {

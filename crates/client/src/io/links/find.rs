@@ -14,11 +14,12 @@ use std::time::Duration;
 pub(super) struct Found {
     /// Its addresses.
     pub(super) addrs: Vec<String>,
-    /// The map that said so; none from a server that is alone and keeps no map.
+    /// The cluster map in the answer; `None` from a server that is alone and keeps no map.
     pub(super) map: Option<ClusterMap>,
 }
 
-/// Whether an address that a server tells of itself can lead to it: not the one that stands for all of its machine's.
+/// Whether an address that a server reports about itself can lead to it: an address that stands for all of its
+/// machine's cannot.
 pub(super) fn leads_here(addr: &str) -> bool {
     let unspecified = |host: &str| host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified());
     !matches!(Addr::parse(addr), Ok(Addr::Tcp(host, _)) if unspecified(&host))
@@ -108,7 +109,7 @@ fn found(config: &LinkConfig, addr: &str, map: Option<ClusterMap>) -> io::Result
     };
     match &map.servers[..] {
         [] => return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{addr}: its cluster map is empty"))),
-        // It is the one that answered, whatever it calls itself.
+        // It is the server that answered, whatever its name is.
         [only] => {
             add(&config.addrs);
             add(&only.addrs);

@@ -1,7 +1,7 @@
 //! `Seat`: a server of the map with the connection to it, opened when it is first needed.
 //!
-//! Invariant: one task at most opens a seat's connection; it goes on until there is one, the server has left the map,
-//! or the mount ends. From `Timeouts::give_up` on, calls fail meanwhile.
+//! Invariant: at most one task opens the connection of a server; it continues until there is one, the server has left
+//! the map, or the mount ends. After `Timeouts::give_up`, calls fail meanwhile.
 
 use super::Links;
 use super::find::leads_here;
@@ -37,15 +37,15 @@ pub(crate) struct Seat<E: Env> {
     stage: RefCell<Stage<E>>,
     /// Its further connections, each with targets of its own.
     pub(super) parts: RefCell<Vec<Rc<Seat<E>>>>,
-    /// Of a further connection: its targets.
+    /// For a further connection: its targets.
     own: Option<Vec<TargetId>>,
-    /// It is no longer in the map, or the mount ends.
+    /// The server is no longer in the map, or the mount ends.
     gone: Cell<bool>,
     /// The connection was there and has broken.
     broken: Cell<bool>,
     changed: Signal,
     lease: Arc<Lease>,
-    /// Messages that came while the mount was alone.
+    /// Number of messages that came while the mount was in sole mode.
     pub(crate) messages: Cell<u64>,
 }
 
@@ -127,7 +127,7 @@ impl<E: Env> Seat<E> {
         }
     }
 
-    /// What a newer map says of the server.
+    /// Applies what a newer map says about the server.
     pub(super) fn renew(&self, info: &ServerInfo) {
         *self.info.borrow_mut() = info.clone();
     }
@@ -245,7 +245,7 @@ impl<E: Env> Links<E> {
     async fn opened(self: &Rc<Self>, seat: &Rc<Seat<E>>, link: Rc<Link<E>>) {
         let welcome = link.welcome();
         if !self.is_master(seat) && self.is_behind(welcome.begun) {
-            // The session may have ended and begun anew: whether this mount goes on with it the master says.
+            // The session may have ended and begun anew: the master says whether this mount continues with it.
             if let Err(e) = self.hear_master().await {
                 tracing::debug!("server {} is left: {e}", seat.name());
                 seat.set_gone();
@@ -256,7 +256,7 @@ impl<E: Env> Links<E> {
         }
         self.learn_storage(seat, &welcome);
         self.mount.coherence.sharing.leases.surely_heard(&seat.lease, self.mount.clock.boot_ns());
-        // Other servers may have opened it there for the session, which was forgotten there since.
+        // Other servers may have opened files there for the session, which the restarted server has forgotten.
         if welcome.resumed || welcome.begun != self.first_begun.get() {
             for target in self.targets_of(seat, welcome.pool) {
                 if let Err(e) = represent_opens(&self.mount, &link, target).await {

@@ -1,10 +1,11 @@
 //! Several connections to one server: one for each of its workers.
 //!
-//! Owns: opening those beside the first, and which targets go by which. Does not own: where a server serves a
-//! connection (`Welcome::links` says what fits).
+//! Owns: opening the connections beside the first one, and which targets use which. Does not own: which worker serves a
+//! connection (`Welcome::links` says how many fit).
 //!
-//! A further connection is a `Seat` of its own with targets of its own, as if it led to another server: what is said of
-//! servers that are no master holds for it (`links`). Its lease, its breaks and its recovery concern its targets alone.
+//! A further connection is a `Seat` of its own with targets of its own, as if it led to another server: what holds for
+//! servers other than the master holds for it (`links`). Its lease, its breaks and its recovery concern only its
+//! targets.
 //!
 //! Invariants: a target goes by the same connection from its first request to the end of the mount, so its requests
 //! keep their order. Targets are given to a further connection before any request was sent by it, in one step, while
@@ -27,7 +28,8 @@ impl<E: Env> Links<E> {
         Numbered { link: 0, links }
     }
 
-    /// Opens further connections to the server at `seat`, as many as it says that fit, and gives each its targets.
+    /// Opens further connections to the server at `seat`, as many as the server says that fit, and gives each its
+    /// targets.
     pub(super) async fn split(self: &Rc<Self>, seat: &Rc<Seat<E>>, link: &Rc<Link<E>>) {
         let welcome = link.welcome();
         let links = welcome.links.min(self.numbered().links);

@@ -1,4 +1,4 @@
-//! What is fetched ahead of a read.
+//! The choice of the bytes fetched ahead of a read.
 //!
 //! Owns: asking the streams of the open file and of the file (`prefetch`), and setting fetches on their way. Does not
 //! own: what is fetched and how (`read`).
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const AHEAD_REQUESTS: u64 = 10;
 
 /// How far a stream that has come to `range` is read ahead: not at all if its program reads at random, or if its
-/// requests go past the cache: hits of what was fetched ahead would keep it in the cache without anybody deciding so.
+/// requests are direct, because hits of prefetched bytes would keep it in the cache without a decision.
 fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
     if mount.passes_cache_by(open, Way::Read, range.len()) || open.file.hints.read_advice() == ReadAdvice::Random {
         return Limits { window_max: 0, requests: 0 };
@@ -36,8 +36,8 @@ pub(super) fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: 
     next_ahead(mount, open, &mut state, range, size, limits)
 }
 
-/// What to fetch ahead of a read: what follows in its own stream, or in the sequence that this and other open files are
-/// together.
+/// The bytes to fetch ahead of a read: those that follow in its own stream, or in the sequence that several open files
+/// read together.
 fn next_ahead(
     mount: &Mount,
     open: &OpenFile,
@@ -78,13 +78,13 @@ pub(super) fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, 
     }
 }
 
-/// Fetches what is neither cached nor under way, in the background.
+/// Fetches, in the background, what is neither cached nor under way.
 pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
     let file = &open.file;
     if !file.group.admits(open.member()) {
         return;
     }
-    // Where others use the file, reading ahead would take locks that they need.
+    // If other mounts use the file, read-ahead would take locks that they need.
     let wary = !mount.coherence.sharing.is_alone() && is_wanted_elsewhere(mount, file);
     for range in plan {
         let range = range.align_out(PAGE).intersect(&ByteRange::new(0, file.size()));

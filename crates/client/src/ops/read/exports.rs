@@ -1,12 +1,13 @@
 //! Showing cached bytes to programs of this machine, which then read them without a call (docs/design/preload.md).
 //!
-//! Owns: which units of a file are put into its export and when, and what the streams of an open file are told of reads
-//! that were not seen. Does not own: the memory (`amphi_shm`), when what is shown stops being right
-//! (`inode::exported`), who gets the memory (the front end).
+//! Owns: which units of a file are copied into its export and when, and informing the streams of an open file about
+//! reads that the mount did not see. Does not own: the memory (`amphi_shm`), when its content becomes invalid
+//! (`inode::exported`), which programs get the memory (the front end).
 //!
-//! A unit is shown if a cache hit on it would be served now (`Hit`), behind a read that came as a call. A stream is
-//! shown more and more units ahead, up to 1 MiB: so it makes one call for each MiB. Of a read at random the unit is
-//! shown when it is read a second time, since filling 64 KiB (5 us) for one read of 4 KiB does not pay.
+//! After a read that came as a system call, a unit is copied into the export if a cache hit on it would be served now
+//! (`Hit`). For a stream, more and more units are copied ahead, up to 1 MiB, so that it makes one system call for each
+//! MiB. For random reads the unit is copied when it is read a second time, since copying 64 KiB (5 us) for one read of
+//! 4 KiB does not pay.
 
 use super::{Hit, read_ahead};
 use crate::api::Hints;
@@ -22,20 +23,20 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Most units that are shown ahead of a stream.
 const AHEAD_MAX: u64 = 16;
-/// Files of at most so many units are shown as a whole as soon as they are read.
+/// Files of at most this many units are shown as a whole as soon as they are read.
 const SMALL_UNITS: u64 = 4;
-/// For how long programs may read what is shown without hearing of the mount: what a mount that was killed shows is
-/// over after this time.
+/// How long programs may read from the export without a renewal by the mount: after a mount was killed, its export is
+/// used for this time at most.
 const LEASE_NS: u64 = 2_000_000_000;
 
-/// Until when, by the clock of leases, what is shown may be used; 0: no longer.
+/// Until when, by the clock of leases, exports may be used; 0: no longer.
 pub(crate) fn lease_end_ns(mount: &Mount) -> u64 {
     let sharing = &mount.coherence.sharing;
     if sharing.is_lost() {
         return 0;
     }
     let end = mount.clock.boot_ns().saturating_add(LEASE_NS);
-    // Alone, what is cached counts until the master says otherwise, as it does for hits.
+    // In sole mode, cached bytes are valid until the master says otherwise, as for hits.
     if sharing.is_alone() { end } else { end.min(sharing.leases.all_until_ns.load(Relaxed)) }
 }
 
@@ -71,7 +72,7 @@ pub(crate) fn unexport(mount: &Mount, ino: Ino) {
     }
 }
 
-/// The program may have read up to `offset` what it was shown: its streams are told of that.
+/// The program may have read from the export up to `offset`: its streams are informed.
 pub(crate) fn passed(mount: &Arc<Mount>, open: &OpenFile, offset: u64) {
     let shared = &open.streams.shared;
     let from = shared.read_to.load(Relaxed);
@@ -118,7 +119,7 @@ pub(crate) fn show(mount: &Arc<Mount>, open: &OpenFile, offset: u64, len: u64) {
     shared.shown_to.store(shown_to, Relaxed);
 }
 
-/// Says whether the next read has to come as a call, because it renews the access time.
+/// Tells the export whether the next read has to be a system call, because it renews the access time.
 fn access(mount: &Mount, open: &OpenFile, export: &Export) {
     if !mount.tunables.on(Tunable::Atime) {
         return export.set_due(false);
@@ -134,7 +135,7 @@ fn access(mount: &Mount, open: &OpenFile, export: &Export) {
 /// Shows the valid bytes of a unit that are around `near`, and where the file ends. Returns what is shown.
 fn show_unit(mount: &Arc<Mount>, open: &OpenFile, export: &Export, unit: u64, near: ByteRange) -> Option<ByteRange> {
     let file = &open.file;
-    // Before anything is looked at: what happens from now on makes what is shown here void.
+    // This comes before anything is looked up: events from now on invalidate what is copied here.
     let ticket = export.ticket();
     let alone = mount.coherence.sharing.is_alone();
     let hit = Hit::begin(mount, open, unit * UNIT, UNIT_BYTES, Hints::default())?;

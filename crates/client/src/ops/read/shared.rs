@@ -1,9 +1,9 @@
 //! Reads in company of other mounts.
 //!
-//! Owns: which size a read is cut at, and the locks that make it one event. Invariants: nothing is returned of bytes
-//! beyond the end of the file; the end that cuts a read is that of a moment at which all its locks were pinned, or one
-//! that an attributes token vouches for. The caller holds the range lock shared. What a target sends for a read was
-//! inside the file when it was read (its object ends there), so an answer without zeros at its end needs no size.
+//! Owns: at which size a read is cut, and the locks that make it atomic. Invariants: no bytes beyond the end of the
+//! file are returned; the size at which a read is cut is that of a moment at which all its locks were pinned, or one
+//! that an attributes token guarantees. The caller holds the range lock shared. Bytes that a target sends for a read
+//! were inside the file when it was read (its object ends there), so an answer without zeros at its end needs no size.
 
 use super::{Fetch, count, decide, fetch, note_access, plan};
 use crate::api::{Ctx, Hints};
@@ -29,10 +29,10 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Bytes read at once beyond the end that is known: a caller that asks for everything must not lock everything.
+/// Bytes read at once beyond the end that is known: a caller that requests everything must not lock everything.
 const BEYOND_MAX: u64 = 64 << 20;
 
-/// `None`: a group of this mount has asked for the file meanwhile.
+/// `None`: a group of this mount has requested the file meanwhile.
 pub(super) async fn read(
     mount: &Arc<Mount>,
     ctx: &Ctx,
@@ -129,7 +129,7 @@ fn cached(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Option<Seg
     same.then_some(data)
 }
 
-/// Cuts what a caller asks for far beyond the end of the file.
+/// Bounds a request that reaches far beyond the end of the file.
 async fn bounded(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Result<ByteRange> {
     if asked.len() <= BEYOND_MAX {
         return Ok(asked);
@@ -139,8 +139,8 @@ async fn bounded(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Res
     Ok(ByteRange::new(asked.start, asked.end.min(end)))
 }
 
-/// One direct request to one object under the target's own lock, if it has all the bytes and none of them is cached
-/// here.
+/// One direct request to one object under the target's own lock, if the object has all the bytes and none of them is
+/// cached here.
 async fn by_target(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Result<Option<Segments>> {
     let mut pieces = file.layout().pieces(file.ino, asked);
     let (Some((object, piece)), None) = (pieces.next(), pieces.next()) else { return Ok(None) };
@@ -163,7 +163,7 @@ struct Got {
     fetch: Fetch,
 }
 
-/// Reads under locks on all of the range. What is cached counts; the rest comes from the targets, into the cache if
+/// Reads under locks on the whole range. Cached bytes are used; the rest comes from the targets, into the cache if
 /// `mode` says so.
 async fn under_locks(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Option<Segments>> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
@@ -183,7 +183,7 @@ async fn under_locks(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode
     read.map(Some)
 }
 
-/// What can be had of a range from its start on, under locks that the caller holds.
+/// The bytes at the start of a range that can be read, under locks that the caller holds.
 async fn up_to_damage(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Result<Segments> {
     let range = asked.intersect(&ByteRange::new(0, size_now(mount, file).await?));
     if range.is_empty() {
@@ -213,7 +213,7 @@ async fn unless_damaged(
     pages: ByteRange,
     mode: Mode,
 ) -> Result<Option<Segments>> {
-    // Until something speaks against it.
+    // This is assumed until an answer shows otherwise.
     let hint = file.size();
     let mut size = None;
     if asked.end > hint || tokens::is_sure(mount, file) {
@@ -230,7 +230,7 @@ async fn unless_damaged(
         return Ok(Some(buf.into()));
     }
     let got = join_all(wanted(file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
-        // No lock is asked for under this fetch.
+        // No lock is requested under this fetch.
         let fetch = fetch(mount.clone(), file.clone(), object, piece, false, LockExtent::Grown);
         async move {
             Ok(match ask_piece(mount, file, object, piece, Under::Lock).await? {
@@ -256,7 +256,7 @@ async fn unless_damaged(
     for (piece, _) in &got {
         if mode == Mode::Buffered {
             match piece.fetch.put(piece.range.intersect(&inside), &piece.bytes) {
-                // No room: this read goes by the cache.
+                // There is no space: this read bypasses the cache.
                 Ok(()) | Err(Errno::NoSpace) => {}
                 Err(e) => return Err(e),
             }
@@ -279,7 +279,7 @@ async fn unless_damaged(
     Ok(Some(buf.into()))
 }
 
-/// What came, up to the end of `range`, without a copy.
+/// The bytes that arrived, up to the end of `range`, without a copy.
 fn in_their_buffers(got: Vec<(Got, u64)>, range: ByteRange) -> Segments {
     let mut data = Segments::new();
     for (piece, _) in got {
@@ -297,7 +297,7 @@ fn in_their_buffers(got: Vec<(Got, u64)>, range: ByteRange) -> Segments {
     data
 }
 
-/// Bytes of `part` from what came, zeros behind it.
+/// Copies bytes of `part` from what arrived, and zeros behind it.
 fn copy_part(piece: &Got, part: ByteRange, into: &mut [u8]) {
     let at = (part.start - piece.range.start) as usize;
     let there = piece.bytes.get(at..).unwrap_or_default();
@@ -306,7 +306,7 @@ fn copy_part(piece: &Got, part: ByteRange, into: &mut [u8]) {
     into[n..].fill(0);
 }
 
-/// What to ask for: whole pages for the cache, what is missing otherwise.
+/// The ranges to request: whole pages for the cache, otherwise only missing bytes.
 fn wanted(file: &Inode, gaps: &[ByteRange], pages: ByteRange, size: u64, mode: Mode) -> Vec<(ObjectId, ByteRange)> {
     let mut wanted: Vec<ByteRange> = Vec::new();
     for gap in gaps {

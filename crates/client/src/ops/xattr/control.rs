@@ -1,11 +1,12 @@
 //! Hidden control attributes of a mount, for the super-user and the owner of the mount process.
 //!
-//! Read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as fit), `tunables` or
-//! `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the cluster's; its beginning if it is long) and
-//! `status.from.N` (byte N and on of the status that was shown to this process last), `counters.server`, `error` (why
-//! the last change was refused), `pid` (the mount's process). Write: `stats` = `reset`, `set` = `PATTERN=VALUE`, `sync`
-//! = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the servers': shown
-//! are the master's values, and in lines that begin with `#` which other servers have others, or do not answer.
+//! Attributes that can be read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as
+//! fit), `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the status of the cluster; its
+//! beginning if it is long) and `status.from.N` (from byte N on, of the status that this process read last),
+//! `counters.server`, `error` (why the last change was refused), `pid` (the mount's process). Attributes that can be
+//! written: `stats` = `reset`, `set` = `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not
+//! pass on). Tunables that begin with `server.` belong to the servers: the master's values are shown, and lines that
+//! begin with `#` name other servers with other values, or without an answer.
 
 use crate::api::Ctx;
 use crate::conn::replies::unexpected;
@@ -29,7 +30,7 @@ const JOBS_AFTER: &str = "jobs.after.";
 /// Processes that may read a long status at the same time.
 const SHOWN_MAX: usize = 8;
 
-fn allowed(mount: &Mount, ctx: &Ctx) -> bool {
+pub(super) fn allowed(mount: &Mount, ctx: &Ctx) -> bool {
     ctx.cred.uid == 0 || ctx.cred.uid == mount.host.owner_uid
 }
 
@@ -42,7 +43,7 @@ fn lines(rows: &[(String, String, String)]) -> String {
 
 type Rows = Vec<(String, String, String)>;
 
-/// What an answer to `Request::Tunables` has: nothing if the server has none that match.
+/// The rows in an answer to `Request::Tunables`: none if the server has no matching ones.
 fn rows_of(answer: Result<Reply>) -> Result<Rows> {
     match answer {
         Ok(Reply::Tunables(rows)) => Ok(rows),
@@ -165,7 +166,8 @@ pub(super) async fn set(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8], text: &str) 
             let (pattern, value) = text
                 .split_once('=')
                 .ok_or_else(|| mount.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
-            // Nothing is changed anywhere before it is known to fit here; then first what may be out of reach.
+            // Nothing is changed anywhere before the value is known to be valid here; then tunables of servers, which
+            // may be out of reach, are set first.
             let near = Tunables::check(pattern, value).map_err(|text| mount.complain(text))?;
             let far = if means_server(pattern) {
                 server_tunables(mount, ctx, pattern, Some(value)).await.inspect_err(|e| {
@@ -203,7 +205,7 @@ async fn server_counters(mount: &Mount, ctx: &Ctx) -> Result<BTreeMap<String, u6
     failure.map(|()| sums)
 }
 
-/// What the status that was shown to the caller last says from byte `from` on, as much as fits into an attribute.
+/// The status that the caller read last, from byte `from` on, as much as fits into an attribute.
 fn status_part(mount: &Mount, ctx: &Ctx, from: usize) -> Vec<u8> {
     let shown = mount.panel.shown_status.lock();
     let text = shown.iter().find(|(pid, _)| *pid == ctx.pid).map_or(&[][..], |(_, text)| text);
@@ -225,7 +227,7 @@ impl Mount {
         Errno::Inval
     }
 
-    /// Of the thresholds among these tunables: a line for each that says what is set or learnt, and in force.
+    /// For each threshold among these tunables: a line with the set or learnt value that is in force.
     fn threshold_lines(&self, rows: &Rows) -> String {
         let thresholds = [
             ("hybrid.large_read_bytes", Tunable::LargeRead, Way::Read),

@@ -1,11 +1,11 @@
-//! Where a file lies and what of it would not survive a loss of power:
-//! `user.amphi.extents` (JSON, a summary for each object) and `user.amphi.extents.STRIPE.OFFSET`
-//! (JSON, the extents of one object from a byte of the file on, 1,000 at most); `user.amphi.unstable` (JSON, bytes that
-//! were acknowledged and are not stable, by where they are).
+//! Where the bytes of a file are, and which would not survive a loss of power: `user.amphi.extents` (JSON, a summary
+//! for each object) and `user.amphi.extents.STRIPE.OFFSET` (JSON, the extents of one object from a byte of the file on,
+//! 1,000 at most); `user.amphi.unstable` (JSON, acknowledged bytes that are not stable, by where they are).
 //!
-//! Owns: asking the targets, the text. Does not own: how it is shown (`amphi layout get`, `amphi stats FILE`). Before
-//! extents are shown, what this mount has not written back yet is written; what others change meanwhile shows or does
-//! not. The file has to be open here. What other mounts have not written back is not asked for.
+//! Owns: the requests to the targets, and the text. Does not own: how it is shown (`amphi layout get`,
+//! `amphi stats FILE`). Before extents are shown, this mount writes back its dirty bytes; concurrent changes by other
+//! mounts may be shown or not. The file has to be open on this mount. Bytes that other mounts have not written back are
+//! not included.
 
 use crate::conn::replies::unexpected;
 use crate::mount::Mount;
@@ -75,7 +75,7 @@ pub(super) async fn get(mount: &Arc<Mount>, view: &InodeView, of: Option<&str>) 
 /// Bytes of a file that were acknowledged and would not survive a loss of power yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnstableBytes {
-    /// In this mount's cache, or on the way from there.
+    /// Bytes in this mount's cache, or on the way from there.
     pub(super) dirty: u64,
     /// Memory of direct writes of this mount that have returned and are on their way.
     pub(super) sending: u64,
@@ -86,8 +86,8 @@ pub(super) struct UnstableBytes {
 }
 
 impl UnstableBytes {
-    /// Of a file, as far as its targets tell: they tell it to mounts that have it open. Of a file of more than
-    /// `OBJECTS_MAX` objects those alone are asked.
+    /// The counts of a file, as far as its targets report them: they do so to mounts that have the file open. If a file
+    /// has more than `OBJECTS_MAX` objects, only that many are asked.
     pub(super) async fn of(mount: &Arc<Mount>, view: &InodeView) -> Result<UnstableBytes> {
         let known = mount.files.get(view.attr.ino);
         let here =

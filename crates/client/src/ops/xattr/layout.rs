@@ -1,7 +1,7 @@
 //! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The words of the settings
 //! for mounts that go with them.
 
-use amphi_types::{DataChecksums, Ino, IoMode, KernelCache, Layout, Pattern, setting};
+use amphi_types::{Consistency, DataChecksums, Ino, IoMode, KernelCache, Layout, Pattern, setting};
 
 /// The word for an I/O mode.
 pub(crate) fn mode_text(mode: IoMode) -> &'static str {
@@ -17,7 +17,7 @@ pub(crate) fn mode_of(text: &str) -> Option<IoMode> {
     [IoMode::Auto, IoMode::Buffered, IoMode::Direct].into_iter().find(|m| mode_text(*m) == text)
 }
 
-/// The word for who serves reads.
+/// The text of the setting who serves reads.
 pub(crate) fn kernel_cache_text(asked: KernelCache) -> &'static str {
     match asked {
         KernelCache::Auto => "auto",
@@ -45,6 +45,19 @@ pub(crate) fn checksums_of(text: &str) -> Option<DataChecksums> {
     [DataChecksums::Auto, DataChecksums::On, DataChecksums::Off].into_iter().find(|c| checksums_text(*c) == text)
 }
 
+/// The word for when other mounts see what is written.
+pub(crate) fn consistency_text(asked: Consistency) -> &'static str {
+    match asked {
+        Consistency::Posix => "posix",
+        Consistency::Commit => "commit",
+    }
+}
+
+/// Reads when other mounts see what is written.
+pub(crate) fn consistency_of(text: &str) -> Option<Consistency> {
+    [Consistency::Posix, Consistency::Commit].into_iter().find(|c| consistency_text(*c) == text)
+}
+
 /// A layout as people read it.
 pub(crate) fn text(layout: &Layout) -> String {
     let size = setting::size(u64::from(layout.stripe_size));
@@ -55,8 +68,8 @@ pub(crate) fn text(layout: &Layout) -> String {
     }
 }
 
-/// Reads a layout; what is not said stays as in `old`, for a pattern given alone the defaults hold. A count of 0 or
-/// `all` means every target.
+/// Parses a layout; values that are not given stay as in `old`, and a pattern that is given alone gets its defaults. A
+/// count of 0 or `all` means every target.
 ///
 /// Errors: a sentence.
 pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {

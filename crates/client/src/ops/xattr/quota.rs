@@ -144,7 +144,24 @@ pub(super) async fn set(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, name: &[u8], te
     }
 }
 
+/// The bytes that hexadecimal digits stand for.
+fn unhex(digits: &str) -> Option<Vec<u8>> {
+    let digit = |c: u8| (c as char).to_digit(16).map(|d| d as u8);
+    let pairs = digits.as_bytes().chunks(2);
+    pairs.map(|pair| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?)).collect()
+}
+
+/// Of an inode, or with `NUMBER of NAME` (in hexadecimal digits) of what lies in a directory under that name: symbolic
+/// links and special files have no such attributes of their own.
 async fn set_project(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, text: &str) -> Result<()> {
+    let (text, name) = match text.split_once(" of ") {
+        Some((number, name)) => (number, Some(unhex(name).ok_or(Errno::Inval)?)),
+        None => (text, None),
+    };
+    let ino = match name {
+        Some(name) => crate::ops::name::lookup(mount.clone(), ctx.clone(), ino, name).await?.ino,
+        None => ino,
+    };
     let project = match text {
         "new" => match mount.call(LEDGER, &ctx.cred, Request::NewProject).await? {
             Reply::Project(project) => project,
@@ -161,7 +178,7 @@ mod tests {
     use super::*;
     use amphi_types::Amount;
 
-    /// Goal: words change just what they name, and wrong ones are explained. Method: a table.
+    /// Goal: words change only what they name, and errors are explained. Method: a table.
     #[test]
     fn words_make_limits() {
         let before = Limits { hard: Amount { blocks: 5, inodes: 6 }, soft: Amount::default(), grace_s: 9 };
@@ -170,6 +187,11 @@ mod tests {
         assert_eq!(changed(before, &[]), Ok(before));
         for (word, why) in [("bytes", "NAME=NUMBER"), ("bytes=-1", "no number"), ("size=1", "none of")] {
             assert!(changed(before, &[word]).is_err_and(|text| text.contains(why)), "{word}");
+        }
+        for (digits, bytes) in
+            [("", Some(&b""[..])), ("6162ff", Some(b"ab\xff")), ("6", None), ("6g", None), ("+1", None)]
+        {
+            assert_eq!(unhex(digits).as_deref(), bytes, "{digits}");
         }
         assert_eq!(account_of("user", "7").map(|a| a.to_string()), Some("user 7".into()));
         assert_eq!((account_of("tree", "7"), account_of("user", "4294967296")), (None, None));

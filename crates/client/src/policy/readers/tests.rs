@@ -7,9 +7,9 @@ use amphi_types::{IoMode, KernelCache};
 
 const SMALL: u64 = 32 << 10;
 const LARGE: u64 = 4 << 20;
-/// Of a read in large pieces that the kernel serves, over the same by the mount.
+/// Time of a read in large pieces that the kernel serves, over the same by the mount.
 const BY_KERNEL: f64 = 1.2;
-/// Of a read in small pieces that the mount serves, over the same by the kernel: least and most.
+/// Time of a read in small pieces that the mount serves, over the same by the kernel: least and most.
 const BY_MOUNT: (f64, f64) = (4.0, 20.0);
 
 /// Numbers that look random.
@@ -34,7 +34,7 @@ impl Random {
 struct Open {
     reader: Reader,
     pieces: Pieces,
-    /// Its bytes say something of it.
+    /// The stream is long enough that its bytes tell how the file is read.
     long: bool,
     /// The mount serves it in any case, as it does for who writes too.
     forced: bool,
@@ -63,7 +63,7 @@ struct Model {
     kernel: f64,
     /// Small pieces that the mount served although nothing forced it to.
     wrong: u32,
-    /// Who served the last one.
+    /// The server of the last stream.
     server: Option<Server>,
 }
 
@@ -118,9 +118,9 @@ impl Model {
 enum Kind {
     Small,
     Large,
-    /// Large so many times in 100.
+    /// Large this many times in 100.
     Mixed(u64),
-    /// Large, then small, or the other way round, each for so many opens.
+    /// Large, then small, or the other way round, each for this many opens.
     Turns(u64),
 }
 
@@ -134,10 +134,10 @@ fn pieces(kind: Kind, number: u64, random: &mut Random) -> Pieces {
     if large { Pieces::Large } else { Pieces::Small }
 }
 
-/// Goal: whoever reads, the rule costs little more than leaving everything to the kernel, and no more than a quarter
-/// more than knowing everything; a program that reads in large pieces comes to be served by the mount. Method: 1,000
-/// worlds of programs that share files and directories, some of them unknown, some opens forced to the mount, with
-/// costs drawn at random; beside each the rule that gave whatever is unknown to the mount.
+/// Goal: for any reader, the rule costs little more than leaving everything to the kernel, and at most a quarter more
+/// than perfect knowledge; a program that reads in large pieces is eventually served by the mount. Method: 1,000 worlds
+/// of programs that share files and directories, some of them unknown, some opens forced to the mount, with costs drawn
+/// at random; beside each the rule that gave whatever is unknown to the mount.
 #[test]
 fn regret_is_bounded() {
     const OPENS: u64 = 2000;
@@ -182,9 +182,9 @@ fn regret_is_bounded() {
     assert!(mean < 1.1 && mean_before > 5.0, "{mean} beside {mean_before}");
 }
 
-/// Goal: nobody can make the rule wrong more often than the logarithm of the opens says. Method: an adversary that
-/// reads in small pieces whenever the mount serves what it need not, and in large ones otherwise, each time another
-/// file and directory; with forced opens that show large pieces, and without.
+/// Goal: no sequence of opens makes the rule wrong more often than the logarithm of the opens. Method: an adversary
+/// that reads in small pieces whenever the mount serves what it need not, and in large ones otherwise, each time
+/// another file and directory; with forced opens that show large pieces, and without.
 #[test]
 fn an_adversary_gains_little() {
     for forced in [false, true] {

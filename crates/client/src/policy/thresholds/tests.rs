@@ -27,13 +27,13 @@ impl Random {
     }
 }
 
-/// What the ways carry, bytes per second.
+/// The throughput of each way, bytes per second.
 #[derive(Clone, Copy)]
 struct World {
     cached: f64,
     /// Direct requests of this class carry as much as the cache; larger ones more, smaller ones less.
     crossing: f64,
-    /// What each doubling makes of it.
+    /// The factor for each doubling.
     slope: f64,
 }
 

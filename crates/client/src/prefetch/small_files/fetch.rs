@@ -16,14 +16,15 @@ use amphi_wire::{BATCH_PARTS_MAX, FileAhead, ReadPart, Reply, Request};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
-/// Entries asked for at once when a directory's names are asked for.
+/// Entries that are requested at once when the names of a directory are needed.
 const ENTRIES: u32 = 1024;
-/// Files of at most so many bytes are read ahead: one unit of the cache.
+/// Files of at most this many bytes are read ahead: one unit of the cache.
 const SMALL_BYTES_MAX: u32 = 64 << 10;
-/// Bytes of cache memory come in units of so many.
+/// Cache memory is allocated in units of this many bytes.
 const UNIT: u64 = amphi_pagecache::UNIT;
 
-/// A question that is entered: from now on what it asks for is on its way. Dropped, it is not any more.
+/// A request that is entered: from now on the files that it requests count as under way. When it is dropped, they no
+/// longer do.
 pub(super) struct Batch {
     mount: Arc<Mount>,
     id: u64,
@@ -80,7 +81,7 @@ impl Drop for Batch {
     }
 }
 
-/// Asks, and takes what comes.
+/// Sends the request, and processes the answer.
 pub(super) async fn run(mount: Arc<Mount>, cred: Cred, batch: Batch) {
     let object = |ino| ObjectId { ino, stripe: 0 };
     let coming: Vec<Option<Coming>> =
@@ -151,7 +152,8 @@ fn accept(
     let (file, fill) = mount.files.open_ahead(found.inode, READ, told.asked_at, ByteRange::new(0, size));
     let closer: Weak<Mount> = Arc::downgrade(mount);
     let opened = Opened::new(closer, file.clone());
-    // Alone, this mount cuts a file that it does not know without a lock. From here on it is known.
+    // In sole mode, this mount truncates a file that is not in its table without a lock. From here on it is in the
+    // table.
     let bytes = bytes.filter(|_| !mount.prefetch.small_files.state.lock().is_spoiled(batch.id, batch.dir, part));
     let pin = coming.zip(found.lock).and_then(|(coming, (lock, range))| coming.granted(lock, range));
     told.keep_entry(batch.dir, &part.name, part.ino, Some(found.inode), &found.tokens);
@@ -177,7 +179,7 @@ fn put(mount: &Arc<Mount>, file: &Arc<Inode>, fill: u64, size: u64, bytes: Buf) 
         return false;
     }
     mount.stats.bytes(Count::Fill, size);
-    // A unit that keeps the buffer it came in would keep that of its siblings.
+    // A unit that keeps the buffer in which it arrived would also keep the memory of the other files in it.
     let own = if bytes.len() as u64 >= UNIT { bytes.len() as u64 } else { 0 };
     let bytes = if own > 0 { Buf::copy_of(&bytes) } else { bytes };
     let true_still = |part| file.fills.is_true(fill, part);
@@ -186,7 +188,7 @@ fn put(mount: &Arc<Mount>, file: &Arc<Inode>, fill: u64, size: u64, bytes: Buf) 
     true
 }
 
-/// Keeps an open for who comes, unless something has changed meanwhile.
+/// Keeps an open for a later program, unless something has changed meanwhile.
 fn keep(
     mount: &Arc<Mount>,
     batch: &Batch,
@@ -216,7 +218,7 @@ fn keep(
     mount.prefetch.small_files.note_busy(state);
 }
 
-/// Notes how large the files are, and which to ask for once more.
+/// Notes how large the files are, and which to request once more.
 fn note(mount: &Mount, batch: &Batch, got: usize, (with_bytes, bytes): (u64, u64), later: Vec<(Name, Ino)>) {
     let now_ns = mount.clock.now_ns();
     let mut state = mount.prefetch.small_files.state.lock();

@@ -8,13 +8,14 @@
 //! revocations take away (`coherence::opened_ahead`), closing (`writeback::release`).
 //!
 //! Invariants:
-//! * **Permission.** Alone, a kept open is handed out only to a caller with the very credentials for which the server
-//!   opened the file, and only if this mount has sent no change of the inode since that question. In company it is
-//!   handed out while the attributes token is held, to whom the attributes under it let read.
-//! * **Names.** A file that loses its last name by this mount is closed when the answer says so; by another one, when
-//!   the attributes token is revoked for it. Without that token, or behind a change of the rule of caching, nothing is
-//!   kept.
-//! * An open that has a time of access to tell is not kept: it goes with the close.
+//! * **Permission.** In sole mode, a kept open is given only to a caller with exactly the credentials for which the
+//!   server opened the file, and only if this mount has sent no change of the inode since that request. In shared mode
+//!   it is given, while the attributes token is held, to any caller that may read the file by the attributes under that
+//!   token.
+//! * **Names.** A file that loses its last name by a call of this mount is closed when the answer says so; by a call of
+//!   another mount, when the attributes token is revoked because of it. Without that token, or after a switch of mode,
+//!   no open is kept.
+//! * An open with an access time to report is not kept: the time is sent with the close.
 //!
 //! Bound: `KEPT_MAX` files, for `KEPT_NS` each; the server counts them as opens of this mount.
 

@@ -5,7 +5,7 @@
 //! an answer has shown stays true until this mount sets one.
 //!
 //! Owns: which inodes were shown to have none, and which calls that set one are under way. Does not own: requests
-//! (`coherence::bare`), the caching mode (`sharing`).
+//! (`coherence::bare`) and the caching mode (`sharing`).
 //!
 //! Invariants: an inode is recorded only if request and answer fell into the same time of sole mode, and no call that
 //! sets an attribute began or ended between them. Before such a call is sent, its inode is forgotten. If its answer is

@@ -1,9 +1,9 @@
 //! `Directories`: attributes of directories, in sole mode.
 //!
 //! The kernel forgets the attributes of a directory with each name that is made or removed there, and with each
-//! listing, and asks again. The answer to the change has brought the new attributes, or the lookup or listing before
-//! has. So the kernel's question needs no message. In shared mode the attributes come with a token and are cached under
-//! it (`tokens`); this table is for sole mode.
+//! listing, and asks again. The answer to the change, or to an earlier lookup or listing, has brought these attributes.
+//! So the kernel's request for them needs no message. In shared mode the attributes come with a token and are cached
+//! under it (`tokens`); this table is for sole mode.
 //!
 //! Owns: what was shown or what the last change brought, and which changes are under way. Does not own: requests
 //! (`coherence::directories`), the caching mode (`sharing`).
@@ -13,13 +13,13 @@
 //!
 //! * Attributes are kept only if request and answer fell into the same time of sole mode. Those of a lookup or listing
 //!   are kept only if no change of any directory began or ended between the two.
-//! * Nothing is shown while a change of that directory is under way, because a program may have seen the effect of the
-//!   change already.
-//! * Of overlapping changes the one with the highest place in the target's log was the last. If one of them brought no
-//!   attributes, nothing is kept.
-//! * A rename touches inodes that it does not name. While it is under way nothing is shown, and all is forgotten. The
-//!   same holds for the removal of a directory until the answer names it.
-//! * A change whose answer was lost may still be carried out, so nothing is kept for a while.
+//! * Nothing is shown while a change of that directory is under way, because a program may already have seen the effect
+//!   of the change.
+//! * Of overlapping changes the one with the highest place in the target's log was the last. If one of the overlapping
+//!   changes brought no attributes, nothing is recorded.
+//! * A rename touches inodes that it does not name. While a rename is under way nothing is shown, and all records are
+//!   dropped. The same holds for the removal of a directory until the answer names it.
+//! * A change whose answer was lost may still be carried out, so nothing is recorded for a while.
 //!
 //! Bound: 4,096 directories, about 200 bytes each.
 
@@ -39,7 +39,7 @@ struct Entry {
     spoiled: bool,
     /// The attributes that the latest of them brought, with its place in the target's log.
     last: Option<(u64, Attr)>,
-    /// The number of the caching mode in which all of them were sent.
+    /// The number of the caching mode in which all of these changes were sent.
     rule: u64,
 }
 
@@ -117,7 +117,7 @@ impl State {
         self.ended(dir, rule, after);
     }
 
-    /// An answer shows a directory. The request was sent when `State::events` was `events`.
+    /// An answer shows a directory. The request for it was sent when `State::events` was `events`.
     pub(crate) fn shown(&mut self, ino: Ino, rule: u64, events: u64, attr: Attr) {
         let busy = self.wide + self.removals > 0 || self.entries.get(&ino).is_some_and(|entry| entry.under_way > 0);
         if self.events == events && !busy {
@@ -126,7 +126,7 @@ impl State {
         }
     }
 
-    /// The change of one inode has ended. `after`: the attributes that it brought, if they may be used.
+    /// The change of one inode has ended. `after`: the attributes that the answer brought, if they may be used.
     pub(crate) fn ended(&mut self, ino: Ino, rule: u64, after: Option<(u64, Attr)>) {
         self.events += 1;
         let Some(entry) = self.entries.get_mut(&ino) else { return };
@@ -151,7 +151,7 @@ impl State {
 #[derive(Default)]
 pub(crate) struct Directories {
     pub(crate) state: Mutex<State>,
-    /// A copy of `State::events`, for each request to look at without the lock.
+    /// A copy of `State::events`, so that requests can read it without the lock.
     pub(crate) events: AtomicU64,
 }
 
@@ -191,18 +191,18 @@ mod tests {
     use super::*;
     use amphi_types::{Kind, Timespec};
 
-    /// What a change under way is.
+    /// The kind of a change under way.
     #[derive(Clone, Copy, PartialEq)]
     enum What {
         Of(usize),
         Wide,
-        /// From the first directory, of the second one.
+        /// The removal of the second directory from the first one.
         Removal,
-        /// No change: of which directory a question is, and after which events it was asked.
+        /// No change, but a request: for which directory, and after how many events it was sent.
         Question(usize, u64),
     }
 
-    /// A change or question under way; once it is applied, what its answer will bring.
+    /// A change or request under way; once it is applied, also what its answer will bring.
     type UnderWay = (What, Option<Option<(u64, Attr)>>);
 
     struct Random(u64);
@@ -234,10 +234,10 @@ mod tests {
         }
     }
 
-    /// Goal: what is shown is always what the last change left, whatever order answers come in, and nothing while
-    /// somebody may know better; without overlaps it is shown always. Method: random changes of two directories and
-    /// questions about them, each applied between question and answer, some wide, some removals, some whose answers
-    /// bring nothing, against the directories themselves.
+    /// Goal: the record always shows what the last change left, in whatever order answers come in, and shows nothing
+    /// while the state may be different; without overlaps it always shows something. Method: random changes of two
+    /// directories and requests for their attributes, each applied between request and answer, some wide, some
+    /// removals, some whose answers bring nothing, compared with the directories themselves.
     #[test]
     fn the_last_change_wins() {
         let (mut shown, mut overtaken, mut kept) = (0, 0, 0);

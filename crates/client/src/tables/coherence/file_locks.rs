@@ -33,12 +33,12 @@ pub(crate) type Key = (Ino, FileLockOwner);
 #[derive(Default)]
 pub(crate) struct OwnerState {
     pub(crate) held: Pieces,
-    /// What was held exclusively before the request under way, which converts some of it to shared: if it is refused,
-    /// that is held exclusively again.
+    /// The part held exclusively before the request under way, which converts it to shared: if the request is refused,
+    /// that part is held exclusively again.
     pub(crate) converted: Pieces,
     /// A request is under way.
     pub(crate) busy: bool,
-    /// The requests that come next.
+    /// The requests that wait for their turn.
     queue: VecDeque<oneshot::Sender<Turn>>,
     /// A request failed without an answer, so the server may hold more for the owner than this table.
     pub(crate) unsure: bool,

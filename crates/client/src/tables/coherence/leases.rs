@@ -4,8 +4,8 @@
 //! was silent (`coherence::lease`).
 //!
 //! A server evicts a mount that is silent for 30 s. A mount that has heard nothing of a server for `LEASE_NS` uses
-//! nothing that is cached under that server's locks and tokens, until a question of its own is answered. So it has
-//! stopped before others go on. What other servers granted stays usable.
+//! nothing that is cached under that server's locks and tokens, until a question of its own is answered. So this mount
+//! has stopped using its cache before other mounts continue. What other servers granted stays usable.
 //!
 //! The number behind `all_until_ns`: while all servers are heard, one comparison decides for all of them.
 
@@ -23,7 +23,7 @@ const COARSE_NS: u64 = 500_000_000;
 /// Most pieces of a range that are checked one by one. For more pieces, all stripes of the file are checked.
 const PIECES_MAX: usize = 4096;
 
-/// When a server was last heard, by the clock that goes on during suspend. 0 means that it was never heard, so it has
+/// When a server was last heard, by the clock that also runs during suspend. 0 means that it was never heard, so it has
 /// granted nothing.
 #[derive(Default)]
 pub(crate) struct Lease {
@@ -47,7 +47,7 @@ impl Lease {
 #[derive(Default)]
 pub(crate) struct Leases {
     by_target: RwLock<Vec<Arc<Lease>>>,
-    /// Until this moment all leases last.
+    /// Until this moment none of the leases expires.
     pub(crate) all_until_ns: AtomicU64,
 }
 
@@ -118,8 +118,8 @@ pub(crate) fn targets(file: &Inode, range: ByteRange) -> BTreeSet<TargetId> {
 mod tests {
     use super::*;
 
-    /// Goal: a silent server stops what it granted, and nothing else; a message after a long silence does not count, an
-    /// answer does. Method: two servers, one of which is heard.
+    /// Goal: what a silent server granted is not used, and everything else is; a message after a long silence does not
+    /// renew the lease, an answer does. Method: two servers, one of which is heard.
     #[test]
     fn each_server_has_its_own() {
         let leases = Leases::default();

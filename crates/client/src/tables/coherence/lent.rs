@@ -6,7 +6,7 @@
 //! inodes no timeout).
 //!
 //! Invariants: attributes get a timeout only if the value that this mount caches under their token shows exactly the
-//! same attributes when the timeout is given. The record is made while the token cannot go, so whoever revokes the
+//! same attributes when the timeout is given. The record is made while the token cannot go, so a revocation of the
 //! token finds the record. Invalidating attributes waits for nothing: the kernel drops them, and takes no answer to a
 //! question from before. One exception: an inode that the kernel does not know may be just becoming known by an answer
 //! that was given a moment ago. So the invalidation is repeated until that answer has arrived.
@@ -28,8 +28,8 @@ use std::time::Duration;
 
 /// Most inodes whose attributes have a timeout.
 const LENT_MAX: usize = 131_072;
-/// The kernel counts the timeout from when it has the answer, which may be so much later. The server's own margin is
-/// longer.
+/// The kernel counts the timeout from the moment when it has the answer, which may be later by so much. The server's
+/// own margin is longer.
 const LATE_NS: u64 = 500_000_000;
 /// After this time an answer has reached the kernel.
 const ARRIVED_NS: u64 = 250_000_000;
@@ -45,7 +45,7 @@ struct Loan {
     lent_ns: u64,
 }
 
-/// What has happened since an inode's attributes were invalidated.
+/// The events since an inode's attributes were invalidated.
 #[derive(Clone, Copy)]
 enum Rest {
     /// No answer was given.
@@ -70,7 +70,7 @@ pub(crate) struct Lent {
 
 impl Lent {
     /// Records that attributes get a timeout, where `left_ns` of their token's life are left. Returns the timeout; zero
-    /// for none. To be called while the token cannot go.
+    /// for none. To be called while the token cannot be revoked.
     pub(crate) fn lend(&self, now_ns: u64, ino: Ino, left_ns: u64) -> Duration {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         let Notes { loans, rests } = &mut *self.attributes.lock();
@@ -156,7 +156,8 @@ impl Unknown {
 mod tests {
     use super::*;
 
-    /// Goal: a loan ends before its token does, is found once, and what has ended makes room. Method: by hand.
+    /// Goal: a timeout ends before its token does, its record is found once, and expired records make room for others.
+    /// Method: by hand.
     #[test]
     fn loans_end_and_are_found_once() {
         let lent = Lent::default();
@@ -174,8 +175,8 @@ mod tests {
         assert_eq!(lent.len(), 0);
     }
 
-    /// Goal: what was taken back is lent again only behind an answer without a life that has had the time to arrive;
-    /// what has ended by itself does not rest. Method: by hand.
+    /// Goal: attributes that were invalidated get a timeout again only after an answer without a timeout has had time
+    /// to arrive; attributes whose timeout expired do not rest. Method: by hand.
     #[test]
     fn what_was_taken_back_rests() {
         let lent = Lent::default();

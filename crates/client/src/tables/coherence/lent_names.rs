@@ -4,8 +4,8 @@
 //! a while because they were invalidated a short time ago. Does not own: the tokens (`tokens`), caching and
 //! invalidating themselves (the front end).
 //!
-//! Invariants: a name is cached only while its token is held, and the record is made while the token cannot go. So
-//! whoever revokes the token finds the record. A record stays until the front end has reported that the name is
+//! Invariants: a name is cached only while its token is held, and the record is made while the token cannot go. So a
+//! revocation of the token finds the record. A record stays until the front end has reported that the name is
 //! invalidated, or its time is over. A second invalidation waits for the first one, and meanwhile the name is not
 //! cached again.
 //!
@@ -22,14 +22,14 @@ use std::time::Duration;
 
 /// Most names that are cached.
 const LENT_MAX: usize = 65_536;
-/// The kernel counts the timeout from when it has the answer, which may be so much later. The front end checks whether
-/// it was.
+/// The kernel counts the timeout from the moment when it has the answer, which may be later by so much. The front end
+/// checks whether the answer was that late.
 pub(crate) const LATE_NS: u64 = 500_000_000;
 /// A timeout below this is not worth the walk of the lookup thread.
 const LIFE_MIN_NS: u64 = 1_000_000_000;
 /// Most names that are remembered because they were invalidated.
 const RESTS_MAX: usize = 16_384;
-/// The rest of a name that is invalidated again and again grows to at most so many times its first rest.
+/// The rest of a name that is invalidated again and again grows to at most this many times its first rest.
 const REST_FACTOR_MAX: u32 = 64;
 /// How often expired records are removed.
 const SWEEP_NS: u64 = 1_000_000_000;
@@ -118,7 +118,8 @@ impl LentNames {
             return Err(NotLent::Contended);
         }
         match state.loans.get(&key) {
-            // This is another name with the same hash, or an earlier loan that showed something else and is not over.
+            // The record is of another name with the same hash, or of an earlier timeout of this name, which showed
+            // something else and is not over.
             Some(loan) if now_ns < loan.until_ns && (loan.going || loan.lent != *lent) => {
                 return Err(NotLent::Contended);
             }
@@ -272,8 +273,8 @@ mod tests {
         name(NameShows::Directory(Ino(ino)))
     }
 
-    /// Goal: a loan ends before its token does, is found by each taker until it is taken back, and then no more.
-    /// Method: by hand.
+    /// Goal: a timeout ends before its token does, each invalidation finds its record until the name is invalidated,
+    /// and none does after that. Method: by hand.
     #[test]
     fn loans_are_found_until_they_are_taken_back() {
         let names = LentNames::default();
@@ -315,8 +316,8 @@ mod tests {
         assert!(names.take(31 * SECOND, &[KEY], 0).is_empty(), "it has ended");
     }
 
-    /// Goal: a name that was taken back rests, longer each time, and begins anew when it was left in peace. Method:
-    /// loans that are taken back as soon as they are made.
+    /// Goal: a name that was invalidated rests, longer each time, and after a long time without invalidations it rests
+    /// for the first length again. Method: timeouts that are ended as soon as they are given.
     #[test]
     fn names_that_are_taken_back_rest() {
         let names = LentNames::default();
@@ -337,7 +338,8 @@ mod tests {
         assert!(names.lend(now + SECOND, KEY, &directory(5), 30 * SECOND).is_ok(), "it begins anew");
     }
 
-    /// Goal: notes are bounded, and what has ended makes room. Method: one more than there is room for.
+    /// Goal: records are bounded, and expired ones make room for others. Method: one more record than there is room
+    /// for.
     #[test]
     fn notes_are_bounded() {
         let names = LentNames::default();

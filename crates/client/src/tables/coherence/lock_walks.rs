@@ -61,8 +61,8 @@ impl Walks {
 mod tests {
     use super::*;
 
-    /// Goal: callbacks near each other count, those far apart or long ago do not, nor one that comes again; the number
-    /// grows up to its bound; several walks are told apart. Method: by hand.
+    /// Goal: callbacks for nearby files count, those for distant files or from long ago do not, nor does a repeated
+    /// callback; the number of returned locks grows up to its bound; several walks are distinguished. Method: by hand.
     #[test]
     fn walks_are_recognised() {
         let mut walks = Walks::default();

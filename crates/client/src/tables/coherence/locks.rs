@@ -42,19 +42,20 @@ pub(crate) struct Locks {
     /// Files of locks that are about to be returned and of which a front end may have pages, with the numbers by which
     /// these locks are returned (`Taking::going`).
     pub(crate) pages_due: Mutex<Vec<(TargetId, Arc<Inode>, u64)>>,
-    /// Files that were removed, and targets of their locks, which go back with the next tick.
+    /// Removed files and the targets of their locks, which are returned with the next tick.
     pub(crate) nameless: Mutex<Vec<(TargetId, Ino)>>,
-    /// Files that are being made. Lock order: before `caches`.
+    /// Requests under way that make files. Lock order: before `caches`.
     pub(crate) making: Mutex<Making>,
     /// Other mounts that call back locks of a target one after the other. Lock order: before `caches`.
     pub(crate) walks: Mutex<BTreeMap<TargetId, Walks>>,
     /// Glimpses whose answers are on their way. A server sends a glimpse again with each new connection and from time
-    /// to time. If each one were answered, the answers would pile up in front of others that the server waits for.
+    /// to time. If each copy were answered, the answers would pile up in front of other messages that the server waits
+    /// for.
     pub(crate) glimpsed: Mutex<BTreeSet<u64>>,
 }
 
-/// Files that are being made. Their locks come with the answer, and may be called back before that: another mount may
-/// have found the file while its record was on the way to the disk.
+/// Requests under way that make files. The locks of these files come with the answers, and may be called back before
+/// that: another mount may have found the file while its record was on the way to the disk.
 #[derive(Default)]
 pub(crate) struct Making {
     pub(crate) under_way: usize,
@@ -107,7 +108,7 @@ impl Locks {
     }
 }
 
-/// Ids that a restarted server gave to locks. The lock cache goes on with the ids that it knows.
+/// Ids that a restarted server gave to locks. The lock cache keeps using the ids that it knows.
 #[derive(Default)]
 pub(crate) struct Names {
     servers: BTreeMap<(TargetId, u64), u64>,
@@ -130,7 +131,7 @@ impl Names {
         self.ours.retain(|(t, _), _| *t != target);
     }
 
-    /// The server's id of a lock that is being returned. The entry is removed.
+    /// The server's id of a lock that is being returned. The entry is removed from this table.
     pub(crate) fn take(&mut self, target: TargetId, id: LockId) -> u64 {
         match self.servers.remove(&(target, id.0)) {
             Some(new) => {

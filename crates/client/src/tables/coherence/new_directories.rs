@@ -11,15 +11,15 @@
 //! Invariants:
 //!
 //! * The hash of a name is added before the request that may make the name is sent, and never taken out. So it does not
-//!   matter whether the request succeeds, when its answer comes, or whether the name is removed later: a name whose
-//!   hash is there is asked for.
-//! * A directory is recorded when the answer to its making comes. Another thread may have found it before and made
-//!   names in it. Therefore the directories of all names that are sent while any directory is being made are noted, and
-//!   a directory that is among them is not recorded.
+//!   matter whether the request succeeds, when its answer comes, or whether the name is removed later: for a name whose
+//!   hash is recorded, the mount asks the server.
+//! * A directory is recorded when the answer to its mkdir arrives. Another thread may have found the directory before
+//!   that answer and made names in it. Therefore the directories of all names that are sent while any directory is
+//!   being made are noted, and a directory that is among them is not recorded.
 //! * Only answers to requests of the same time of sole mode count (`rule`), and nothing is kept over a change of the
 //!   mode or a server that has forgotten what it granted (`forget_all`).
 //!
-//! Bound: 1,024 directories and 131,072 names, about 3 MiB; the oldest directories go first.
+//! Bound: 1,024 directories and 131,072 names, about 3 MiB; the oldest directories are dropped first.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -40,15 +40,15 @@ struct Names {
 #[derive(Default)]
 struct State {
     directories: BTreeMap<Ino, Names>,
-    /// In the order in which they were made.
+    /// The directories in the order in which they were made.
     order: VecDeque<Ino>,
-    /// Number of hashes of all directories.
+    /// Number of hashes of names in all directories together.
     names: usize,
     /// Directories that are being made.
     making: usize,
     /// Directories that got names meanwhile. `None`: too many to say.
     meanwhile: Option<BTreeSet<Ino>>,
-    /// How often all was forgotten.
+    /// How often all records were dropped.
     generation: u64,
 }
 
@@ -147,8 +147,8 @@ impl NewDirectories {
 mod tests {
     use super::*;
 
-    /// Goal: only names that were never sent are said to be absent, and only of directories that nobody can have found
-    /// before they were recorded. Method: by hand.
+    /// Goal: only names that were never sent count as absent, and only in directories that no other thread can have
+    /// found before they were recorded. Method: by hand.
     #[test]
     fn absent_names() {
         let new = NewDirectories::default();
@@ -159,12 +159,12 @@ mod tests {
         assert!(!new.lacks(Ino(7), 2, 3), "not made here");
         new.name(Ino(5), 1);
         assert!(!new.lacks(Ino(5), 1, 3) && new.lacks(Ino(5), 2, 3));
-        // Found by another thread before the answer has come.
+        // Another thread finds the directory before the answer has come.
         let asked = new.making();
         new.name(Ino(6), 9);
         new.made(asked, Some((Ino(6), 3)));
         assert!(!new.lacks(Ino(6), 1, 3));
-        // All is forgotten while one is being made.
+        // All records are dropped while a directory is being made.
         let asked = new.making();
         new.forget_all();
         new.made(asked, Some((Ino(8), 3)));
@@ -190,7 +190,7 @@ mod tests {
         assert!(state.names <= NAMES_MAX && state.order.len() <= 2 * DIRECTORIES_MAX);
         assert_eq!(state.names, state.directories.values().map(|names| names.hashes.len()).sum::<usize>());
         drop(state);
-        // While one is made, too many others get names.
+        // While a directory is being made, too many others get names.
         let asked = new.making();
         (0..2 * MEANWHILE_MAX as u64).for_each(|dir| new.name(Ino(1_000_000 + dir), 1));
         new.made(asked, Some((Ino(5_000_000), 1)));

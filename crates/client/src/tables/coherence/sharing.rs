@@ -1,7 +1,7 @@
 //! `Sharing`: which caching mode is in force (sole or shared), and what was begun in it.
 //!
-//! Owns: the mode, what holds up the switch to shared mode, whether the session goes on, and the front end that caches
-//! too. Does not own: the switch from one mode to the other (`coherence::sharing`).
+//! Owns: the mode, what holds up the switch to shared mode, whether the session continues, and the front end that
+//! caches too. Does not own: the switch from one mode to the other (`coherence::sharing`).
 
 use super::leases::Leases;
 use crate::api::KernelPages;
@@ -16,7 +16,7 @@ pub(crate) struct Sharing {
     pub(crate) rule: AtomicU64,
     /// Number of the last switch in a push of the server.
     pub(crate) change: AtomicU64,
-    /// Nothing that was begun in sole mode is under way any more, so tokens may be used.
+    /// Nothing that was begun in sole mode is under way any more, so the mount may use tokens.
     pub(crate) settled: AtomicBool,
     /// Operations and loans that were begun in sole mode and are under way.
     pub(crate) under_way: AtomicU64,

@@ -31,7 +31,7 @@ pub(crate) struct Tokens {
     /// Changes whose fate is unknown, and when they count as ended.
     pub(crate) open_ended: Mutex<Vec<(u64, OwnChange)>>,
     /// Revocations whose answers are on their way. A server sends a revocation again with each new connection. If each
-    /// one were answered, the answers would pile up in front of others that the server waits for.
+    /// copy were answered, the answers would pile up in front of other messages that the server waits for.
     pub(crate) answering: Mutex<BTreeSet<(TargetId, u64)>>,
     /// Attributes that a front end caches.
     pub(crate) lent: Lent,

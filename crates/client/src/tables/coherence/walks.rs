@@ -2,8 +2,8 @@
 //!
 //! The kernel looks a name up, and then sends the operation with the inode that it was shown. Another program may have
 //! renamed a file over that name in between, so the inode is gone. A local file system would keep it for the walking
-//! thread, but the server does not know that thread, and answers ESTALE. Linux then walks the path once more and asks
-//! for each name anew (`LOOKUP_REVAL`), but only once. A second replacement at the wrong moment would reach the
+//! thread, but the server does not know that thread, and answers ESTALE. Linux then walks the path once more and
+//! requests each name anew (`LOOKUP_REVAL`), but only once. A second replacement at the wrong moment would reach the
 //! program. So in this second walk, each inode that is looked up is opened at its server and held until the operation
 //! has come. Whatever becomes of the name, the inode lives.
 //!
@@ -20,8 +20,8 @@
 //!
 //! Cost: one look at a counter while no walk is repeated; two messages for each lookup of a repeated walk.
 //!
-//! Bounds: `THREADS_MAX` threads; `HOLDS_MAX` inodes each (a walk needs the last one, and `link` has a second walk
-//! behind it); `WALK_NS`.
+//! Bounds: `THREADS_MAX` threads; `HOLDS_MAX` inodes each (a walk needs only the last one, but `link` makes two walks);
+//! `WALK_NS`.
 
 use crate::inode::OpenFile;
 use amphi_types::Ino;
@@ -30,8 +30,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// So long after its last lookup a walk counts as ended. Its operation comes at once, unless the thread has to wait for
-/// a processor.
+/// A walk counts as ended so long after its last lookup. The operation comes directly after the walk, unless the thread
+/// has to wait for a processor.
 const WALK_NS: u64 = 5_000_000_000;
 /// Most lookups of one walk for which inodes are held: more than the longest path has names.
 const LOOKUPS_MAX: u32 = 4096;
@@ -99,7 +99,8 @@ impl Walks {
         });
     }
 
-    /// The operation of `thread` has found its inode. For threads that cannot be told apart, only time ends a walk.
+    /// The operation of `thread` has found its inode, so its walk has ended. For threads that cannot be distinguished,
+    /// only time ends a walk.
     #[inline]
     pub(crate) fn ended(&self, thread: u32) {
         if self.count.load(SeqCst) > 0 && thread != 0 {
@@ -161,8 +162,8 @@ impl Walks {
 mod tests {
     use super::*;
 
-    /// Goal: a thread repeats a walk from its failure until its operation has ended, or for a while; each thread for
-    /// itself; tables are bounded. Method: by hand.
+    /// Goal: a thread repeats a walk from its failure until its operation has ended, or until the time is over; threads
+    /// are independent; tables are bounded. Method: by hand.
     #[test]
     fn threads_repeat_walks() {
         let walks = Walks::default();

@@ -57,7 +57,7 @@ pub(crate) struct StridedRead {
 struct Joint {
     /// The last read of each open file, the latest one last.
     members: SmallVec<[StridedRead; 4]>,
-    /// The largest window that was ever allowed: how far apart members may be.
+    /// The largest window that was ever allowed; members may be that far apart.
     reach: u64,
     window: u64,
     /// Everything between these two offsets is fetched.
@@ -151,7 +151,7 @@ impl Joint {
             // The sequence begins, it has overtaken what was fetched, or it has begun anew.
             (self.ahead_from, self.ahead_to, self.window) = (front, front, 0);
         }
-        // Refill when half of the window is used, so that fetching goes on while the programs read.
+        // Refill when half of the window is used, so that fetching continues while the programs read.
         if self.ahead_to - front > self.window / 2 {
             return plan;
         }
@@ -198,9 +198,9 @@ mod tests {
         (fetched, missed)
     }
 
-    /// Goal: ranks of one mount that read in turn are one sequence, in one piece without gaps, also if other mounts
-    /// have half of the records, and again when they begin anew; with less than half each is left to itself, as are two
-    /// that read the same. Method: records of two, four and eight ranks.
+    /// Goal: ranks of one mount that read in turn form one sequence, in one piece without gaps, also if other mounts
+    /// read half of the records, and again when the ranks begin anew; with less than half each stream is read ahead by
+    /// itself, as are two that read the same records. Method: records of two, four and eight ranks.
     #[test]
     fn ranks_in_turn_are_one_sequence() {
         for (ranks, own) in [(2, 2), (4, 4), (4, 2), (8, 4)] {
@@ -224,8 +224,9 @@ mod tests {
         }
     }
 
-    /// Goal: ranks that drift apart stay one sequence: what is fetched is whole but for the start, and hardly a read
-    /// has to wait. Method: two ranks that begin a hundred records after each other and read in bursts of up to 80.
+    /// Goal: ranks that drift apart stay one sequence: it is fetched completely except for the start, and almost no
+    /// read has to wait. Method: two ranks that begin a hundred records after each other and read in bursts of up
+    /// to 80.
     #[test]
     fn ranks_that_drift_apart_are_one_sequence() {
         let (joint, records, stride) = (JointStreams::default(), 3000, 2 * RECORD);
@@ -234,7 +235,7 @@ mod tests {
         while next.iter().any(|n| *n < records) {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (rank, burst) = ((seed >> 33) as usize % 2, (seed >> 40) % 80);
-            // As far apart as the slices of a core bring them.
+            // The ranks are as far apart as time slices of a core can bring them.
             if next[rank] > next[1 - rank] + 200 {
                 continue;
             }
@@ -257,8 +258,8 @@ mod tests {
         assert!(missed <= 400 && alone <= 400, "{missed} records missed, {alone} by themselves, of {}", 2 * records);
     }
 
-    /// Goal: a rank that stops ends the sequence when the others are far ahead of it, so they fetch no gaps for it any
-    /// more; the number of files is bounded. Method: two ranks, then one; many files.
+    /// Goal: if a rank stops and the others are far ahead of it, it no longer belongs to the sequence, and the others
+    /// fetch no gaps for it; the number of files is bounded. Method: two ranks, then one; many files.
     #[test]
     fn a_rank_that_stops_ends_it() {
         let joint = JointStreams::default();

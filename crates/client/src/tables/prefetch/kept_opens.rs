@@ -1,8 +1,8 @@
 //! `KeptOpens`: opens for reading that no program uses, kept for the next program that opens the file.
 //!
 //! Owns: who has opened files for reading, the requests under way that open files, and the opens that are kept. Does
-//! not own: who may take them over (`prefetch::small_files::kept`, whose head has the invariants of all of it), what
-//! changes and revocations end (`coherence::opened_ahead`).
+//! not own: which callers may take an open over (`prefetch::small_files::kept`, whose head has the invariants of all of
+//! it), what changes and revocations end (`coherence::opened_ahead`).
 
 use super::small_files::Opened;
 use amphi_types::{Cred, Ino};

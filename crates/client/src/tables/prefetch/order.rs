@@ -40,9 +40,9 @@ const STRANGERS_FIRST: usize = 4;
 const STRANGERS_LATER: usize = 64;
 /// A reader that takes longer than this for half a window gets a smaller one.
 const SLOW_NS: u64 = 4_000_000_000;
-/// So many files that were fetched in vain are ignored.
+/// Up to this number, files that were fetched in vain are ignored.
 const WASTE_MIN: u64 = 32;
-/// How long nothing is fetched after it was useless, at first and at most.
+/// How long nothing is fetched after prefetching was useless, at first and at most.
 const PAUSE_NS: u64 = 10_000_000_000;
 const PAUSE_MAX_NS: u64 = 600_000_000_000;
 
@@ -231,7 +231,7 @@ impl Directory {
     pub(crate) fn on_open(&mut self, now_ns: u64, ino: Ino, window_max: usize) -> Vec<(Name, Ino)> {
         let Some(at) = self.by_inode.get(&ino).copied() else { return Vec::new() };
         self.clock += 1;
-        // Of several orders that a reader seems to follow, the one counts of which it skips least.
+        // If a reader seems to follow several orders, the one of which it skips least counts.
         let mut best: Option<(usize, Order)> = None;
         for order in ORDERS {
             if let Some(i) = self.advance(now_ns, order, at) {
@@ -295,7 +295,7 @@ impl Directory {
         None
     }
 
-    /// What to fetch for a reader.
+    /// The files to fetch for a reader.
     fn fetch_for(&mut self, now_ns: u64, i: usize, window_max: usize) -> Vec<u64> {
         let s = &self.streams[i];
         if s.ahead > s.window / 2 || window_max == 0 {
@@ -320,8 +320,8 @@ mod tests {
         i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1
     }
 
-    /// A directory of `count` files made in the order of their numbers: cookies are scrambled, names as numbers are
-    /// written.
+    /// A directory of `count` files made in the order of their numbers: cookies are random, and the names are the
+    /// numbers.
     fn directory(count: u64) -> Directory {
         let mut dir = Directory::default();
         let mut files: Vec<_> = (0..count).map(|i| (scrambled(i), name(i), Ino(100 + i))).collect();
@@ -342,8 +342,9 @@ mod tests {
         dir.on_open(0, ino, 64).into_iter().map(|(_, ino)| ino).collect()
     }
 
-    /// Goal: readers in each of the three orders are followed: after a few files each next one has been fetched, once,
-    /// and nothing else but little. Method: 1,000 files, opened in each order, also with every second one left out.
+    /// Goal: prefetching follows readers in each of the three orders: after a few files each next file has been
+    /// fetched, once, and almost nothing else. Method: 1,000 files, opened in each order, also with every second one
+    /// left out.
     #[test]
     fn orders_are_followed() {
         for keep in [1, 2] {
@@ -364,7 +365,7 @@ mod tests {
                     opened += 1;
                     fetched.extend(open(&mut dir, ino));
                 }
-                // Where two orders agree for a while a file is named twice; whoever fetches it does so once.
+                // If two orders agree for a while, the function returns a file twice; the caller fetches it once.
                 fetched.sort();
                 fetched.dedup();
                 assert!(fetched.len() <= 1000, "{order:?}: {}", fetched.len());
@@ -372,8 +373,9 @@ mod tests {
         }
     }
 
-    /// Goal: names are asked for after a few unknown files; again after 64 when all have been replaced; ever more
-    /// seldom while it does not help. Method: a directory of 4,000 names, opens of known and unknown files.
+    /// Goal: names are requested after a few unknown files; again after 64 if all files have been replaced; and ever
+    /// less often while requesting them does not help. Method: a directory of 4,000 names, opens of known and unknown
+    /// files.
     #[test]
     fn names_are_asked_for() {
         let opens_until =
@@ -392,8 +394,8 @@ mod tests {
         assert_eq!(opens_until(&mut dir, stranger), 64, "the names were of use");
     }
 
-    /// Goal: a reader of every fourth file by inode, who reads all by name, gets those alone. Method: files of four
-    /// makers, made in turn.
+    /// Goal: if a program reads every fourth file by inode, which is every file by name, only those files are fetched.
+    /// Method: files of four makers, made in turn.
     #[test]
     fn the_order_that_fits_best_counts() {
         let mut dir = Directory::default();
@@ -410,8 +412,8 @@ mod tests {
         assert!(fetched.iter().filter(|ino| ino.0 % 4 != 1).count() < 70, "what follows the last one alone");
     }
 
-    /// Goal: several who share the files of one order, now and then overtaking each other, are one reader. Method:
-    /// pairs swapped.
+    /// Goal: several readers that share the files of one order, and sometimes overtake each other, count as one reader.
+    /// Method: pairs swapped.
     #[test]
     fn readers_who_share_are_followed() {
         let mut dir = directory(600);
@@ -429,7 +431,8 @@ mod tests {
         }
     }
 
-    /// Goal: who opens files at random in a large directory gets next to nothing fetched. Method: 2,000 of 5,000.
+    /// Goal: for a program that opens files of a large directory at random, almost nothing is fetched. Method: 2,000 of
+    /// 5,000 files are opened.
     #[test]
     fn random_opens_fetch_little() {
         let mut dir = directory(5000);
@@ -437,8 +440,8 @@ mod tests {
         assert!(fetched < 400, "{fetched}");
     }
 
-    /// Goal: what is fetched in vain stops it, for longer each time, and use keeps it going. Method: a reader in order
-    /// whose files are counted as wasted, and one whose files are counted as used.
+    /// Goal: files that are fetched in vain stop prefetching, for longer each time, and use of fetched files keeps it
+    /// going. Method: a reader in order whose files are counted as wasted, and one whose files are counted as used.
     #[test]
     fn waste_pauses() {
         let mut dir = directory(1000);
@@ -458,8 +461,8 @@ mod tests {
         assert!(fetch(&mut dir, 32_000_000_000, 300) > 0);
     }
 
-    /// Goal: the listing is kept as it was told last, within its bound. Method: names go and come between two listings;
-    /// a listing longer than the bound.
+    /// Goal: the last listing replaces earlier ones, within its bound. Method: names are added and removed between two
+    /// listings; one listing is longer than the bound.
     #[test]
     fn listings_replace_each_other() {
         let mut dir = Directory::default();

@@ -94,13 +94,13 @@ pub(crate) struct UnderWay {
     pub(crate) dir: Ino,
     pub(crate) files: BTreeMap<Ino, Name>,
     pub(crate) names: BTreeSet<Name>,
-    /// What has been changed or revoked since it was sent.
+    /// The keys changed or revoked since it was sent.
     pub(crate) spoiled: BTreeSet<Key>,
     /// Of the answer to this request, only the locks are used.
     pub(crate) void: bool,
 }
 
-/// What is not used any more, to be closed outside the lock.
+/// Unused entries, to be closed outside the lock.
 pub(crate) type Spoilt = (Option<Ready>, Option<Kept>);
 
 #[derive(Default)]

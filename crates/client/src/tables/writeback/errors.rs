@@ -71,8 +71,8 @@ impl WritebackErrors {
 mod tests {
     use super::*;
 
-    /// Goal: each loss is told once, the last with its reason, and the log hears of one in a second. Method: losses by
-    /// hand.
+    /// Goal: each loss is reported once, the last one with its reason, and at most one in a second is logged. Method:
+    /// losses by hand.
     #[test]
     fn each_loss_is_told_once() {
         let errors = WritebackErrors::default();

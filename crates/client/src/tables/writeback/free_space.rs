@@ -14,8 +14,8 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// So many bytes may land in messages whose answers report no free space before a target counts as nearly full. That is
-/// a quarter of the free space that a target reports as much.
+/// If this many bytes were written in messages whose answers report no free space, the target counts as nearly full.
+/// That is a quarter of the free space that a target reports as much.
 const UNHEARD_MAX_BYTES: u64 = 32 << 20;
 
 /// The last report of a target: whether it has much free space, and the bytes that have landed there since in messages
@@ -32,8 +32,8 @@ pub(crate) struct FreeSpace {
 }
 
 impl FreeSpace {
-    /// A write was answered, and the target reported whether it has much free space. A refused write reports that it
-    /// has not.
+    /// A write was answered, and the target reported whether it has much free space. A refused write counts as a report
+    /// of little free space.
     pub(crate) fn said(&self, target: TargetId, roomy: bool) {
         let told = self.told.read();
         if let Some(told) = told.get(&target).filter(|told| told.roomy == roomy) {
@@ -57,7 +57,7 @@ impl FreeSpace {
         }
     }
 
-    /// Whether, with these bytes, so much has landed since the last report that the target may be full.
+    /// Whether so many bytes, these included, were written since the last report that the target may be full.
     fn is_unheard(&self, target: TargetId, bytes: u64) -> bool {
         let told = self.told.read();
         let roomy = told.get(&target).filter(|t| t.roomy);
@@ -81,8 +81,9 @@ mod tests {
         room.told.read().get(&target).map(|t| t.roomy)
     }
 
-    /// Goal: a target that said it has much room counts as tight when much has landed there without a word, or a part
-    /// was refused, until it says so again. Method: batches up to the bound and beyond, with an answer in between.
+    /// Goal: a target that reported much free space counts as nearly full when many bytes were written there without a
+    /// report, or a part was refused, until it reports much free space again. Method: batches up to the bound and
+    /// beyond, with an answer in between.
     #[test]
     fn what_nobody_speaks_of_counts() {
         let (room, target) = (FreeSpace::default(), TargetId(3));

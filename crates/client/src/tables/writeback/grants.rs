@@ -7,8 +7,8 @@
 //!
 //! * A block is counted before its first dirty byte is there, and until it is neither dirty nor under way.
 //! * When blocks are counted, they are no more than the target keeps for this session. The answers to writes say how
-//!   many blocks these writes have used up, and are applied before the writes count as landed. So there is always room
-//!   for what is dirty.
+//!   many blocks these writes have used up, and are applied before the writes count as landed. So there is always space
+//!   on the target for what is dirty.
 //! * Answers may overtake each other. What a target says is ordered by the record of its log that it names
 //!   (`Grant::kept`).
 //!
@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 /// Targets whose counts are allocated together.
 const PAGE: usize = 256;
 
-/// What a target has said.
+/// The contents of the last report of a target.
 #[derive(Default)]
 struct Told {
     blocks: u64,
@@ -39,7 +39,7 @@ struct Told {
 /// The grant of one target.
 #[derive(Default)]
 struct TargetGrant {
-    /// Blocks that may be dirty, and those that are, 32 bits each.
+    /// The number of blocks that may be dirty, and of those that are, 32 bits each.
     room: AtomicU64,
     told: Mutex<Told>,
     asked: AtomicBool,
@@ -87,8 +87,8 @@ impl Grants {
         &page[at % PAGE]
     }
 
-    /// Covers so many more blocks of a file, if the grant has room for them, and as far as the limits of its owner let
-    /// the mount accept them.
+    /// Covers this many more blocks of a file, if the grant has room for them, and as far as the limits of its owner
+    /// let the mount accept them.
     #[inline]
     pub(crate) fn cover(&self, ino: Ino, target: TargetId, blocks: u64) -> bool {
         let most = match self.limits.nearness(ino) {
@@ -99,7 +99,7 @@ impl Grants {
         self.of(target).update(|limit, used| (used + blocks <= limit.min(most)).then_some((limit, used + blocks)))
     }
 
-    /// So many blocks are not dirty any more.
+    /// This many blocks are not dirty any more.
     #[inline]
     pub(crate) fn uncover(&self, target: TargetId, blocks: u64) {
         let counted = self.of(target).update(|limit, used| used.checked_sub(blocks).map(|used| (limit, used)));
@@ -111,7 +111,7 @@ impl Grants {
         self.of(target).asked.load(SeqCst)
     }
 
-    /// An answer says what the session has.
+    /// An answer says how many blocks the session has been granted.
     fn told(&self, target: TargetId, blocks: u64, kept: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -177,7 +177,7 @@ impl Grants {
         unused
     }
 
-    /// The target has confirmed the return of so many blocks and has reported what is left.
+    /// The target has confirmed the return of this many blocks and has reported what is left.
     pub(crate) fn has_left(&self, target: TargetId, blocks: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -209,9 +209,9 @@ mod tests {
 
     const T: TargetId = TargetId(700);
 
-    /// Goal: no more is covered than the target keeps, whichever way answers overtake each other, and what is given
-    /// back is not used meanwhile. Method: answers out of order, one that was lost, blocks given back while an older
-    /// answer comes in.
+    /// Goal: dirty bytes never cover more blocks than the target keeps, in whatever order answers arrive, and blocks
+    /// that are being returned are not used. Method: answers out of order, a lost answer, and blocks that are returned
+    /// while an older answer comes in.
     #[test]
     fn no_more_is_covered_than_is_kept() {
         let grants = Grants::default();

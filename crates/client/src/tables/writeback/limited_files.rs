@@ -1,10 +1,11 @@
-//! `LimitedFiles`: files whose owners may not use more than so much (docs/design/quotas.md).
+//! `LimitedFiles`: files whose owners have a quota limit (docs/design/quotas.md).
 //!
-//! Owns: which files these are, and how near their owners are to a limit, as targets have said. Does not own: limits
-//! (the servers), what follows from it: for a file whose owner is far from his limit little is accepted, and for one
-//! that is near nothing is, so that each write waits for its target and is told if it is too much.
+//! Owns: which files these are, and how near their owners are to a limit, as targets have said. Does not own: the
+//! limits (the servers), and what the client does about them: if the owner of a file is far from the limit, few bytes
+//! are accepted without the target; if the owner is near the limit, none are, so that each write waits for its target
+//! and gets EDQUOT if it is too much.
 //!
-//! Bound: `FILES_MAX`. Beyond it all files count as near, until fewer are.
+//! Bound: `FILES_MAX`. If there are more files, all files count as near their limits until fewer are left.
 
 use amphi_types::{Ino, Nearness, TargetId};
 use amphi_wire::Grant;
@@ -37,8 +38,8 @@ impl LimitedFiles {
         }
     }
 
-    /// An answer says so of some files. Each target speaks for itself: what is near its limit at one target stays so
-    /// until that target takes it back.
+    /// An answer says so of some files. Each target reports for itself: if a file is near its limit at one target, it
+    /// stays so until that target reports otherwise.
     pub(crate) fn told(&self, target: TargetId, grant: &Grant) {
         for &(ino, nearness) in &grant.limits {
             if nearness == Nearness::Unlimited && self.count.load(Relaxed) == 0 {
@@ -67,8 +68,8 @@ impl LimitedFiles {
 mod tests {
     use super::*;
 
-    /// Goal: a file stays near its limit until the target that said so takes it back, and too many files make all of
-    /// them near. Method: a story.
+    /// Goal: a file stays near its limit until the target that reported it reports otherwise, and too many files make
+    /// all of them count as near. Method: a story of reports.
     #[test]
     fn targets_speak_for_themselves() {
         use Nearness::{Far, Near, Unlimited};

@@ -14,7 +14,7 @@ struct Cell {
 #[derive(Default)]
 pub(crate) struct ByReason([[Cell; REASONS]; 2]);
 
-/// What of it is not zero: name, requests, bytes.
+/// The counters that are not zero: name, requests, bytes.
 pub(crate) type Rows = Vec<(String, u64, u64)>;
 
 impl ByReason {

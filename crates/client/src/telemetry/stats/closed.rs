@@ -1,11 +1,11 @@
 //! Counters of files that this mount has closed and forgotten, so that people can look at them when a program has
 //! ended.
 //!
-//! Owns: the counters of the last so many files. Does not own: counting (`file`), nor when a file is forgotten
+//! Owns: the counters of the last this many files. Does not own: counting (`file`), nor when a file is forgotten
 //! (`files::table`).
 //!
-//! Invariants: bounded; the files that were forgotten longest ago go first. A file that is known again goes on with its
-//! counters from before, so each file has one set of counters at a time.
+//! Invariants: bounded; the files that were forgotten longest ago go first. A file that is known again continues with
+//! its counters from before, so each file has one set of counters at a time.
 
 use super::FileStats;
 use amphi_types::Ino;
@@ -39,10 +39,10 @@ impl ClosedFiles {
         kept.young.insert(ino, stats.clone());
     }
 
-    /// The file is known again: the counters from before, which are no longer kept here.
+    /// The file is in the table again: returns its earlier counters, which are no longer kept here.
     pub(crate) fn take(&self, ino: Ino) -> Option<Arc<FileStats>> {
         let mut kept = self.0.lock();
-        // Most files that come to be known were never closed here.
+        // Most files that enter the table were never closed on this mount.
         if kept.young.is_empty() && kept.old.is_empty() {
             return None;
         }
@@ -68,8 +68,8 @@ mod tests {
         stats
     }
 
-    /// Goal: counters outlive their file, go on when it is known again, and are bounded. Method: more files than there
-    /// is room for.
+    /// Goal: counters outlive their file, continue when it enters the table again, and are bounded. Method: more files
+    /// than there is space for.
     #[test]
     fn counters_of_closed_files() {
         let closed = ClosedFiles::default();

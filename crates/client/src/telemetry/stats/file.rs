@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 macro_rules! events {
     ($($name:ident = $text:literal, $help:literal;)*) => {
-        /// What is counted of a file beside its requests; named as in the counters of the mount.
+        /// Events that are counted for a file beside its requests; the names are those of the mount's counters.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum FileEvent { $(#[doc = $help] $name,)* }
         const EVENTS: &[&str] = &[$($text,)*];
@@ -33,8 +33,8 @@ pub(crate) struct FileStats {
     portrait: Portrait,
     /// Time that calls have waited for its locks, ns.
     lock_wait_ns: AtomicU64,
-    /// Who serves the reads of the open file that asked last, and why: the mount's counter and 1; 0 before one has
-    /// asked.
+    /// Who serves the reads of the open file that asked last, and why: 1 plus the index of the mount's counter; 0
+    /// before one has asked.
     reads_by: AtomicUsize,
     /// Of its open files.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
@@ -75,7 +75,7 @@ impl FileStats {
         ledger.book(&self.by_reason, &self.portrait);
     }
 
-    /// Books what the open files have counted until now, here and with their jobs.
+    /// Adds the counts of the open files until now, here and to their jobs.
     pub(crate) fn book(&self) {
         self.ledgers.lock().iter().for_each(|ledger| ledger.book(&self.by_reason, &self.portrait));
     }
@@ -85,12 +85,12 @@ impl FileStats {
         self.lock_wait_ns.fetch_add(ns, Relaxed);
     }
 
-    /// Who serves the reads of an open file, and why: the mount's counter of that.
+    /// Notes who serves the reads of an open file, and why: the mount's counter for that.
     pub(crate) fn reads_served_by(&self, who: Count) {
         self.reads_by.store(who as usize + 1, Relaxed);
     }
 
-    /// What its requests look like, as JSON (`user.amphi.portrait`).
+    /// A summary of its requests, as JSON (`user.amphi.portrait`).
     pub(crate) fn portrait_json(&self) -> String {
         self.book();
         let (waited, reads_by) = (self.lock_wait_ns.load(Relaxed), self.reads_by.load(Relaxed));
@@ -99,7 +99,7 @@ impl FileStats {
         format!("{{{portrait},\"lock_wait_ns\":{waited},\"reads_served_by\":\"{reads_by}\"}}")
     }
 
-    /// Whether nothing was counted. What open files have not booked yet is not looked at.
+    /// Whether nothing was counted. Counts that open files have not added yet are not included.
     pub(crate) fn is_empty(&self) -> bool {
         self.events().next().is_none() && self.by_reason.is_empty()
     }

@@ -1,8 +1,8 @@
-//! What one open file has counted and not booked yet.
+//! The counts of one open file that were not added to the totals yet.
 //!
-//! Owns: counters that nobody but the users of one open file touches, so that a request neither looks for its file or
-//! job nor shares a cache line with them. Does not own: when they are booked: at the close, and whenever somebody looks
-//! (`FileStats`).
+//! Owns: counters that only the users of one open file touch, so that a request neither looks up its file or job nor
+//! shares a cache line with other files. Does not own: when they are added: at the close, and whenever the totals are
+//! read (`FileStats`).
 
 use super::{ByReason, Portrait, Way};
 use crate::policy::decision::Reason;
@@ -36,7 +36,7 @@ impl Ledger {
         Ledger { job, by_reason: ByReason::default(), hits: Default::default(), portrait: Portrait::default() }
     }
 
-    /// One request that went the way `reason` says.
+    /// Counts one request with this reason.
     pub(crate) fn io(&self, way: Way, reason: Reason, range: ByteRange) {
         self.by_reason.add(way, reason, 1, range.len());
         if reason != Reason::CacheHit {
@@ -49,7 +49,7 @@ impl Ledger {
         self.portrait.note_fsync();
     }
 
-    /// One read from the cache, by a thread of this shard.
+    /// Counts one read from the cache, by a thread of this shard.
     pub(crate) fn hit(&self, shard: usize, bytes: u64) {
         let hits = &self.hits[shard % HIT_SHARDS];
         hits.requests.fetch_add(1, Relaxed);

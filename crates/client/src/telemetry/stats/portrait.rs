@@ -1,9 +1,9 @@
-//! What the requests of a file look like: how large, how aligned, in which order, and how often they were synced.
+//! A summary of the requests of a file: how large, how aligned, in which order, and how often they were synced.
 //!
 //! Owns: counting it, and its JSON. Does not own: what is made of it (`amphi explain`).
 //!
-//! Seen are the requests that were decided; reads that the cache serves are not, and the kernel cuts what programs ask
-//! for to pieces of at most its largest request. The order is that of the requests of one open file.
+//! It covers requests for which a decision was made, not reads that the cache serves; and the kernel splits programs'
+//! calls into pieces of at most its largest request. The order is that of the requests of one open file.
 
 use super::Way;
 use amphi_types::ByteRange;
@@ -20,13 +20,13 @@ const SMALLEST: u32 = 10;
 #[derive(Default)]
 struct Side {
     sizes: [AtomicU64; SIZES],
-    /// They begin where the one before ended.
+    /// Requests that begin where the previous one ended.
     follows: AtomicU64,
     /// They begin before that.
     goes_back: AtomicU64,
     /// Begin or end is inside a block.
     unaligned: AtomicU64,
-    /// Where the last one ended.
+    /// Where the last request ended.
     end: AtomicU64,
 }
 
@@ -113,8 +113,8 @@ impl Portrait {
 mod tests {
     use super::*;
 
-    /// Goal: requests are told apart by size, alignment and order, and none is lost when they are booked. Method: a few
-    /// of each kind, booked in two parts.
+    /// Goal: requests are distinguished by size, alignment and order, and none is lost when they are booked. Method: a
+    /// few of each kind, booked in two parts.
     #[test]
     fn a_portrait() {
         let (open, file) = (Portrait::default(), Portrait::default());

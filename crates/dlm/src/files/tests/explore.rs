@@ -64,8 +64,9 @@ fn explore(
     Ok(found)
 }
 
-/// Goal: every outcome, every grant and its order, what is held and who waits follow the rules, and no circle of owners
-/// waits. Method: all states of worlds of two owners on three bytes and three on two, against the model.
+/// Goal: every outcome, every grant and its order, the held locks and the waiting requests follow the rules, and owners
+/// never wait in a cycle. Method: all states of worlds of two owners on three bytes and three on two, against the
+/// model.
 #[test]
 fn all_states_of_record_locks_follow_the_rules() {
     for (owners, bytes, waiting) in [(2, 3, 2), (3, 2, 2)] {

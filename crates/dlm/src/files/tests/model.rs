@@ -30,7 +30,7 @@ struct Waiting {
 /// Bytes of the domain that an owner holds of a file.
 type Held = BTreeMap<(LockOwner, Ino), Vec<Option<LockKind>>>;
 
-/// What is held by whom and who waits since when: all that decides about the future.
+/// Which owner holds what, and which requests wait since when: everything that determines the future.
 pub(super) type Fingerprint = (Held, Vec<(FileLock, u64)>);
 
 #[derive(Clone)]
@@ -221,7 +221,7 @@ pub(super) struct Pair {
     model: Model,
     locks: FileLocks,
     now_ns: u64,
-    /// Whether an owner asked while another request of it waited: only then may owners come to wait in a circle.
+    /// Whether an owner sent a request while another one of it waited: only then can owners come to wait in a cycle.
     threads: bool,
 }
 
@@ -334,7 +334,7 @@ impl Pair {
                 for lock in sessions.flat_map(|session| locks.held_by(session).collect::<Vec<_>>()) {
                     fresh.restore(lock).map_err(|refusal| format!("{op:?}: {lock:?}: {refusal}"))?;
                 }
-                // Ids go on, so that the order of asking stays that of the ids in both.
+                // Ids continue, so that the order of asking stays that of the ids in both.
                 fresh.sequence += locks.sequence;
                 *locks = fresh;
                 model.queue.clear();

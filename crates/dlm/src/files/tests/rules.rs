@@ -57,8 +57,8 @@ fn own_ranges_join_split_and_convert() {
     assert!(locks.is_empty());
 }
 
-/// Goal: ranges as FUSE gives them reach to the end of every file and come back as they were; what is no range is
-/// refused. Method: the ends of the range of offsets.
+/// Goal: ranges from FUSE reach to the end of every file and come back unchanged; an invalid range is refused. Method:
+/// the ends of the range of offsets.
 #[test]
 fn ranges_end_at_the_largest_offset() {
     let max = i64::MAX as u64;
@@ -77,8 +77,8 @@ fn ranges_end_at_the_largest_offset() {
     assert_eq!(held(&locks, a), [(5, 9, Shared), (max, u64::MAX, Shared)], "the last byte is still locked");
 }
 
-/// Goal: F_GETLK tells the first conflicting lock with its process, and nothing of one's own or of those who wait.
-/// Method: a story of three owners.
+/// Goal: F_GETLK returns the first conflicting lock with its process, and neither the caller's own locks nor waiting
+/// requests. Method: a story of three owners.
 #[test]
 fn get_names_the_first_lock_in_the_way() {
     let (mut locks, a, b, c) = (table(), posix(1), posix(2), posix(3));
@@ -119,8 +119,8 @@ fn families_that_meet_and_that_do_not() {
     assert_eq!(locks.set(0, lock(flock(3), Shared, 50, 60), Try), Err(FileLockRefusal::WouldBlock), "whole file");
 }
 
-/// Goal: converting a flock loses the old lock when it has to wait or is refused, as flock(2) says, and two who convert
-/// at once do not deadlock; a conversion to the kind held changes nothing. Method: two owners.
+/// Goal: converting a flock loses the old lock if the conversion waits or is refused, as flock(2) says, and two
+/// concurrent conversions do not deadlock; a conversion to the kind that is held changes nothing. Method: two owners.
 #[test]
 fn a_flock_conversion_may_lose_the_lock() {
     let (mut locks, a, b) = (table(), flock(1), flock(2));
@@ -141,7 +141,7 @@ fn a_flock_conversion_may_lose_the_lock() {
 }
 
 /// Goal: circles of two and of three owners are refused with EDEADLK and nothing is lost; the victim's unlock lets the
-/// others go on. Method: each owner holds one byte, also of different files, and asks for the next one's.
+/// others continue. Method: each owner holds one byte, also of different files, and requests the next one's.
 #[test]
 fn circles_of_owners_are_refused() {
     for (count, files) in [(2, 1), (3, 1), (3, 3), (8, 2)] {
@@ -207,9 +207,9 @@ fn what_the_search_for_circles_sees() {
     assert!(locks.cancel(id) && !locks.cancel(id));
 }
 
-/// Goal: readers that come later do not pass a waiting writer; who holds a lock on the file, and who does not wait,
-/// does; after the interval everybody does whom only waiting requests stood in the way of. Method: a writer between
-/// readers.
+/// Goal: later readers do not pass a waiting writer; an owner that holds a lock on the file, and a request that does
+/// not wait, do; after the interval every request passes that conflicts only with waiting requests. Method: a writer
+/// between readers.
 #[test]
 fn later_readers_yield_to_a_waiting_writer_for_a_while() {
     let yield_ns = FileLockLimits::default().yield_ns;
@@ -268,8 +268,8 @@ fn the_end_of_a_session_grants_waiters() {
     assert_eq!(granted(&mut locks), [], "{id:?} is nobody's any more");
 }
 
-/// Goal: after a restart locks are taken in whatever the order; one that conflicts is reported and the others stay.
-/// Method: a table presented to a new one, then a lock that is not compatible.
+/// Goal: after a restart locks are restored in any order; one that conflicts is reported and the others stay. Method:
+/// the table of one server is presented to a new one, then a conflicting lock.
 #[test]
 fn locks_are_presented_after_a_restart() {
     let (mut locks, a, b) = (table(), posix(1), posix(2));
@@ -287,8 +287,8 @@ fn locks_are_presented_after_a_restart() {
     assert_eq!(after, before);
 }
 
-/// Goal: beyond each bound the answer is ENOLCK and nothing changes; a grant that comes later has its room; all can be
-/// given up at the bound. Method: small bounds.
+/// Goal: beyond each bound the answer is ENOLCK and nothing changes; a later grant has space; at the bound all locks
+/// can be released. Method: small bounds.
 #[test]
 fn bounds_are_refused_with_enolck() {
     let limits = FileLockLimits {

@@ -1,6 +1,6 @@
 //! Changes of names and attributes: which change waits for which, and when it is ready.
 //!
-//! Owns: the order of changes of one key, and the moment at which one may go on. Does not own: the change itself.
+//! Owns: the order of changes of one key, and the moment at which one may continue. Does not own: the change itself.
 //!
 //! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It
 //! waits for earlier changes of its keys (unless both are joint there), and for the tokens on its keys. The revocations

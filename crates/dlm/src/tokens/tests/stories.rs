@@ -74,8 +74,8 @@ fn late_revocation_spares_later_grants() {
     assert_eq!(cache.get(0, key), Some(&"new"));
 }
 
-/// Goal: a client does not use what it knew before a change of its own, neither while that is under way nor from a
-/// reply that was overtaken by the answer to the change; the answer itself may be cached. Method: example.
+/// Goal: a client does not use what it knew before its own change, neither while the change is under way nor from a
+/// reply that the answer to the change has overtaken; the answer itself may be cached. Method: example.
 #[test]
 fn own_change_overtakes_own_read() {
     let (mut space, mut cache, key) = (space(), cache(), attributes(5));
@@ -165,7 +165,7 @@ fn changes_wait_in_order() {
 }
 
 /// Goal: 50,000 creates in one directory behind one change of it cost no more than their number. Method: all wait for
-/// one, then go on together; quadratic work would take minutes.
+/// one, then continue together; quadratic work would take minutes.
 #[test]
 fn crowd_in_one_directory() {
     let mut space = space();
@@ -193,8 +193,8 @@ fn written_files_and_switched_off() {
     assert_eq!(off.grant(0, A, attributes(1), false), Err(NoGrant::Off));
 }
 
-/// Goal: who does not answer is reported once, after the deadline; a session that was cut off holds changes up until
-/// its token has expired, one that stopped does not. Method: three holders of three kinds.
+/// Goal: a session that does not answer is reported once, after the deadline; a session that was cut off delays changes
+/// until its token has expired, one that stopped does not. Method: three holders of three kinds.
 #[test]
 fn overdue_cut_off_and_stopped() {
     let mut space = space();
@@ -222,9 +222,9 @@ fn overdue_cut_off_and_stopped() {
     assert_eq!(space.footprint()[..6], [0; 6]);
 }
 
-/// Goal: who is asked for tokens by its own change, and does not hear it, is not reported: the change waits until they
-/// have expired, as it would wait after its end. It is asked again as others are. Method: two holders, one of which
-/// makes a change of what it cannot know; one change of the other behind it.
+/// Goal: if a session's own change revokes its token, and the session does not answer, it is not reported: the change
+/// waits until the token has expired, as it would wait after the end of the session. The revocation is repeated as for
+/// others. Method: two holders, one of which makes a change of what it cannot know; one change of the other behind it.
 #[test]
 fn an_own_change_reports_nobody() {
     let mut space = space();
@@ -250,7 +250,8 @@ fn an_own_change_reports_nobody() {
     assert_eq!(space.footprint()[..6], [0; 6]);
 }
 
-/// Goal: a cut-off session that was not asked before holds later changes up too, without being asked. Method: example.
+/// Goal: a cut-off session that got no revocation before delays later changes too, without getting one. Method:
+/// example.
 #[test]
 fn orphans_are_waited_for() {
     let mut space = space();

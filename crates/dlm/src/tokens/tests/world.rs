@@ -1,4 +1,4 @@
-//! One target, several clients, a network that reorders everything, and values to see incoherence by.
+//! One target, several clients, a network that reorders all messages, and values that show incoherence.
 //!
 //! A step is one call begun, one message delivered, one change applied or ended, time going on, or a fault. After every
 //! step, whatever a client may use equals what the target has.
@@ -269,7 +269,7 @@ impl World {
         self.messages.push(Message::Request { client: n, request, op });
     }
 
-    /// What the target shows of these keys, with grants.
+    /// The values of these keys at the target, with grants.
     fn show(&mut self, n: usize, keys: &[TokenKey]) -> Vec<(TokenKey, u32, Option<Grant>)> {
         let show = |&key: &TokenKey| {
             let grant = self.space.grant(self.now_ns, SessionId(n as u64), key, false).ok();

@@ -1,16 +1,16 @@
 //! Used mappings of more than a chunk: which is taken again, and which go back to the system.
 //!
-//! Owns: mappings that nobody uses. Does not own: mapping and unmapping (`memory`).
+//! Owns: unused mappings. Does not own: mapping and unmapping (`memory`).
 //!
-//! Who streams has as much of them under way as the write pipeline lets him, and takes them again at once; to unmap one
-//! and map it anew costs a worker 40 us for 4 MiB, in which the disk waits. So as many stay as `keep_bytes` allows, and
-//! those that nobody wanted lately go.
+//! A program that streams has as many mappings under way as the write pipeline permits, and needs them again at once;
+//! unmapping one and mapping it again costs a worker 40 us for 4 MiB, during which the disk waits. So up to
+//! `keep_bytes` are kept, and those that were not used lately are unmapped.
 //!
 //! Invariants: a mapping is here or has one owner; `bytes` is the sum of those here.
 
 use super::{MAPPINGS_KEPT_BYTES, Unowned};
 
-/// Each `decay` gives back this part of what was not wanted.
+/// Each `decay` unmaps this part of the mappings that were not needed.
 const DECAY: usize = 8;
 /// Calls of `decay` in a stretch: what was wanted in this one or the one before stays.
 const STRETCH: usize = 12;
@@ -20,7 +20,7 @@ pub(super) type Mapping = (Unowned, usize);
 
 /// The store of used mappings.
 pub(super) struct Mappings {
-    /// Those that came back last are behind.
+    /// The mappings, the last ones returned at the end.
     kept: Vec<Mapping>,
     bytes: usize,
     max: usize,
@@ -40,7 +40,7 @@ impl Mappings {
         self.max = max.max(MAPPINGS_KEPT_BYTES);
     }
 
-    /// One of just `size` bytes.
+    /// A mapping of exactly `size` bytes.
     pub(super) fn take(&mut self, size: usize) -> Option<Unowned> {
         let at = self.kept.iter().rposition(|(_, s)| *s == size)?;
         self.bytes -= size;
@@ -48,7 +48,7 @@ impl Mappings {
         Some(self.kept.remove(at).0)
     }
 
-    /// Keeps it; gives it back if there is no room, to be unmapped.
+    /// Keeps the mapping; returns it if there is no space, to be unmapped.
     pub(super) fn keep(&mut self, mapping: Mapping) -> Option<Mapping> {
         if self.bytes + mapping.1 > self.max {
             return Some(mapping);
@@ -58,8 +58,8 @@ impl Mappings {
         None
     }
 
-    /// What is to be unmapped as time goes by: a part of what is kept beyond 52 MiB and was not wanted lately, or `all`
-    /// beyond.
+    /// The mappings to be unmapped as time passes: a part of those kept beyond 52 MiB that were not needed lately, or
+    /// with `all` everything beyond.
     pub(super) fn decay(&mut self, all: bool) -> Vec<Mapping> {
         self.decays += 1;
         let beyond = self.bytes.saturating_sub(MAPPINGS_KEPT_BYTES);
@@ -91,9 +91,9 @@ mod tests {
         (Unowned(NonNull::dangling()), size)
     }
 
-    /// Goal: what is wanted again and again stays, up to the bound; what is not wanted any more goes step by step down
-    /// to 52 MiB, at once when memory is short. Method: 40 mappings of 4 MiB, taken and kept for some stretches, then
-    /// let alone.
+    /// Goal: mappings that are used repeatedly stay, up to the bound; unused ones are unmapped step by step down to 52
+    /// MiB, or at once when memory is short. Method: 40 mappings of 4 MiB, taken and kept for some stretches, then let
+    /// alone.
     #[test]
     fn what_nobody_wants_goes() {
         let mut m = Mappings::new();

@@ -1,24 +1,24 @@
 //! Which chunk of memory is used next, and which memory goes back: bookkeeping over addresses.
 //!
-//! Owns: runs and chunks that nobody uses, whose turn it is. Does not own: mapping and giving back (`memory`); it
+//! Owns: unused runs and chunks, and the order of their use. Does not own: mapping and giving back (`memory`); it
 //! touches no memory.
 //!
-//! A run is `RUN_BYTES` at a multiple of that, cut into chunks of one class. Memory goes back, and from one class to
-//! another, as a whole run of which nothing is in use, oldest first, so that the huge pages it consists of stay whole:
-//! direct I/O to and from small pages has less than half the rate, and a page that comes anew costs many times what its
-//! use costs. Only where what is kept beyond the bound is scattered over runs in use do single chunks go, of the class
-//! that was not asked for longest.
+//! A run is `RUN_BYTES` at a multiple of that, cut into chunks of one class. Memory is returned to the system, and
+//! moved from one class to another, as a whole run of which nothing is in use, oldest first, so that its huge pages
+//! stay whole: direct I/O to and from small pages has less than half the rate, and a new page costs many times as much
+//! as its use. Only if the kept memory beyond the bound is scattered over runs in use, single chunks are returned, of
+//! the class that was least recently needed.
 //!
-//! Chunks are taken from the run that a chunk came back to last: it may still be in a cache of the processor, and what
-//! is taken together lies together, so that it leaves together.
+//! Chunks are taken from the run to which a chunk was returned last: it may still be in the processor's cache, and
+//! chunks that are taken together are adjacent, so that they become free together.
 //!
-//! Invariants: a chunk is in use, being given back, or in `used` or `fresh` of its run; a run is in `runs` or in
-//! `bare`, or under way between them with its caller.
+//! Invariants: a chunk is in use, being returned, or in `used` or `fresh` of its run; a run is in `runs` or in `bare`,
+//! or under way between them with its caller.
 
 use super::{CHUNKS_KEPT_BYTES, CLASSES, RUN_BYTES, chunk_bytes};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Each `decay` gives back this part of what is kept beyond and was not wanted.
+/// Each `decay` returns this part of the unused memory beyond the minimum.
 const DECAY: usize = 8;
 /// Calls of `decay` in a stretch: what was wanted in this one or the one before stays.
 const STRETCH: usize = 12;
@@ -34,7 +34,7 @@ struct Class {
     used: usize,
     /// Runs with fresh chunks.
     with_fresh: BTreeSet<Address>,
-    /// The fewest there were of `used` in this stretch of `decay`s and in the one before: so many were not wanted.
+    /// The minimum of `used` in this interval of `decay`s and in the previous one: this many chunks were not needed.
     least: [usize; 2],
     /// When it was asked for a chunk last, in events.
     asked: u64,
@@ -48,7 +48,8 @@ impl Class {
 
 struct Run {
     class: usize,
-    /// Chunks that were touched and that nobody uses; chunks of zeros, never touched or given back. A bit for each.
+    /// Touched chunks that are not in use; chunks of zeros, never touched or returned to the system. There is one bit
+    /// for each chunk.
     used: u64,
     fresh: u64,
     /// When a chunk came back last, in events and in `decay`s.
@@ -57,13 +58,13 @@ struct Run {
 }
 
 impl Run {
-    /// Nothing is in use or being given back, something was touched.
+    /// No chunk is in use or being returned, and some were touched.
     fn is_idle(&self) -> bool {
         self.used != 0 && self.used | self.fresh == all_chunks(self.class)
     }
 }
 
-/// Memory to give back to the system, which nobody finds meanwhile: then `Store::gave_back`.
+/// Memory to be returned to the system, which is not available meanwhile: then call `Store::gave_back`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GiveBack {
     pub(super) at: Address,
@@ -90,14 +91,14 @@ pub(super) struct Taken {
 pub(super) struct Store {
     classes: [Class; CLASSES],
     runs: BTreeMap<Address, Run>,
-    /// Runs that were given back.
+    /// Runs that were returned.
     bare: Vec<Address>,
     /// Runs that are idle, by their order.
     idle: BTreeMap<u64, Address>,
-    /// Touched bytes that nobody uses, and how many there may be whatever is in use.
+    /// Touched bytes that are not in use, and their bound independent of the use.
     kept: usize,
     kept_max: usize,
-    /// Bytes of chunks in use, and how many there may be with those kept, if that allows more.
+    /// Bytes of chunks in use, and the bound for them together with kept ones, if that permits more.
     out: usize,
     held_max: usize,
     events: u64,
@@ -151,13 +152,13 @@ impl Store {
         self.runs.get_mut(&run_of(at)).expect("a chunk has a run")
     }
 
-    /// A chunk of a class; nothing if a new run is needed. `zero`: zeros are better than what was used. Then `excess`
-    /// is to be asked.
+    /// A chunk of a class; `None` if a new run is needed. `zero`: zeroed memory is preferred to used memory. After this
+    /// call `excess` has to be called.
     pub(super) fn take(&mut self, class: usize, zero: bool) -> Option<Taken> {
         let fresh = if zero { self.take_fresh(class) } else { None };
         let taken = fresh.or_else(|| {
             if self.classes[class].used == 0 {
-                // What another class has touched is there; what is fresh would have to come from the system.
+                // Memory that another class has touched is available; fresh memory would have to come from the system.
                 self.convert(class);
             }
             self.classes[class].asked = self.events;
@@ -212,7 +213,7 @@ impl Store {
         self.classes[class].with_fresh.insert(run);
     }
 
-    /// Touched bytes that nobody uses.
+    /// Touched bytes that are unused.
     pub(super) fn kept(&self) -> usize {
         self.kept
     }
@@ -227,8 +228,8 @@ impl Store {
         self.kept + RUN_BYTES <= goal.min(self.bound())
     }
 
-    /// A run of which all memory was touched ahead of its use, at a multiple of `RUN_BYTES`. It waits as if its chunks
-    /// had been used: the first that asks for memory gets it, whatever its class.
+    /// A run whose memory was touched ahead of its use, at a multiple of `RUN_BYTES`. It is treated as if its chunks
+    /// had been used: the first request for memory gets it, whatever its class.
     pub(super) fn add_touched(&mut self, run: Address) {
         let (class, order, since) = (CLASSES - 2, self.next_event(), self.decays);
         let used = all_chunks(class);
@@ -240,7 +241,7 @@ impl Store {
         self.kept += used.count_ones() as usize * chunk_bytes(class);
     }
 
-    /// A run of zeros that was given back, for `add_touched`.
+    /// A run of zeros that was returned, for `add_touched`.
     pub(super) fn take_bare(&mut self) -> Option<Address> {
         self.bare.pop()
     }
@@ -250,7 +251,7 @@ impl Store {
         self.events
     }
 
-    /// A chunk comes back. Then `excess` is to be asked.
+    /// A chunk is returned to the store. After this call `excess` has to be called.
     pub(super) fn keep(&mut self, class: usize, at: Address) {
         let (order, since) = (self.next_event(), self.decays);
         let run = self.run(at);
@@ -268,8 +269,8 @@ impl Store {
         self.out -= chunk_bytes(class);
     }
 
-    /// What is to be given back now that the chunk at `wanted` was taken or has come back: a run, or a chunk of the
-    /// class that was not asked for longest.
+    /// The memory to return to the system now that the chunk at `wanted` was taken or returned: a run, or a chunk of
+    /// the least recently needed class.
     pub(super) fn excess(&mut self, wanted: Address) -> Option<GiveBack> {
         if self.kept <= self.bound() {
             return None;
@@ -335,8 +336,8 @@ impl Store {
         self.kept += used.count_ones() as usize * chunk_bytes(class);
     }
 
-    /// What is to be given back as time goes by: a part of what is kept beyond 48 MiB and was not wanted lately, or
-    /// `all` beyond.
+    /// The memory to return to the system as time passes: a part of the memory kept beyond 48 MiB that was not needed
+    /// lately, or with `all` everything beyond.
     pub(super) fn decay(&mut self, all: bool) -> Vec<GiveBack> {
         self.decays += 1;
         let now = self.decays;
@@ -351,7 +352,7 @@ impl Store {
         }
         let bound = if all { CHUNKS_KEPT_BYTES } else { self.bound() };
         let least = self.kept - part(self.kept.saturating_sub(bound));
-        // Small ones first: the large ones serve direct requests, which a huge page makes faster.
+        // Small classes come first: the large ones serve direct requests, which are faster with huge pages.
         for class in 0..CLASSES {
             while self.kept > least
                 && let Some(at) = self.take_unwanted(class, all)

@@ -1,4 +1,4 @@
-//! `Asked`: how often the kernel asks for each name.
+//! `Asked`: how often the kernel requests each name.
 //!
 //! Owns: counters by a hash of directory and name, several in a group. When a group is full, the name with the fewest
 //! lookups is replaced. A name that has the hash of another one may be cached too early, which costs one walk of the
@@ -70,8 +70,8 @@ impl Asked {
 mod tests {
     use super::*;
 
-    /// Goal: a name is wanted at its fourth question, then less and less often, at once when it was lent, and anew when
-    /// it was changed. Method: by hand.
+    /// Goal: a name should be cached at its fourth lookup, then less and less often, at once if it was cached before,
+    /// and anew if it was changed. Method: by hand.
     #[test]
     fn names_are_wanted_when_they_were_asked_for_often() {
         let asked = Asked::default();
@@ -84,8 +84,8 @@ mod tests {
         assert!(!asked.asked(Ino(2), b"a") && !asked.asked(Ino(1), b"b"));
     }
 
-    /// Goal: as many names as can be lent are counted beside each other, nearly all of them; what is asked for often
-    /// stays when many others are asked for once. Method: many names in turn.
+    /// Goal: nearly as many names can be counted at a time as can be cached; a name that is looked up often stays when
+    /// many others are looked up once. Method: many names in turn.
     #[test]
     fn many_names_are_counted() {
         let asked = Asked::default();

@@ -26,7 +26,7 @@
 //!   answer shows, it drops the answer and walks again. So an invalidation of the name waits for the end of the call,
 //!   or until the lookup thread is seen waiting for a directory after its answer was written.
 //! * An invalidation thread waits for the lock of a directory only where the kernel has no entry with a running
-//!   timeout, so nothing is cached. Then it is left behind, and another invalidation thread goes on.
+//!   timeout, so nothing is cached. Then it is left behind, and another invalidation thread continues.
 //! * The root of the clone is open as long as the file system is mounted somewhere in this process's mount table. The
 //!   clone does not count as a user of that mount, which can be unmounted at any moment. When it is unmounted, all
 //!   names are invalidated and the root is closed, and the file system ends as it would have without the clone.
@@ -43,6 +43,7 @@ pub(crate) use threads::{Surroundings, Threads};
 pub(crate) use trial::{Trial, trial};
 
 use crate::front::sizes::Sizes;
+use crate::node::Top;
 use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
 use mover::Moves;
@@ -116,6 +117,7 @@ struct Own {
 #[derive(Default)]
 pub(crate) struct Lender {
     own: Own,
+    top: Top,
     /// Sizes of files, which further threads look at through the root of the clone.
     pub(crate) sizes: Sizes,
     walker: AtomicU32,
@@ -172,6 +174,11 @@ fn is_directory(lent: &LentName) -> bool {
 }
 
 impl Lender {
+    /// Of a mount with this root.
+    pub(crate) fn below(top: Top) -> Lender {
+        Lender { top, ..Lender::default() }
+    }
+
     /// Whether requests of a thread are the mount's own.
     #[inline]
     pub(crate) fn is_own(&self, tid: u32) -> bool {
@@ -309,8 +316,8 @@ mod tests {
         lender.state.lock().walking = Some(Walking { step: step(7), lent_ns: None, written: false });
     }
 
-    /// Goal: before names are lent and after they have ended whoever takes one back is told at once; in between, what
-    /// the takers leave is told with their end. Method: each phase by hand.
+    /// Goal: before names are cached and after the end an invalidation is done at once; in between, an invalidation
+    /// that the threads leave unfinished is reported at their end. Method: each phase by hand.
     #[test]
     fn whoever_takes_back_is_told() {
         let told = Arc::new(AtomicUsize::new(0));
@@ -335,8 +342,9 @@ mod tests {
         assert_eq!(told.load(SeqCst), 3);
     }
 
-    /// Goal: whoever takes back what a call under way lends waits for the end of the call, and for no other; a call
-    /// that returns late has what it lent taken back. Method: calls by hand, the taker's wait on a thread.
+    /// Goal: an invalidation of a name that a call under way caches waits for the end of that call, and of no other; a
+    /// name that a late call has cached is invalidated. Method: calls by hand, with the invalidation on a thread of its
+    /// own.
     #[test]
     fn the_taker_waits_for_the_call_that_lends() {
         let lender = lender(Phase::On);
@@ -367,8 +375,8 @@ mod tests {
         assert!(!lender.lends(9), "nothing is lent any more");
     }
 
-    /// Goal: paths that wait are bounded, and with many takers that were left behind only names of directories are
-    /// lent. Method: more of them than there is room for.
+    /// Goal: waiting paths are bounded, and if many invalidation threads were left behind only names of directories are
+    /// cached. Method: more of them than there is space for.
     #[test]
     fn paths_and_takers_are_bounded() {
         let lender = lender(Phase::On);
@@ -386,8 +394,8 @@ mod tests {
         }
     }
 
-    /// Goal: a walker that is there before names are lent lends them then. Method: it waits in the first phase; then a
-    /// path to a name that is not there.
+    /// Goal: a lookup thread that starts before names can be cached caches them later. Method: it waits in the first
+    /// phase; then it gets a path to a name that does not exist.
     #[test]
     fn the_walker_may_come_early() {
         let lender = lender(Phase::Starting);
@@ -412,7 +420,7 @@ mod tests {
         });
     }
 
-    /// Goal: threads are told apart as long as they are there. Method: this one comes and goes.
+    /// Goal: threads of the mount are recognised as long as they exist. Method: this thread registers and leaves.
     #[test]
     fn own_threads_are_known() {
         let lender = lender(Phase::On);

@@ -118,7 +118,7 @@ pub(crate) fn look(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
     openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }
 
-/// Makes the kernel ask for the attributes of an inode, whatever it has cached.
+/// Makes the kernel request the attributes of an inode, whatever it has cached.
 pub(crate) fn ask_attributes(fd: &OwnedFd) -> Result<(), Raw> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS).map(drop)

@@ -1,4 +1,4 @@
-//! `Known`: the size of one file that the kernel goes by, and the answers on their way that may change it.
+//! `Known`: the size of one file that the kernel uses, and the answers on their way that may change it.
 //!
 //! Linux gives an inode's attributes a version. An answer is kept only if nothing has moved the version since the
 //! question was asked. Every kept answer moves it, and so does every write, truncate and invalidation. The program that
@@ -6,7 +6,7 @@
 //! read it, and a thread takes its answer when it next runs. But a thread takes its answer before it asks anything
 //! else.
 //!
-//! Owns: the rule by which an answer may be given at once. Does not own: how the kernel is asked and looked at
+//! Owns: the rule by which an answer may be given at once. Does not own: the requests to the kernel and the checks
 //! (`sizes`), which answers get a timeout (the client).
 //!
 //! Invariant: while `size` is known, either the kernel has it, or a thread was given it and takes it. Whatever else is
@@ -290,8 +290,8 @@ mod tests {
         known.shows(answer(tid, size, at_ns), at_ns, || false)
     }
 
-    /// Goal: one thread is answered at once, whatever becomes of the file, and so are others while the size stays.
-    /// Method: answers by hand.
+    /// Goal: a single thread is answered at once, whatever happens to the file, and so are others while the size stays
+    /// the same. Method: answers by hand.
     #[test]
     fn one_at_a_time_and_the_same_size_cost_nothing() {
         let mut known = Known::new(Ino(7));
@@ -305,7 +305,8 @@ mod tests {
         assert!(!known.shows(answer(2, 5, NOW + 8 + 2 * LATER), NOW + 8 + 2 * LATER, || true), "a change is under way");
     }
 
-    /// Goal: programs that change and ask in turn are answered at once. Method: a writer and one who asks; a third one.
+    /// Goal: programs that change the file and request its size in turn are answered at once. Method: a writer and a
+    /// thread that asks; then a third one.
     #[test]
     fn turns_cost_nothing() {
         let (mut known, turn) = (Known::new(Ino(7)), |n: u64| NOW + 2 * n * ORDER_NS);
@@ -318,8 +319,8 @@ mod tests {
         assert!(!shows(&mut known, 3, 9, turn(21)), "the size before may be on its way to the second");
     }
 
-    /// Goal: an answer that others have overtaken is not given, and one whose question waited is not either. Method:
-    /// two threads; pages that are taken back.
+    /// Goal: an answer that others have overtaken is not given at once, nor one whose request waited. Method: two
+    /// threads; pages that are dropped.
     #[test]
     fn crossing_answers_are_found() {
         let mut known = Known::new(Ino(7));
@@ -330,8 +331,8 @@ mod tests {
         assert!(shows(&mut known, 1, 5, NOW + LATER + ASKED_NS + 1));
     }
 
-    /// Goal: an answer that shows its size to nobody is left out only if it is older than what was shown; of one that
-    /// the kernel may keep or not the size is not known. Method: the orders of two threads.
+    /// Goal: an answer that shows its size to no program is left out only if it is older than what was shown; if the
+    /// kernel may cache it or not, the size is not known afterwards. Method: the possible orders of two threads.
     #[test]
     fn answers_that_show_nothing() {
         let mut known = Known::new(Ino(7));
@@ -343,8 +344,8 @@ mod tests {
         assert_eq!(aside(6, NOW + 1), (true, None));
     }
 
-    /// Goal: when the kernel was seen to have a size, answers with it are given; not if something came in between.
-    /// Method: a look that is beside an answer, and one that is not.
+    /// Goal: when the kernel was seen to have a size, answers with it are given, unless something came in between.
+    /// Method: one check that overlaps an answer, and one that does not.
     #[test]
     fn a_size_that_was_seen_is_known() {
         let mut known = Known::new(Ino(7));
@@ -360,8 +361,8 @@ mod tests {
         assert!(!known.is_on_its_way(1, NOW));
     }
 
-    /// Goal: a write makes the known size larger and never smaller; one that moves the version while a size is on its
-    /// way to another thread is found. Method: writes before and behind the end.
+    /// Goal: a write makes the known size larger and never smaller; a write that changes the version while a size is on
+    /// its way to another thread is detected. Method: writes before and behind the end.
     #[test]
     fn writes() {
         let mut known = Known::new(Ino(7));
@@ -384,8 +385,8 @@ mod tests {
         assert_eq!(known.size, None);
     }
 
-    /// Goal: an answer that the kernel takes in any case is not given if a newer size was shown meanwhile; others wait
-    /// for it until its thread has asked again. Method: the orders of two threads.
+    /// Goal: an answer that the kernel caches in any case is not given if a newer size was shown meanwhile; other
+    /// answers wait for it until its thread has sent another request. Method: the possible orders of two threads.
     #[test]
     fn answers_that_are_taken_in_any_case() {
         let mut known = Known::new(Ino(7));
@@ -398,8 +399,8 @@ mod tests {
         assert_eq!(known.fixed_ns(1), 0, "its thread has taken it");
     }
 
-    /// Goal: until the answer to a cut has been taken no other one counts, with the same size neither. Method: a cut,
-    /// and others who ask behind it, until its thread has asked for anything again.
+    /// Goal: until the answer to a truncate has been taken no other answer counts, not even with the same size. Method:
+    /// a truncate, and requests of other threads after it, until its thread has sent another request.
     #[test]
     fn nothing_counts_beside_a_cut() {
         let mut known = Known::new(Ino(7));

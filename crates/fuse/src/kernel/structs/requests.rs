@@ -308,7 +308,7 @@ wire! {
 wire! {
     /// Arguments of GETXATTR (the name follows) and LISTXATTR.
     GetxattrIn, 8 {
-        /// Room in bytes, 0 asks for the size.
+        /// Size of the buffer in bytes, 0 requests the size.
         size: u32,
         /// Zero.
         padding: u32,

@@ -1,6 +1,7 @@
 //! Connections to other servers: opened on first use, kept, repaired by themselves.
 //!
-//! Owns: one link for each server, who waits for it to open, its addresses. Does not own: what is asked.
+//! Owns: one link for each server, its addresses, and the tasks that wait for it to open. Does not own: the requests
+//! that are sent.
 
 use super::Cluster;
 use crate::membership::peer_link::{PeerName, Plain, peer_link_config};
@@ -85,7 +86,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Dials until the link is open or nobody waits for it.
+    /// Dials until the link is open or no caller waits for it.
     async fn open_link(self: &Rc<Self>, server: u64) {
         let (mut pause, mut told) = (PAUSES.0, false);
         loop {

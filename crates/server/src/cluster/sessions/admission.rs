@@ -1,7 +1,8 @@
 //! Who is let in.
 //!
-//! Owns: the welcome, the begin of a session on all targets. Does not own: whether clients wait (`admission_state`),
-//! who may come as what (`trust`), that other mounts know of a new one (`company`).
+//! Owns: the welcome, and the begin of a session on all targets. Does not own: whether clients wait
+//! (`admission_state`), which clients are admitted in which role (`trust`), informing other mounts of a new one
+//! (`company`).
 //!
 //! Bound: `MOUNTS_MAX` mounts.
 
@@ -15,7 +16,7 @@ use crate::records::SessionRecord;
 use crate::tunables::Tunable;
 use amphi_env::Env;
 use amphi_transport::Peer;
-use amphi_types::{Result, SessionId};
+use amphi_types::{Ino, Result, SessionId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Hello, Role, VERSION, Welcome};
 use futures_channel::oneshot;
@@ -24,11 +25,12 @@ use std::time::Duration;
 
 /// Most mounts: each may hold the credits' worth of requests and 131,072 tokens of a target.
 const MOUNTS_MAX: usize = 1024;
-/// A new mount is told after this time that others did not answer: shorter than its patience with one attempt [5 s].
+/// After this time a new mount is refused with the reason that other mounts did not answer: shorter than its timeout of
+/// one attempt [5 s].
 const ADMISSION: Duration = Duration::from_secs(4);
 
 impl<E: Env> SessionManager<E> {
-    /// Lets a client in, and says what it has to know.
+    /// Admits a client, and sends it what it needs to know.
     ///
     /// Errors: why not.
     pub(super) async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
@@ -56,7 +58,7 @@ impl<E: Env> SessionManager<E> {
         }
         let is_known = self.sessions.borrow().contains_key(&hello.session)
             || follower.is_some_and(|f| f.as_follower.begin_of(hello.session).is_some());
-        // Without each other the servers could not go on.
+        // Servers could not continue without each other.
         let may_stay = is_known || hello.role == Role::Server;
         if !self.note_admitted(hello, peer, keyed.as_ref()) && !may_stay {
             return Err("the audit log of this server cannot be written, so nobody new is let in".into());
@@ -74,7 +76,7 @@ impl<E: Env> SessionManager<E> {
             _ => (self.admit(hello, comes, keyed.as_ref()).await?, NORMAL_CREDITS, URGENT_CREDITS),
         };
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
-            // It may have begun while this client was waiting.
+            // The session may have begun while this client was waiting.
             trust::may_come(hello, peer, comes, Some(entry))?;
             if entry.owner == Owner::Unknown {
                 entry.owner = comes;
@@ -82,7 +84,7 @@ impl<E: Env> SessionManager<E> {
         }
         let token_ms = self.worker.tunables.get(Tunable::TokenMs);
         if hello.role == Role::Mount && hello.link == 0 {
-            // Said and noted in one step: later switches are told to the connection.
+            // The mode is read and the mount is registered in one step: later switches are sent to its connection.
             self.rule.lend(token_ms);
             if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session).filter(|_| !resumed) {
                 entry.known = self.rule.change();
@@ -104,6 +106,7 @@ impl<E: Env> SessionManager<E> {
             mounts: self.admission.mounts_started(),
             links: self.links_for(hello),
             rotating: self.facts.rotating.clone(),
+            root: keyed.and_then(|(_, entry)| entry.subtree).map_or(Ino::ROOT, |tree| tree.root),
         })
     }
 
@@ -236,7 +239,7 @@ impl<E: Env> SessionManager<E> {
             entry.heard_ns = self.worker.now_ns();
         }
         self.ring();
-        // Until its connection is up, the session counts as gone.
+        // Until its connection is up, the session counts as disconnected.
         self.keep_for_grace(hello.session, 0);
         Ok(())
     }

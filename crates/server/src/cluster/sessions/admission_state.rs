@@ -9,7 +9,7 @@ use std::cell::Cell;
 #[derive(Default)]
 pub(super) struct AdmissionState {
     closed: Cell<bool>,
-    /// Everybody has to wait: the server is not in its cluster yet, or has lost its master.
+    /// All mounts have to wait: the server is not in its cluster yet, or has lost its master.
     held: Cell<bool>,
     /// Mounts have to wait: power was lost, and not all have been told.
     after_power_loss: Cell<bool>,
@@ -18,7 +18,7 @@ pub(super) struct AdmissionState {
 }
 
 impl AdmissionState {
-    /// Nobody is let in from now on.
+    /// No client is admitted from now on.
     pub(super) fn close(&self) {
         self.closed.set(true);
     }
@@ -42,7 +42,7 @@ impl AdmissionState {
         self.held.get() || (self.after_power_loss.get() && role == Role::Mount)
     }
 
-    /// The session of a mount begins, or something has happened after which no mount is the one that was alone.
+    /// The session of a mount begins, or something has happened after which no mount can continue as the only one.
     pub(super) fn count_mount(&self) {
         self.mounts_started.set(self.mounts_started.get() + 1);
     }

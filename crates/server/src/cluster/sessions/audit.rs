@@ -1,10 +1,10 @@
-//! `Audit`: what is written down of who came, who was refused, and who changed what.
+//! `Audit`: the record of who connected, who was refused, and who changed what.
 //!
-//! Owns: the lines (JSON, one object each), their bounds, and what follows if they cannot be kept. Does not own: the
-//! file (`ServerConfig::audit`). Operations on files are no business of this log.
+//! Owns: the lines (JSON, one object each), their bounds, and what happens if they cannot be written. Does not own: the
+//! file (`ServerConfig::audit`). Operations on files are not recorded in this log.
 //!
-//! Bounds: a text in a line has 256 characters at most, and what is no plain text in it is escaped. Of the kinds of
-//! which others decide how many there are (`Kind::most`) lines are left out beyond a number in ten seconds; the next
+//! Bounds: a text in a line has 256 characters at most, and special characters in it are escaped. For kinds of events
+//! whose number peers can increase (`Kind::most`), lines beyond a certain number in ten seconds are left out; the next
 //! line of the kind says how many.
 
 use crate::config::{AuditFull, AuditSink};
@@ -22,7 +22,7 @@ const REFUSED: u32 = 20;
 /// Admissions and squashes in that time: all mounts of a cluster may come back at once.
 const ADMITTED: u32 = 2000;
 
-/// What a line is about.
+/// The kind of event of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// Somebody was let in.
@@ -54,7 +54,7 @@ impl Kind {
         }
     }
 
-    /// Lines in `BURST_NS`, of those of which others decide how many there are.
+    /// Most lines in `BURST_NS`, for kinds of events whose number peers can increase.
     fn most(self) -> u32 {
         match self {
             Kind::Refused => REFUSED,
@@ -84,12 +84,12 @@ impl Audit {
         Audit { sink, full, failed: Cell::new(false), bursts: RefCell::default() }
     }
 
-    /// Writes a line. Returns whether the server may go on with what it says.
+    /// Writes a line. Returns whether the server may carry out what the line reports.
     pub(super) fn note(&self, kind: Kind, now: Timespec, now_ns: u64, fields: &[(&str, &str)]) -> bool {
         let Some(sink) = &self.sink else { return true };
         let left_out = match self.admit(kind, now_ns) {
             Some(left_out) => left_out,
-            // What is left out is counted, and what it is about goes on, as far as the log can be written.
+            // A line that is left out is counted, and its event is permitted, if the log can be written at all.
             None => return !self.failed.get() || self.full == AuditFull::GoOn,
         };
         let kept = sink(&line(kind, now, fields, left_out));
@@ -209,8 +209,8 @@ mod tests {
         assert!(lines.last().is_some_and(|l| l.ends_with("\"left_out_before\":50}")));
     }
 
-    /// Goal: a log that cannot be written stops what is to be written down, or does not, as the setting says, and comes
-    /// back by itself. Method: a sink that fails at first.
+    /// Goal: if the log cannot be written, the events to be recorded are refused or not, as the setting says, and
+    /// logging resumes by itself. Method: a sink that fails at first.
     #[test]
     fn a_full_log_stops_or_does_not() {
         for (full, goes_on) in [(AuditFull::GoOn, true), (AuditFull::Stop, false)] {

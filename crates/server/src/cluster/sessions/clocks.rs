@@ -6,7 +6,8 @@ use amphi_wire::{Hello, Role};
 /// How far the clock of a new mount or server may be away from this server's, s.
 const APART_S: i64 = 300;
 
-/// Looks at the clock of who comes for the first time. Who was here before goes on: its clock may have been set since.
+/// Checks the clock of a client that connects for the first time. A client that was connected before is not checked
+/// again, because its clock may have been set since.
 ///
 /// Errors: a line for people.
 pub(super) fn agree(hello: &Hello, here: Timespec) -> Result<(), String> {

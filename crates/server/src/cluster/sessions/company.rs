@@ -1,16 +1,16 @@
-//! Alone or in company: what mounts and targets are told when a second mount comes or only one is left.
+//! Sole and shared mode: informing mounts and targets when a second mount comes or only one is left.
 //!
 //! Owns: the order of a switch. Does not own: the rule in force (`rule`), tokens (`crate::coherence::tokens`), what a
 //! client does about it.
 //!
-//! A mount that is alone lets its kernel cache names and attributes for a fixed time, and targets grant no tokens.
-//! Before a second mount is welcomed, targets grant tokens and every mount has said that nothing cached under the old
-//! rule is used any more. Back: the last mount is told first; targets go on until it has said that it knows, so that
-//! what it cached under tokens is revoked for as long as it may be used. Switches happen one at a time.
+//! A mount in sole mode lets its kernel cache names and attributes for a fixed time, and targets grant no tokens.
+//! Before a second mount is welcomed, targets grant tokens and every mount has confirmed that nothing cached in sole
+//! mode is used any more. For the switch back, the last mount is informed first; targets grant tokens until it has
+//! confirmed, so that what it cached under tokens is revoked as long as it may be used. There is one switch at a time.
 //!
-//! The master alone decides and tells mounts, and has its own targets grant or not. Other servers grant unless it has
-//! told them lately that the mount is alone (`step`): before a second mount is welcomed, each of them has said that it
-//! grants, or has not been told so for longer than that counts.
+//! Only the master decides and informs mounts, and switches its own targets. Other servers grant tokens unless the
+//! master has said recently that there is one mount (`step`): before a second mount is welcomed, each of them has
+//! confirmed that it grants tokens, or the master's last such answer to it has expired.
 
 use super::SessionManager;
 use super::entry::{Entry, State};
@@ -32,15 +32,15 @@ use std::time::Duration;
 /// Added to the time for which another server may go without tokens: how late its clock may be.
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
 
-/// A lone mount of several servers that has not heard the master for 10 s acts as if others had come (`crates/client`,
-/// `company`): how long one that is away may act alone at other servers, with the second in which it looks and one for
-/// its clock.
+/// A sole mount of several servers that has not heard the master for 10 s acts as in shared mode (`crates/client`,
+/// `company`): this is how long a disconnected mount may act in sole mode at other servers, including a second for its
+/// check and one for its clock.
 const CAUTION: Duration = Duration::from_secs(12);
 
-/// Whether a mount stands in the way of a switch.
+/// Whether a mount delays a switch.
 enum Stands {
     No,
-    /// It does, and at that time something follows from that.
+    /// It does until this time, at which the server has to act.
     Until(u64),
 }
 
@@ -62,7 +62,7 @@ impl<E: Env> SessionManager<E> {
     /// The table of sessions has changed.
     pub(super) fn ring(&self) {
         for watcher in self.watchers.take() {
-            // Who does not wait any more needs no word.
+            // The receiver may no longer wait.
             let _ = watcher.send(());
         }
     }
@@ -71,7 +71,8 @@ impl<E: Env> SessionManager<E> {
         self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count()
     }
 
-    /// Another server asks whether the only mount is alone and knows it; then it is noted that it was told so.
+    /// Another server asks whether the only mount knows that it is the only one; if so, the time of the answer is
+    /// noted.
     pub(crate) fn tell_alone(&self, server: u64) -> Option<u64> {
         let change = self.rule.change();
         let knows = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);
@@ -83,8 +84,8 @@ impl<E: Env> SessionManager<E> {
         Some(change)
     }
 
-    /// Waits until all other servers grant tokens: each says so, or has not been told otherwise for too long. Cut short
-    /// when `given_up`.
+    /// Waits until all other servers grant tokens: each has confirmed it, or the last answer that let it stop granting
+    /// has expired. The wait ends early when `given_up` returns true.
     async fn all_grant(&self, given_up: &impl Fn() -> bool) {
         let change = self.rule.change();
         let Some(cluster) = self.cluster().filter(|_| self.rule.all_grant.get() < change) else { return };
@@ -97,7 +98,7 @@ impl<E: Env> SessionManager<E> {
                 let left_ns = over_ns.saturating_sub(self.worker.now_ns());
                 match select(asked, pin!(self.worker.env.sleep(Duration::from_nanos(left_ns)))).await {
                     Either::Left((Ok(_), _)) | Either::Right(_) => {}
-                    // It may be there, though it did not hear.
+                    // The server may live although it did not get the message.
                     Either::Left((Err(_), lease)) => lease.await,
                 }
             }
@@ -113,8 +114,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// After a start: mounts that may come back are in company if they are several, or if others were cut off
-    /// (`cut_off`) and may still use tokens, which changes have to wait for.
+    /// After a start: mounts that may reconnect are in shared mode if there are several, or if sessions were cut off
+    /// (`cut_off`) and may still use tokens, for which changes have to wait.
     pub async fn begin(self: &Rc<Self>, cut_off: bool) -> Result<()> {
         if cut_off {
             let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
@@ -127,7 +128,7 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// Says to targets and mounts what is in force from now on. Without company, targets are told later
+    /// Informs targets and mounts of the mode from now on. For a switch to sole mode, targets are informed later
     /// (`part_company`).
     async fn announce(self: &Rc<Self>, company: bool) -> Result<()> {
         if self.rule.company.replace(company) == company {
@@ -148,7 +149,7 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// Tells a mount what is in force, if it does not know and can be reached.
+    /// Sends a mount the mode in force, if it does not know it and can be reached.
     pub(super) fn tell_company(self: &Rc<Self>, session: SessionId) {
         let (change, now_ns) = (self.rule.change(), self.worker.now_ns());
         let behind = match self.sessions.borrow_mut().get_mut(&session) {
@@ -185,7 +186,7 @@ impl<E: Env> SessionManager<E> {
         match (entry.state, entry.conn) {
             // Not welcomed yet: it will be told with its welcome.
             (State::Starting, _) => Stands::No,
-            // Where something of it is left, the server that has it lets nobody in before that is gone.
+            // If something of the session is left on a server, that server admits no mount before it is released.
             (State::EndingElsewhere, _) => Stands::No,
             (State::Ending, _) => Stands::Until(now_ns + deadline_ns),
             (State::Alive, _) if entry.known >= self.rule.change() => Stands::No,
@@ -198,8 +199,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Switches to company, before `session` is welcomed: returns when nobody uses what was cached alone, or when
-    /// `given_up`.
+    /// Switches to shared mode before `session` is welcomed: returns when nobody uses what was cached in sole mode, or
+    /// when `given_up`.
     pub(super) async fn join_company(
         self: &Rc<Self>,
         session: SessionId,
@@ -229,7 +230,7 @@ impl<E: Env> SessionManager<E> {
             }
             match at {
                 None => return Ok(()),
-                // Who has just been evicted is ending now.
+                // The session that was just evicted is ending now.
                 Some(_) if !late.is_empty() => {}
                 Some(at) => self.changed_or(at).await,
             }
@@ -242,7 +243,7 @@ impl<E: Env> SessionManager<E> {
         if self.rule.tokens.get() && self.mount_count() < 2 {
             let manager = self.clone();
             self.worker.env.spawn(async move {
-                // On an error targets go on to grant tokens, which costs speed alone.
+                // On an error targets continue to grant tokens, which costs speed alone.
                 let _ = manager.part_company().await;
             });
         }

@@ -1,22 +1,22 @@
 //! Clients that live and do not answer.
 //!
-//! Owns: finding out that a session is *deaf*: its connection is alive, and something that it was asked (a callback, a
-//! revocation, a glimpse, a switch) is left without an answer and without a sign that it is being worked on. Does not
-//! own: what happens to clients that are not alive: a machine that hangs, a network that is cut. They have until the
-//! callback deadline, since they may come back.
+//! Owns: detecting that a session is *deaf* (unresponsive): its connection is alive, but a callback, revocation,
+//! glimpse or switch of mode is left without an answer and without a report that the client is at work. Does not own:
+//! clients that are not alive (a machine that hangs, a network that is cut). Such clients have until the callback
+//! deadline, since they may come back.
 //!
-//! Whoever is deaf is evicted within `server.deaf_ms` [5 s], and its tokens end at once, since it cannot be somebody
-//! who still uses in good faith what he was told to give back. That rests on three things. A client that works answers
-//! at once, or says at least every 3 s that it is at it (`LockKept`, `CompanyKept`), from the task that also answers
-//! `Ping`. The stream keeps its order: when a `Ping` that was sent behind a question is answered, the client has read
-//! the question, and whatever it had said before has been taken in here. And the client has to be seen to run all the
-//! time: each of the `Ping`s, one every `PING`, is answered within `PING`. A process that was stopped, a machine
-//! without a free core, a slow network, a server that was stopped itself: all of these show as an answer that comes
-//! late, and the observation starts anew.
+//! An unresponsive client is evicted within `server.deaf_ms` [5 s], and its tokens end at once, since it has read that
+//! it must return what it uses. This rule relies on three facts. First, a client that works answers at once, or reports
+//! at least every 3 s that it is at work (`LockKept`, `CompanyKept`), from the task that also answers `Ping`. Second, a
+//! stream keeps its order: when a `Ping` that was sent after a callback is answered, the client has read the callback,
+//! and whatever it had sent before has been processed here. Third, the client has to be seen to run all the time: each
+//! `Ping`, one every `PING`, is answered within `PING`. A process that was stopped, a machine without a free core, a
+//! slow network, or a server that was stopped itself all cause a late answer, and then the observation starts anew.
 //!
-//! All that is looked at of one connection: what was asked by it, and whether the `Ping`s on it are answered. The
-//! targets of a worker ask by the session's connection at that worker, or by its first (`Entry::line_of`). The worker
-//! of the connection asks its targets what is unanswered, so that the question takes the way of the answers.
+//! All of this is observed for one connection: the messages that were sent on it, and whether the `Ping`s on it are
+//! answered. The targets of a worker send their messages on the session's connection at that worker, or on its first
+//! one (`Entry::line_of`). The worker of the connection asks its targets what is unanswered, so that this query passes
+//! through the same queue as the answers.
 
 use super::SessionManager;
 use super::entry::{Line, State};
@@ -35,8 +35,8 @@ const SUSPECT: Duration = Duration::from_millis(500);
 const PING: Duration = Duration::from_millis(400);
 /// A question has to be older than the first sign of life by this: it has been sent by then.
 const SENT: Duration = Duration::from_millis(300);
-/// How long a client that is asked to switch may be silent: it says each second that it is at it. A new mount waits for
-/// it, and is told to try again after 4 s.
+/// How long a client that has to switch modes may be silent: it reports each second that it is at work. A new mount
+/// waits for the switch, and is refused after 4 s.
 const SWITCHING: Duration = Duration::from_millis(2400);
 /// Sessions that ended so and do not come back.
 const REMEMBERED_MAX: usize = 1024;
@@ -49,7 +49,8 @@ fn ns(d: Duration) -> u64 {
 }
 
 impl<E: Env> SessionManager<E> {
-    /// A message goes to a session by a connection: if it wants an answer, it is seen to that one comes.
+    /// A message is sent to a session on a connection: if it needs an answer, the session is observed until the answer
+    /// comes.
     pub(super) fn listen_for_answer(self: &Rc<Self>, session: SessionId, conn: ConnId, push: &Push) {
         if is_question(push) && self.worker.tunables.deaf().is_some() {
             self.watch(session, conn);
@@ -91,7 +92,7 @@ impl<E: Env> SessionManager<E> {
         let elsewhere =
             line.worker != 0 && self.front.is(usize::from(line.worker), Question::AskedAgain(session, conn)).await;
         let mut sessions = self.sessions.borrow_mut();
-        // A connection that was lost meanwhile leaves what was asked to the next one.
+        // If the connection was lost meanwhile, its unanswered messages are sent on the next one.
         let Some(line) = sessions.get_mut(&session).and_then(|entry| entry.line_mut(conn)) else { return false };
         line.watched = std::mem::take(&mut line.asked_again) || elsewhere;
         line.watched
@@ -116,7 +117,8 @@ impl<E: Env> SessionManager<E> {
         self.front.is(usize::from(line.worker), Question::Unanswered(session, targets, since_ns)).await
     }
 
-    /// Switches are the master's affair: a mount answers him alone, also where another server has said the same.
+    /// Switches of mode concern only the master: a mount answers only the master, also if another server has sent the
+    /// same.
     fn leaves_switch_unanswered(&self, session: SessionId, since_ns: u64) -> bool {
         if self.cluster().is_some_and(|c| !c.is_master()) {
             return false;
@@ -149,7 +151,7 @@ impl<E: Env> SessionManager<E> {
                 return false;
             }
             alive_ns = match sign {
-                // What was asked before has been read now.
+                // Everything that was sent before has been read now.
                 Some(sign) if sign.has_read_all || alive_ns.is_some() => alive_ns.or(Some(now_ns)),
                 _ => None,
             };
@@ -170,7 +172,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Ends a session that is deaf. It does not begin again.
+    /// Ends a session that is unresponsive. Such a session does not begin again.
     pub(crate) fn evict_deaf(self: &Rc<Self>, session: SessionId) {
         let lines: Vec<Line> =
             self.sessions.borrow().get(&session).map(|e| e.lines().copied().collect()).unwrap_or_default();
@@ -182,7 +184,7 @@ impl<E: Env> SessionManager<E> {
             }
             None => self.end_deaf(session, WHY),
         }
-        // It hears of it now, whatever its end has to wait for.
+        // The client is informed now, whatever the end of the session has to wait for.
         lines.into_iter().for_each(|line| self.cut(line, "the session has ended"));
     }
 

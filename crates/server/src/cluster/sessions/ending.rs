@@ -1,11 +1,11 @@
 //! How sessions end.
 //!
 //! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does
-//! not own: what a target lets go of (`crate::dispatch::target_requests`), what other servers do about it
+//! not own: what a target releases (`crate::dispatch::target_requests`), what other servers do
 //! (`crate::cluster::master`, `crate::cluster::follower`).
 //!
-//! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has
-//! been and nothing of it is being executed.
+//! Invariant: a session's state is `Ending` before the first target is informed, and its entry is removed when the last
+//! target has been informed and no request of the session is being executed.
 
 use super::audit::Kind;
 use super::entry::State;
@@ -53,8 +53,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Ends a session that did not keep to the rules or did not come back. Its client may not know, and use what it
-    /// caches for as long as its tokens count.
+    /// Ends a session that violated the protocol or did not reconnect. Its client may not know this, and may use what
+    /// it caches until its tokens expire.
     pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
         if let Some(follower) = self.cluster().filter(|c| !c.is_master()) {
             tracing::warn!("a session is evicted: {why}");
@@ -99,8 +99,9 @@ impl<E: Env> SessionManager<E> {
         self.ring();
     }
 
-    /// Mounts wait until everybody has been `told` of a loss of power, and the targets know that: after a kill before
-    /// that they say it again, and the session of a mount that had come meanwhile would end as well.
+    /// Mounts wait until all of them have been informed of a loss of power (`told`), and the targets have recorded
+    /// that: if the server is killed before that, it informs them again, and the session of a mount that had connected
+    /// meanwhile would end as well.
     pub fn until_told(self: &Rc<Self>, told: impl Fn(&Rc<Self>) -> bool + 'static) {
         self.admission.hold_after_power_loss(true);
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
@@ -118,8 +119,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not
-    /// fit (`Welcome::mounts`).
+    /// A mount whose session ends now cannot continue as if it had not, also if it is alone: the count of mounts does
+    /// not fit (`Welcome::mounts`).
     pub fn disturb(&self) {
         self.admission.count_mount();
     }
@@ -143,7 +144,7 @@ impl<E: Env> SessionManager<E> {
                 tracing::error!("a session could not be removed: {e}");
             }
         });
-        // Its state is set before anybody else looks.
+        // The state is set before any other task can see it.
         if end.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             self.worker.env.spawn(end);
         }
@@ -165,7 +166,8 @@ impl<E: Env> SessionManager<E> {
         more.values().for_each(|line| self.cut(*line, "the session has ended"));
         let ended =
             end_everywhere(&self.worker, self.cluster().as_ref(), session, how, || self.gone_here(session)).await;
-        // What the session had under way may still happen; its id may not come again before it has.
+        // Changes of the session that are under way may still be executed; its id must not be used again before they
+        // have ended.
         self.idle(session).await;
         if let Some(line) = first {
             self.cut(line, "the session has ended");
@@ -207,13 +209,13 @@ impl<E: Env> SessionManager<E> {
     }
 }
 
-/// Ends a session on every target: first nothing more is taken from it anywhere, then what it holds goes. A target that
-/// fails keeps no other one from it.
+/// Ends a session on every target: first all targets stop executing its requests, then they release what it holds. A
+/// target that fails does not prevent this on the others.
 ///
 /// Errors: the first of a target.
 ///
-/// `gone_here` is called when nothing is left on the targets of this server; the others may have to wait for one that
-/// is down.
+/// `gone_here` is called when nothing is left on the targets of this server; other servers may have to wait for one
+/// that is down.
 pub async fn end_everywhere<E: Env>(
     worker: &Rc<Worker<E>>,
     cluster: Option<&Rc<Cluster<E>>>,
@@ -229,7 +231,7 @@ pub async fn end_everywhere<E: Env>(
     if let Some(cluster) = cluster {
         cluster.stop_elsewhere(session).await;
     }
-    // What one target still does on another one for the session comes before that one forgets it.
+    // Work of one target on another one for the session has to end before that other target forgets the session.
     for target in worker.routes.local() {
         ended = ended.and(worker.tell(*target, TargetRequest::SessionLanded(session)).await);
     }

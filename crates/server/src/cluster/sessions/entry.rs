@@ -1,4 +1,4 @@
-//! What a server knows of one session.
+//! The state of one session at a server.
 
 use super::trust::Owner;
 use amphi_transport::{ConnId, Secure};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub(super) enum State {
     /// Being logged on the targets.
     Starting,
-    /// Its client may come and go.
+    /// The session exists, and its client may disconnect and reconnect.
     Alive,
     /// Being removed from the targets.
     Ending,
@@ -39,7 +39,7 @@ pub(super) struct Line {
     /// The worker that serves it.
     pub(super) worker: u16,
     pub(super) conn: ConnId,
-    /// A task sees to it that the client answers what it is asked by this connection; it was asked more meanwhile.
+    /// A task observes whether the client answers the messages on this connection; more messages were sent meanwhile.
     pub(super) watched: bool,
     pub(super) asked_again: bool,
 }
@@ -58,15 +58,17 @@ pub(super) struct Entry {
     /// The key with which its client came.
     pub(super) key: Option<KeyOf>,
     pub(super) state: State,
-    /// Its connection 0. Without one the session counts as gone.
+    /// Connection 0 of the session. Without connection 0 the session counts as disconnected.
     pub(super) conn: Option<Line>,
-    /// Its further connections, by number.
+    /// Further connections of the session, by number.
     pub(super) more: BTreeMap<u16, Line>,
     /// How connection 0 is protected; `None`: it does not leave the machine.
     pub(super) secure: Option<Secure>,
+    /// Its client has passed the server its memory.
+    pub(super) memory: bool,
     /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
     pub(super) epoch: u64,
-    /// The last switch between alone and company that the mount has said it knows.
+    /// The last switch between sole and shared mode that the mount has confirmed.
     pub(super) known: u64,
     /// When it was last told of one, monotonic ns.
     pub(super) asked_ns: u64,
@@ -95,6 +97,21 @@ impl Entry {
     pub(super) fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
         let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
         let (kept_ns, heard_ns, key, secure, more, name) = (0, now_ns, None, None, BTreeMap::new(), name.into());
-        Entry { name, role, owner, key, state, conn, more, secure, epoch, known, asked_ns, kept_ns, heard_ns }
+        Entry {
+            name,
+            role,
+            owner,
+            key,
+            state,
+            conn,
+            more,
+            secure,
+            memory: false,
+            epoch,
+            known,
+            asked_ns,
+            kept_ns,
+            heard_ns,
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, btree_map};
 #[derive(Default)]
 pub(super) struct Executing {
     all: Cell<u64>,
-    /// Those of mounts to targets, by session.
+    /// Requests of mounts to targets, by session.
     by_session: RefCell<BTreeMap<SessionId, u64>>,
 }
 

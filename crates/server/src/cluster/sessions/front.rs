@@ -1,14 +1,15 @@
-//! `Front`: the connections that one worker serves, and what requests that come by them need of sessions.
+//! `Front`: the connections that one worker serves, and what the requests on them need to know of sessions.
 //!
-//! Owns: the way of a request of a mount from its connection to its target and back, what is pushed to connections
-//! here, the messages between the worker with the sessions (worker 0) and those with connections. Does not own: who is
-//! let in, how sessions begin and end (`SessionManager`, on worker 0), what passes (`gate`, `trust`).
+//! Owns: passing a request of a mount from its connection to its target and the answer back, pushes to connections of
+//! this worker, the messages between worker 0, which has the sessions, and workers with connections. Does not own:
+//! which clients are admitted, how sessions begin and end (`SessionManager`, on worker 0), which requests are permitted
+//! (`gate`, `trust`).
 //!
-//! Worker 0 accepts connections, shakes hands and admits sessions. Then it gives the connection of a mount to the
-//! worker that serves it, which reads, checks, executes, answers and pushes without asking anybody. What it needs for
-//! that travels with the connection: whose session it is, and its gate, which worker 0 closes for all workers at once
-//! (`Gate::close`) or replaces (`Gate::replaced`). Whether a session lives each target knows by itself. Connections of
-//! servers and administrators, and those inside the process, stay with worker 0.
+//! Worker 0 accepts connections, executes the handshake and admits sessions. Then it passes the connection of a mount
+//! to the worker that serves it, which reads, checks, executes, answers and pushes without involving worker 0. What the
+//! worker needs for that is passed along with the connection: whose session it is, and its gate, which worker 0 closes
+//! for all workers at once (`Gate::close`) or replaces (`Gate::replaced`). Each target itself knows whether a session
+//! exists. Connections of servers and administrators, and connections inside the process, stay with worker 0.
 //!
 //! Invariants: worker 0 enters a connection before the worker that gets it hears of it, and every message about it
 //! takes the same queue, so each is about a connection that its receiver has, or had. A connection that is given up
@@ -20,6 +21,7 @@ use super::trust::{self, Owner};
 use crate::coherence::glimpse;
 use crate::dispatch;
 use crate::message::{Message, TargetReply, TargetRequest};
+use crate::session::reach::Terms;
 use crate::worker::Worker;
 use crate::worker::above::Clients;
 use amphi_env::Env;
@@ -35,23 +37,23 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-/// What worker 0 and the workers with connections say to each other.
+/// Messages between worker 0 and the workers with connections.
 pub(super) enum FrontMessage {
     /// From worker 0: serve this connection.
     Adopt { parcel: Parcel, owner: Owner, gate: Option<Arc<Gate>> },
-    /// From worker 0: send this.
+    /// From worker 0: send this message.
     Push { conn: ConnId, push: Push },
     /// From worker 0: end this connection.
     Cut { conn: ConnId, why: String },
-    /// From worker 0: say goodbye on all connections.
+    /// From worker 0: send goodbye on all connections.
     Shutdown,
-    /// From worker 0: a question, to be answered by `Told`.
+    /// From worker 0: a query, to be answered by `Told`.
     Ask { token: u64, question: Question },
     /// To worker 0: the answer.
     Told { token: u64, told: Told },
     /// To worker 0: a request about the whole server, to be answered by `Answered`.
     Request { token: u64, request: Box<WholeRequest> },
-    /// From worker 0: its answer.
+    /// From worker 0: the answer to a query.
     Answered { token: u64, answer: Box<Answer> },
     /// To worker 0: a connection has ended; `clean` as `Handler::disconnected` has it.
     Gone { session: SessionId, conn: ConnId, clean: bool },
@@ -61,7 +63,7 @@ pub(super) enum FrontMessage {
     Squashed { conn: ConnId },
 }
 
-/// What worker 0 asks a worker with connections.
+/// A query of worker 0 to a worker with connections.
 pub(super) enum Question {
     /// Whether a request is being executed: of a session, or any.
     Executing(Option<SessionId>),
@@ -93,7 +95,7 @@ pub(super) struct WholeRequest {
 }
 
 impl WholeRequest {
-    /// As it came, but for its place: it is answered by its number alone.
+    /// The request as it arrived, except for its connection: it is answered by its number alone.
     pub(super) fn incoming(self) -> Incoming {
         let WholeRequest { session, role, bound, conn, id, call } = self;
         let route = ReplyRoute { conn, id };
@@ -118,8 +120,8 @@ pub(super) fn is_whole(op: &Request) -> bool {
     )
 }
 
-/// Whether a client may ask this; then the call says on whose behalf it counts. `squashed` is called when that is
-/// somebody else than it said.
+/// Whether a client may send this request; the call then gets the user on whose behalf it is executed. `squashed` is
+/// called if that is another user than the client sent.
 ///
 /// Errors: `Perm`; `ReadOnly`; `Io` once the client's key has been removed.
 pub(super) fn may_ask(incoming: &mut Incoming, gate: Option<&Gate>, squashed: impl FnOnce(&Gate)) -> Result<()> {
@@ -145,12 +147,12 @@ pub(super) fn is_question(push: &Push) -> bool {
 struct Line {
     conn: ConnId,
     owner: Owner,
-    /// Worker 0 sees to it that the client answers; it was asked more meanwhile.
+    /// Worker 0 observes whether the client answers; more messages were sent meanwhile.
     watched: Cell<bool>,
     asked_again: Cell<bool>,
 }
 
-/// Who waits for worker 0, or at worker 0 for others.
+/// Tasks that wait for worker 0, or on worker 0 for other workers.
 #[derive(Default)]
 struct Waiting {
     last: Cell<u64>,
@@ -254,8 +256,10 @@ impl<E: Env> Front<E> {
 
     /// Executes a request that has passed, and answers it.
     pub(super) fn execute(self: &Rc<Self>, incoming: Incoming, gate: Option<Arc<Gate>>) {
+        let tree = gate.as_ref().and_then(|gate| gate.tree());
         let gate = gate.filter(|gate| gate.translates());
         if incoming.deadline.is_none()
+            && tree.is_none()
             && let Some(mut answer) = dispatch::at_once(&self.worker, incoming.session, &incoming.call)
         {
             if let Some(gate) = gate {
@@ -275,20 +279,21 @@ impl<E: Env> Front<E> {
                 call.target = glimpse::target_of(id);
             }
             let acl = gate.is_some() && Gate::asks_for_acl(&call.op);
-            let (mut answer, payload) = dispatch::call(&front.worker, session, id, call, payload, until_ns).await;
+            let terms = Terms { until_ns, tree };
+            let (mut answer, payload) = dispatch::call(&front.worker, session, id, call, payload, terms).await;
             if let Some(gate) = gate {
                 gate.show(&mut answer, acl);
             }
             front.connections.reply(route, answer, payload);
             front.executing.end(Some(session));
         });
-        // What needs neither the disk nor another worker is answered here, without a task of its own.
+        // A request that needs neither the disk nor another worker is answered here, without a task of its own.
         if request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             self.worker.env.spawn(request);
         }
     }
 
-    /// What passes on a connection of another worker than 0, by the latest that worker 0 knows.
+    /// The gate of a connection at another worker than 0, as worker 0 last set it.
     fn gate(&self, conn: ConnId) -> Option<Arc<Gate>> {
         let mut gates = self.gates.borrow_mut();
         let gate = gates.get_mut(&conn)?;
@@ -319,7 +324,7 @@ impl<E: Env> Front<E> {
         }
     }
 
-    /// Has worker 0 answer a request about the whole server.
+    /// Lets worker 0 answer a request about the whole server.
     fn ask_about_server(self: &Rc<Self>, incoming: Incoming) {
         let Incoming { session, role, bound, route, call, .. } = incoming;
         let (sender, receiver) = oneshot::channel();
@@ -336,7 +341,7 @@ impl<E: Env> Front<E> {
         });
     }
 
-    /// Pushes to a session that has a connection here. Without one the message comes back.
+    /// Pushes to a session that has a connection at this worker. If it has none, the message is returned.
     fn push_here(&self, session: SessionId, push: Push) -> std::result::Result<(), Push> {
         let lines = self.lines.borrow();
         let Some((_, line)) = lines.range((session, 0)..=(session, u16::MAX)).next() else { return Err(push) };

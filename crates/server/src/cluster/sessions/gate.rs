@@ -1,14 +1,17 @@
 //! `Gate`: the one place through which every request of a client goes before anything is done for it.
 //!
-//! Owns: what kind of request each one is (`class_of`, which the compiler holds to the whole list), what a key's holder
-//! may ask, as whom its users count, and what it is shown of users and groups. Does not own: who holds which key
-//! (`membership::keys`), what users of this machine may do on a Unix socket (`trust`), permissions of files.
+//! Owns: the class of each request (`class_of`, for which the compiler checks the whole list), what the holder of a key
+//! may request, as which users its users count, and which users and groups it is shown. Does not own: who holds which
+//! key (`membership::keys`), what users of this machine may do on a Unix socket (`trust`), permissions of files.
 //!
-//! What a session may is resolved when its connection is made, and again when the registry changes; a request pays one
-//! look into a table of connections with keys, and nothing if there is none. Credentials are replaced before anybody
-//! else sees them, so every check of permissions, every owner of a new inode and every group that is inherited goes by
-//! what they were replaced with. Numbers of users in requests (`chown`, access control lists) and in answers are
-//! translated here as well.
+//! The rights of a session are determined when its connection is made, and again when the registry changes; a request
+//! costs one look-up in a table of connections with keys, and nothing if there is none. Credentials are replaced before
+//! any other code sees them, so every permission check, every owner of a new inode and every inherited group uses the
+//! replaced ones. Numbers of users in requests (`chown`, access control lists) and in answers are translated here as
+//! well.
+//!
+//! A session that is bound to a tree has a second table beside `class_of`: what each request names (`session::reach`).
+//! What is about more than a tree is refused here; inodes are compared where they lie, before the request is executed.
 //!
 //! Invariant: a request is refused unless its class is named for the role of its connection.
 
@@ -20,19 +23,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::membership::keys::{to_client, to_server};
+use crate::session::reach::{Tree, may_reach};
 
-/// What a request is about, as far as it decides who may make it.
+/// The class of a request, as far as it decides who may send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// A mount looks at names, attributes or data, or does what changes none of them.
+    /// A mount reads names, attributes or data, or does something that changes none of them.
     Look,
     /// A mount changes names, attributes or data, or gets the right to.
     Change,
-    /// A mount says what became of a question, or gives something back; or it begins or ends its session.
+    /// A mount answers a message of the server, or returns something; or it begins or ends its session.
     Session,
-    /// Anybody looks at the cluster: its map, its space, its state, its tunables.
+    /// Every role may read the state of the cluster: its map, its space, its tunables.
     Cluster,
-    /// Somebody changes servers, or looks at what others have done there.
+    /// An administrator changes servers, or looks at what others have done there.
     Administration,
     /// A server speaks to another one.
     Peer,
@@ -40,7 +44,7 @@ pub(super) enum Class {
     Internal,
 }
 
-/// What kind of request this is. A new request is added here before it compiles.
+/// The class of a request. A new request has to be added here before the code compiles.
 pub(super) fn class_of(op: &Request) -> Class {
     match op {
         Request::Lookup { .. }
@@ -125,25 +129,25 @@ fn change_if(changes: bool) -> Class {
     if changes { Class::Change } else { Class::Look }
 }
 
-/// Whether a request changes a server, which of those who came without a key of their own only the trusted may.
+/// Whether a request changes a server; of clients without a key of their own only trusted ones may send it.
 pub(super) fn changes_servers(op: &Request) -> bool {
     match op {
-        // Whoever is let in may look at the sums.
+        // Every admitted client may read the sums.
         Request::Counters { reset } => *reset,
         op => class_of(op) == Class::Administration,
     }
 }
 
-/// What the holder of a key may do on one connection. The worker with the connection asks it, the one with the sessions
-/// closes it.
+/// The rights of the holder of a key on one connection. The worker with the connection checks it, the worker with the
+/// sessions closes it.
 #[derive(Debug)]
 pub(super) struct Gate {
     /// The key that it came with.
     pub(super) key: Fingerprint,
-    /// What the registry says of it.
+    /// The entry of the key in the registry.
     pub(super) entry: KeyEntry,
     pub(super) role: Role,
-    /// Nothing is done for it any more: its key has been removed.
+    /// No request is executed any more, because the key has been removed.
     closed: AtomicBool,
     /// Requests whose users or groups were replaced.
     squashed: AtomicU64,
@@ -152,13 +156,13 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Of a connection that was let in as `role`.
+    /// The gate of a connection that was admitted in this role.
     pub(super) fn new(key: Fingerprint, entry: KeyEntry, role: Role) -> Gate {
         let (closed, squashed, next) = (AtomicBool::new(false), AtomicU64::new(0), OnceLock::new());
         Gate { key, entry, role, closed, squashed, next }
     }
 
-    /// The gate of the same connection by another entry. It counts in place of this one from now on, at every worker.
+    /// The gate of the same connection with another entry. It replaces this one from now on, at every worker.
     pub(super) fn replaced(&self, entry: KeyEntry) -> Arc<Gate> {
         self.next.get_or_init(|| Arc::new(Gate::new(self.key, entry, self.role))).clone()
     }
@@ -172,7 +176,7 @@ impl Gate {
         Some(latest.clone())
     }
 
-    /// Nothing is done any more for this connection.
+    /// From now on no request of this connection is executed.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
@@ -187,8 +191,7 @@ impl Gate {
         self.squashed.load(Ordering::Relaxed)
     }
 
-    /// Whether the last of those is one that is written down: the first, then each time that there are ten times as
-    /// many.
+    /// Whether the last refusal has to be recorded: the first one, and then each time that there are ten times as many.
     pub(super) fn is_noteworthy(&self) -> bool {
         let count = self.squashed();
         count > 0 && count == 10u64.pow(count.ilog10())
@@ -198,6 +201,11 @@ impl Gate {
     pub(super) fn translates(&self) -> bool {
         let Squash { uids, gids, .. } = &self.entry.squash;
         !uids.is_empty() || !gids.is_empty()
+    }
+
+    /// The tree beyond which nothing is reached.
+    pub(super) fn tree(&self) -> Option<Tree> {
+        self.entry.subtree.as_ref().map(Tree::of)
     }
 
     /// Whether the holder may ask this; then the call is as it counts.
@@ -225,6 +233,9 @@ impl Gate {
             }
             forget_access_times(&mut incoming.call.op);
         }
+        if let Some(tree) = self.tree() {
+            may_reach(&incoming.call.op, &tree)?;
+        }
         if self.role == Role::Mount {
             self.act_as(&mut incoming.call)?;
             if incoming.bound.is_none() {
@@ -234,7 +245,8 @@ impl Gate {
         Ok(())
     }
 
-    /// What a mount presents after a restart names no users: it is believed what some user of its could have opened.
+    /// The state that a mount presents after a restart names no users: the server accepts files that some user of the
+    /// client could have opened.
     fn present_for_users(&self, call: &mut Call) {
         if call.cred.uid == 0 {
             return;
@@ -292,8 +304,8 @@ impl Gate {
         self.squashed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Translates the numbers of users and groups in an answer; `acl` if it is the value of an access control list.
-    /// Who has no number at the client is shown as nobody.
+    /// Translates the numbers of users and groups in an answer; `acl`: it is the value of an access control list. A
+    /// user without a number at the client is shown as nobody.
     pub(super) fn show(&self, answer: &mut Answer, acl: bool) {
         let Squash { uids, gids, .. } = &self.entry.squash;
         let show = |view: &mut InodeView| {
@@ -326,7 +338,7 @@ impl Gate {
             }
             Reply::Bytes(value) if acl => {
                 let shown = |is_user, n| Ok(to_client(if is_user { uids } else { gids }, n).unwrap_or(NOBODY));
-                // What is no list stays as it is.
+                // A value that is not a list is not changed.
                 let _ = translate_acl(value, shown);
             }
             Reply::Done
@@ -418,7 +430,7 @@ fn squashed(squash: &Squash, said: &Cred) -> Option<Cred> {
     let is_root_kept = squash.root.is_none() && to_server(&squash.uids, 0) == Some(0);
     let uid = match to_server(&squash.uids, said.uid) {
         Some(uid) => uid,
-        // What a mount does for itself it does in the name of root, who is nobody there if he has no number.
+        // Requests of the mount itself are sent on behalf of root, who counts as nobody if he has no number here.
         None if said.uid == 0 => return Some(alone(SquashTo { uid: NOBODY, gid: NOBODY })),
         None => return None,
     };

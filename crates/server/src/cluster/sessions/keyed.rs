@@ -1,8 +1,8 @@
-//! Clients with keys: who they are, what becomes of them when the registry changes, and requests about keys.
+//! Clients with keys: identifying them, what happens to them when the registry changes, and requests about keys.
 //!
-//! Owns: looking a client's key up, the gates of connections, ending what a removed key had, `Request::Keys` and
-//! `Request::Evict`, and what of all that is written down (`audit`). Does not own: the registry (`cluster::keys`), what
-//! passes a gate (`gate`).
+//! Owns: looking up a client's key, the gates of connections, ending what a removed key had, `Request::Keys` and
+//! `Request::Evict`, and the audit records of all that (`audit`). Does not own: the registry (`cluster::keys`), what a
+//! gate permits (`gate`).
 //!
 //! Bound: one gate for each connection.
 
@@ -16,7 +16,7 @@ use amphi_env::Env;
 use amphi_transport::{ConnId, Guest, Peer, Proved};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::keys::{
-    Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, KeySettings, Squash, SquashTo,
+    Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, KeySettings, Squash, SquashTo, Subtree,
 };
 use amphi_wire::{Hello, Reply, Role};
 use std::rc::Rc;
@@ -32,11 +32,11 @@ const CHANGED: &str = "its key may count from other addresses now";
 /// How long a connection of a removed key has to take the last answer.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// A client's key, and what the registry says of it.
+/// A client's key, and its entry in the registry.
 pub(super) type Keyed = (Fingerprint, KeyEntry);
 
 /// The entry of another server's key before the registry is known. It has the number of no key, so the connection ends
-/// with the first registry, and the next one is looked up there.
+/// with the first registry, and the next connection is looked up in that registry.
 fn provisional(key: Fingerprint) -> KeyEntry {
     KeyEntry {
         name: "server".into(),
@@ -48,10 +48,11 @@ fn provisional(key: Fingerprint) -> KeyEntry {
         addresses: Vec::new(),
         sessions_max: 0,
         id: 0,
+        subtree: None,
     }
 }
 
-/// Whether somebody in a role may connect as something.
+/// Whether a client in a role may connect as something.
 fn may_be(key: KeyRole, connects: Role) -> std::result::Result<(), String> {
     match (key, connects) {
         (KeyRole::Client, Role::Mount | Role::Admin)
@@ -71,12 +72,12 @@ fn may_be(key: KeyRole, connects: Role) -> std::result::Result<(), String> {
 }
 
 impl<E: Env> SessionManager<E> {
-    /// Writes a line of the audit log. Returns whether what it says may go on.
+    /// Writes a line of the audit log. Returns whether the recorded event is permitted.
     pub(super) fn audit(&self, kind: Kind, fields: &[(&str, &str)]) -> bool {
         self.audit.note(kind, self.worker.env.wall(), self.worker.now_ns(), fields)
     }
 
-    /// The key of a client that has come, or comes, in as `role`; `None` if it has none of its own.
+    /// The key of a client that is, or will be, admitted as `role`; `None` if it has no key of its own.
     ///
     /// Errors: why it may not.
     pub(super) fn key_of(&self, peer: &Peer, role: Role) -> std::result::Result<Option<Keyed>, String> {
@@ -206,7 +207,7 @@ impl<E: Env> SessionManager<E> {
                 self.evict(session, REMOVED);
             }
         }
-        // Nothing passes any more. Whoever removed his own key still gets the answer.
+        // No further request is executed. A client that removed its own key still gets the answer.
         let manager = self.clone();
         self.worker.env.spawn(async move {
             manager.worker.env.sleep(FAREWELL).await;
@@ -220,12 +221,12 @@ impl<E: Env> SessionManager<E> {
     fn line(&self, conn: ConnId) -> Line {
         let sessions = self.sessions.borrow();
         let found = sessions.values().flat_map(Entry::lines).find(|line| line.conn == conn);
-        // Those of servers stay here.
+        // Connections of servers are on this worker.
         found.copied().unwrap_or(Line::new(0, conn))
     }
 
-    /// Connections whose entry says something else now pass a gate that goes by it from this step on. Returns those
-    /// whose address may not count any more: they have to come again, and what they asked is asked again then.
+    /// Connections whose entry has changed use a gate for the new entry from this step on. Returns connections whose
+    /// address may not be permitted any more: they have to connect again, and their requests are sent again then.
     fn change_gates(&self, registry: &KeyRegistry) -> Vec<ConnId> {
         let mut moved = Vec::new();
         for (conn, gate) in self.gates.borrow_mut().iter_mut() {
@@ -246,7 +247,7 @@ impl<E: Env> SessionManager<E> {
     pub(super) async fn keys(self: &Rc<Self>, change: Option<KeyChange>, conn: ConnId, by: &str) -> Result<Reply> {
         let cluster = self.cluster().ok_or(Errno::Proto)?;
         if !cluster.is_master() {
-            // Whoever asks finds the master with it.
+            // A client that asks finds the master with this map.
             return Ok(Reply::Map(cluster.map()));
         }
         let Some(change) = change else {
@@ -310,6 +311,13 @@ impl<E: Env> SessionManager<E> {
         self.sessions.borrow().get(&session).and_then(|e| Some(e.key.as_ref()?.name.clone())).unwrap_or_default()
     }
 
+    /// The tree to which the key of a session is bound, as its administrator named it; empty if to none.
+    pub(super) fn subtree_of(&self, entry: &Entry) -> String {
+        let (Some(cluster), Some(key)) = (self.cluster(), &entry.key) else { return String::new() };
+        let found = cluster.keys.find(key.fingerprint).filter(|found| found.id == key.id);
+        found.and_then(|found| found.subtree).map(|tree| tree.path).unwrap_or_default()
+    }
+
     /// A client was let in, or is about to be. Returns whether it may.
     pub(super) fn note_admitted(&self, hello: &Hello, peer: &Peer, keyed: Option<&Keyed>) -> bool {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
@@ -358,7 +366,7 @@ fn proved(peer: &Peer) -> &'static str {
 
 /// The settings of a change as the audit log has them.
 fn settings_described(settings: &KeySettings) -> String {
-    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max } = settings;
+    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max, subtree } = settings;
     let mut text = String::new();
     let to = |to: &Option<SquashTo>| to.map_or("keep".into(), |to| format!("{}:{}", to.uid, to.gid));
     let ranges = |ranges: &Vec<IdRange>| {
@@ -373,11 +381,16 @@ fn settings_described(settings: &KeySettings) -> String {
         ("gids", gids.as_ref().map(ranges)),
         ("from", addresses.as_ref().map(|a| format!("{} ranges", a.len()))),
         ("mounts", sessions_max.map(|n| n.to_string())),
+        ("subtree", subtree.as_ref().map(|tree| tree.as_ref().map_or("none".into(), subtree_described))),
     ];
     for (name, value) in shown.into_iter().filter_map(|(name, value)| Some((name, value?))) {
         text.push_str(&format!(" {name}={value}"));
     }
     text
+}
+
+fn subtree_described(tree: &Subtree) -> String {
+    format!("{} (inode {}, project {})", tree.path, tree.root, tree.project)
 }
 
 /// A change as the audit log has it.
@@ -390,6 +403,9 @@ fn described(change: &KeyChange) -> String {
             }
             if e.squash.root.is_some() || e.squash.all.is_some() {
                 text.push_str(" squashed");
+            }
+            if let Some(tree) = &e.subtree {
+                text.push_str(&format!(" subtree {}", subtree_described(tree)));
             }
             text
         }

@@ -1,7 +1,7 @@
 //! Which worker serves which connection, and what workers with connections say to the one with the sessions.
 //!
-//! Owns: the place of a connection, how many a mount is told to open, what follows from a message of another worker.
-//! Does not own: the messages, and what those workers do with theirs (`front`).
+//! Owns: which worker has a connection, how many connections a mount is told to open, what a message of another worker
+//! causes. Does not own: the messages, and what those workers do with theirs (`front`).
 
 use super::SessionManager;
 use super::front::FrontMessage;
@@ -11,7 +11,7 @@ use amphi_wire::{Hello, Role, Welcome};
 use std::rc::Rc;
 
 impl<E: Env> SessionManager<E> {
-    /// What another worker's front says.
+    /// A message of another worker's front.
     pub(super) fn take(self: Rc<Self>, from: usize, message: FrontMessage) {
         match message {
             FrontMessage::Request { token, request } => {
@@ -53,8 +53,8 @@ impl<E: Env> SessionManager<E> {
         Some(at as usize).filter(|at| *at != 0)
     }
 
-    /// Connections over which a client does best to spread the targets of this server: as many as there are workers, or
-    /// a divisor of that.
+    /// Number of connections over which a client should spread its requests to the targets of this server: as many as
+    /// there are workers, or a divisor of that.
     pub(super) fn links_for(&self, hello: &Hello) -> u16 {
         let workers = self.worker.workers;
         if hello.role != Role::Mount || !(hello.link > 0 || self.front.connections.is_roomy()) {

@@ -1,7 +1,7 @@
-//! `Rule`: whether mounts are alone or in company, and what is still in use from before.
+//! `Rule`: whether mounts are in sole or shared mode, and what is still in use from an earlier mode.
 //!
-//! Owns: the rule in force, the number of its last switch, and until when leases of an earlier rule may be used. Does
-//! not own: the order of a switch, and who is told of it (`company`).
+//! Owns: the mode in force, the number of its last switch, and until when leases of an earlier mode may be used. Does
+//! not own: the order of the steps of a switch, and informing mounts and targets (`company`).
 
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
 use crate::zone_target::gate::Gate;
@@ -16,7 +16,7 @@ const WANTED_NS: u64 = 60_000_000_000;
 
 /// The rule that is in force.
 pub(super) struct Rule {
-    /// One switch at a time.
+    /// There is one switch at a time.
     pub(super) turn: Gate<()>,
     /// Number of the last switch. It begins with the wall clock, so that it grows over restarts.
     pub(super) change: Cell<u64>,
@@ -24,15 +24,16 @@ pub(super) struct Rule {
     pub(super) company: Cell<bool>,
     /// Whether targets grant tokens.
     pub(super) tokens: Cell<bool>,
-    /// Until then tokens of sessions that were cut off may be in use, monotonic ns.
+    /// Until this time tokens of sessions that were cut off may be in use, monotonic ns.
     pub(super) orphans_until_ns: Cell<u64>,
-    /// Until then a session that was cut off while it was alone may use what its kernel caches.
+    /// Until this time a session that was cut off in sole mode may use what its kernel caches.
     pub(super) kernel_until_ns: Cell<u64>,
-    /// Until then a mount that was refused is expected to try again, monotonic ns.
+    /// Until this time a mount that was refused is expected to try again, monotonic ns.
     pub(super) wanted_until_ns: Cell<u64>,
     /// The longest time for which a kernel was allowed to cache, ns.
     pub(super) kernel_ns: Cell<u64>,
-    /// When other servers were told last that the mount is alone, monotonic ns; those not in it not since `started_ns`.
+    /// When other servers last got the answer that there is one mount, monotonic ns; servers that are not in the map
+    /// got none since `started_ns`.
     pub(super) told_alone_ns: RefCell<BTreeMap<u64, u64>>,
     /// When this run began: an earlier one may have told until then.
     pub(super) started_ns: u64,

@@ -1,15 +1,15 @@
-//! Who may do what at a server.
+//! Which client may do what at a server.
 //!
-//! Owns: which clients are let in as what, whose session a session is, and on whose behalf a client may ask. Does not
-//! own: how it is known who a client is (`amphi_transport`: this process, the cluster key, the kernel's word on a Unix
-//! socket), permissions of files.
+//! Owns: which clients are admitted in which role, to whom a session belongs, and on whose behalf a client may send
+//! requests. Does not own: how a client is identified (`amphi_transport`: this process, the cluster key, the kernel's
+//! credentials on a Unix socket), permissions of files.
 //!
-//! A client is *bound* or it is not. One that is not speaks for everybody: it runs as root or as the user who serves,
-//! or it knows the cluster key, and so do mounts of root. One that is bound is another user of this machine, who was
-//! let connect to a Unix socket. It is a mount, or it looks around, sees no sessions but its own, and changes nothing
-//! of the server; what it asks, it asks as itself: with its user, and of the groups that a request names with those
-//! that it has. Requests of a mount's own, that name the super-user (locks, write-back, what it has open), go as that
-//! user as well.
+//! A client is either *bound* or not. A client that is not bound can act for every user: it runs as root or as the user
+//! who runs the server, or it knows the cluster key; mounts of root are such clients. A bound client is another user of
+//! this machine, who was permitted to connect to a Unix socket. It is a mount, or it reads the server's status, but
+//! sees no sessions except its own, and changes nothing of the server. Its requests are executed as this user, with
+//! those groups named in a request that the user really has. Requests of the mount itself, which name root (locks,
+//! write-back, what it has open), are executed as that user as well.
 
 use super::entry::Entry;
 use super::gate::changes_servers;
@@ -21,21 +21,22 @@ use amphi_wire::{Call, Hello, Push, Role};
 /// Why a bound client is no server.
 const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom this server runs as";
 
-/// Whose a session is: nobody else takes it over.
+/// The owner of a session: no other client takes it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Not known since this server was started: whoever knows its number, which is random and told to nobody.
+    /// The owner is not known since this server was started: a client that knows the session's number, which is random
+    /// and secret, may use it.
     Unknown,
-    /// A client that speaks for everybody.
+    /// A client that acts for all users.
     Anybody,
     /// A bound one of this user.
     User(u32),
-    /// One that came with the key that has this number (`KeyEntry::id`), or its successor.
+    /// A session of a client with the key of this number (`KeyEntry::id`), or with its successor.
     Key(u64),
 }
 
 impl Owner {
-    /// Of a client, by its key if it came with one, else by what the kernel says.
+    /// The owner of a client's sessions: by its key if it has one, otherwise by the kernel's credentials.
     pub(super) fn of(peer: &Peer, key: Option<&KeyEntry>) -> Owner {
         match (key, &peer.bound) {
             (Some(key), _) => Owner::Key(key.id),
@@ -53,7 +54,7 @@ impl Owner {
     }
 }
 
-/// Whether a client may come in as what it says, and under this session.
+/// Whether a client may connect in the role that it claims, and for this session.
 ///
 /// Errors: why not.
 pub(super) fn may_come(
@@ -76,9 +77,9 @@ pub(super) fn may_come(
 /// For whom the state of a server is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Viewer {
-    /// Somebody who may see all sessions.
+    /// A client that may see all sessions.
     Anybody,
-    /// Whose sessions these are alone.
+    /// The only owner of these sessions.
     Only(Owner),
 }
 
@@ -92,7 +93,7 @@ impl Viewer {
     }
 }
 
-/// What is said to a client: a bound one does not learn names that it may not be allowed to see.
+/// The message as a client may see it: a bound client does not learn names that it may not be allowed to see.
 pub(super) fn as_told(owner: Owner, push: Push) -> Push {
     match push {
         Push::DirectoryChanged { target, id, ino, .. } if owner != Owner::Anybody => {
@@ -108,7 +109,7 @@ pub(super) fn as_told(owner: Owner, push: Push) -> Push {
 pub(super) fn may_ask(incoming: &mut Incoming) -> Result<()> {
     let call = &mut incoming.call;
     match &incoming.bound {
-        // A mount says who asks it.
+        // A mount names the calling user in the request.
         None if incoming.role == Role::Mount && changes_servers(&call.op) && call.cred.uid != 0 => Err(Errno::Perm),
         None => Ok(()),
         Some(_) if changes_servers(&call.op) => Err(Errno::Perm),
@@ -116,7 +117,7 @@ pub(super) fn may_ask(incoming: &mut Incoming) -> Result<()> {
     }
 }
 
-/// Of a client with a key: on a Unix socket it asks as its user as well, before its key counts.
+/// For a client with a key: on a Unix socket it also acts as its user, before its key is applied.
 ///
 /// Errors: `Perm`.
 pub(super) fn act_as_bound(incoming: &mut Incoming) -> Result<()> {
@@ -135,7 +136,7 @@ fn act_as(bound: &Cred, call: &mut Call) -> Result<()> {
     if said.uid != bound.uid {
         return Err(Errno::Perm);
     }
-    // Whose word nobody else has to take has no rights beyond those of the user.
+    // A client whose claims other clients need not trust has no rights beyond those of its user.
     said.caps = Caps::NONE;
     if !bound.in_group(said.gid) {
         said.gid = bound.gid;
@@ -154,8 +155,8 @@ mod tests {
         Cred::new(uid, gid, groups.to_vec())
     }
 
-    /// Goal: a bound client acts as its user, with groups that it has, whatever it says. Method: a table of what it
-    /// says and what counts.
+    /// Goal: a bound client acts as its user, with groups that the user has, whatever it claims. Method: a table of
+    /// claims and results.
     #[test]
     fn bound_clients_act_as_themselves() {
         let bound = cred(5, 50, &[51, 52]);

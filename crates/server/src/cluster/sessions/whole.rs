@@ -59,7 +59,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Who asks, for the audit log.
+    /// The client that sent the request, for the audit log.
     fn asker(&self, conn: &ConnId, session: SessionId) -> String {
         let by = self.gate(*conn).map(|gate| format!("key {}", gate.entry.name));
         let name = || self.sessions.borrow().get(&session).map(|e| e.name.clone());
@@ -96,7 +96,7 @@ impl<E: Env> SessionManager<E> {
                 return Err(Errno::Proto);
             };
             if viewer != Viewer::Anybody {
-                // They have names of files.
+                // Findings contain names of files.
                 status.findings.clear();
             }
             targets.push(*status);
@@ -115,12 +115,18 @@ impl<E: Env> SessionManager<E> {
                 opens,
                 locks,
                 key: e.key.as_ref().map(|key| key.name.clone()).unwrap_or_default(),
+                subtree: self.subtree_of(e),
                 secure: e.secure.filter(|_| connected),
+                memory: e.memory && connected,
             })
         };
         let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();
         let map_epoch = self.worker.routes.epoch();
-        let servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
+        let mut servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
+        if viewer != Viewer::Anybody {
+            // What other servers have said has names of files as well.
+            servers.iter_mut().flat_map(|server| &mut server.targets).for_each(|target| target.findings.clear());
+        }
         let uptime_s = self.worker.now_ns().saturating_sub(self.facts.started_ns) / 1_000_000_000;
         Ok(Reply::Status { uptime_s, cluster: self.facts.cluster, targets, sessions, map_epoch, servers })
     }

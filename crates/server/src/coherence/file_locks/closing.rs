@@ -1,14 +1,14 @@
-//! Questions to mounts whether a file that somebody could not lock is being closed.
+//! Questions to mounts whether a file is being closed whose lock was refused to another mount.
 //!
-//! The kernel tells a mount of the last close of an open file (RELEASE) without waiting for it, so `close` may have
-//! returned before the mount gives up the file's `flock` and OFD locks. A program that was told of that close must not
-//! find them any more. Therefore a request that would be refused asks the mounts whose locks are in its way, and looks
-//! once more when they have answered.
+//! The kernel reports the last close of an open file to its mount (RELEASE) without waiting for the answer, so `close`
+//! may have returned before the mount releases the file's `flock` and OFD locks. Other programs may already know of
+//! that close, and must not find the locks any more. Therefore a request that would be refused asks the mounts that
+//! hold the conflicting locks, and checks for the conflict once more when they have answered.
 //!
 //! Owns: who is asked. Does not own: how a mount knows of closes, how long it is waited for (`questions`).
 //!
-//! Bound: `HOLDERS_MAX` mounts are asked for one request. A mount that is asked answers at once unless a close is under
-//! way, so a lock that stays costs a refused request one message there and back.
+//! Bound: at most `HOLDERS_MAX` mounts are asked for one request. A mount answers at once unless a close is under way,
+//! so a lock that is not being released costs a refused request one round trip.
 
 use super::{FileLockTable, lock_of};
 use crate::coherence::questions::Asked;

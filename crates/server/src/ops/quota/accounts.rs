@@ -1,4 +1,4 @@
-//! What people see of accounts, and limits that they set.
+//! Accounts as users see them, and setting limits.
 //!
 //! Owns: these requests, which go to target 0. Does not own: dealing limits out (`ledger`).
 
@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long whoever sets limits waits for targets that do not answer. They are told when they are back.
+/// How long setting a limit waits for targets that do not answer. Such targets get the limit when they are back.
 const TOLD_WITHIN: Duration = Duration::from_secs(3);
 
 impl<E: Env> RequestCx<E> {
@@ -64,7 +64,7 @@ impl<E: Env> RequestCx<E> {
                 continue;
             };
             if page.len() == PAGE {
-                // Behind the last account of a full page this target may have more.
+                // This target may have more accounts behind the last one of a full page.
                 let last = page.last().map(|(account, _)| *account);
                 end = [end, last].into_iter().flatten().min();
             }
@@ -117,7 +117,7 @@ impl<E: Env> RequestCx<E> {
         self.target.zone.stable(lsn).await
     }
 
-    /// All targets forget what they know of an account. Those that cannot be reached are told when they are back.
+    /// All targets drop what they know of an account. Targets that cannot be reached do so when they are back.
     async fn tell_all(&self, account: Option<Account>) {
         let told = tell_all(&self.worker, account);
         let _ = timeout(&self.worker.env, TOLD_WITHIN, told).await;
@@ -130,7 +130,7 @@ impl<E: Env> RequestCx<E> {
         let projects = Account { kind: AccountKind::Project, id: 0 };
         let mut last = self.target.counts.quota.last_project.get();
         for target in pool(&self.worker) {
-            // Whoever cannot be asked may have a tree of any number.
+            // A target that cannot be asked may have a tree of any number.
             let mut after = projects;
             loop {
                 let question = TargetRequest::Quota(QuotaRequest::Accounts(Some(after)));
@@ -146,7 +146,12 @@ impl<E: Env> RequestCx<E> {
         }
         let limited = self.target.counts.quota.ledger.borrow().all().map(|(account, _)| account).collect::<Vec<_>>();
         let limited = limited.into_iter().filter(|account| account.kind == AccountKind::Project).map(|a| a.id).max();
-        let next = last.max(limited.unwrap_or(0)).max(self.target.counts.quota.last_project.get());
+        // A key that is bound to a tree which is gone shall not get another one.
+        let keys = self.target.place.keys.borrow();
+        let bound = keys.iter().flat_map(|r| &r.keys).filter_map(|e| Some(e.subtree.as_ref()?.project)).max();
+        drop(keys);
+        let given = self.target.counts.quota.last_project.get();
+        let next = last.max(limited.unwrap_or(0)).max(bound.unwrap_or(0)).max(given);
         let next = next.checked_add(1).ok_or(Errno::NoSpace)?;
         self.target.counts.quota.last_project.set(next);
         Ok(Reply::Project(next))

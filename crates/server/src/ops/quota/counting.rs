@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Pause before target 0 is asked again whether anything is limited, if it could not be reached.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// How long a question for all accounts waits for owners that a target is asking for.
+/// How long a question for all accounts waits for owners that a target is requesting.
 const WHOLE_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before it is looked again whether all owners are known.
 const LOOK: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ pub fn learn_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
                     set_on(&worker, &here, true);
                     if here.id == LEDGER {
                         drop(here);
-                        // It may have ended before all were told of what was set last.
+                        // It may have ended before all targets were informed of the last change.
                         tell_all(&worker, None).await;
                     }
                     return;
@@ -60,7 +60,7 @@ pub(super) fn set_on<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, on:
     target.counts.quota.shares.borrow_mut().set_on(on);
 }
 
-/// Begins to count, and asks for the owners of stripes of files of other targets.
+/// Begins to count, and requests the owners of stripes of files of other targets.
 fn begin_counting<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     let mut foreign: BTreeMap<TargetId, BTreeSet<Ino>> = BTreeMap::new();
     for object in target.begin_counting() {
@@ -127,6 +127,6 @@ pub(super) fn accounts_behind<E: Env>(target: &Target<E>, after: Option<Account>
     for (account, inodes) in meta.accounts().filter(|(account, _)| behind(account)).take(PAGE) {
         all.entry(account).or_default().inodes = inodes;
     }
-    // Both have answered up to the last account of the shorter page, so what is given is complete.
+    // Both have answered up to the last account of the shorter page, so the result is complete.
     TargetReply::Accounts(all.into_iter().take(PAGE).map(|(account, _)| (account, target.used(account))).collect())
 }

@@ -18,11 +18,11 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How often it is looked who uses more than its soft limit.
+/// How often the target checks which accounts use more than their soft limit.
 const SOFT_EVERY: Duration = Duration::from_secs(30);
 /// How long a target that does not answer is waited for before what is known of it counts.
 const COLLECT_WITHIN: Duration = Duration::from_secs(1);
-/// Pause before it is looked again what they have left.
+/// Pause before the remaining space is checked again.
 const FREED_LOOK: Duration = Duration::from_millis(5);
 
 /// All targets.
@@ -53,7 +53,7 @@ pub async fn answer<E: Env>(
         }
         QuotaRequest::Changed(account) => {
             target.counts.quota.shares.borrow_mut().forget(account);
-            // Of several changes the news may come in another order.
+            // Messages about several changes may arrive in another order.
             let is_on = !matches!(worker.ask(LEDGER, TargetRequest::QuotaIsOn).await, Ok(TargetReply::Outcome(false)));
             set_on(worker, target, is_on);
             Ok(TargetReply::Done)
@@ -74,7 +74,7 @@ pub async fn answer<E: Env>(
     }
 }
 
-/// Target 0 gives a target more of a limit, and collects from the others what they do not use if it has to.
+/// Target 0 gives a target a larger share of a limit, and collects unused shares from the others if it has to.
 async fn deal<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -82,7 +82,7 @@ async fn deal<E: Env>(
     from: TargetId,
     mut need: Need,
 ) -> Result<TargetReply> {
-    // One at a time: what is collected for one is not given to another.
+    // One request at a time: what is collected for one is not given to another.
     let _turn = target.counts.quota.dealing.take(vec![(account, Hold::Exclusive)]).await;
     let mut frees = Freeing::No;
     let since_ns = worker.now_ns();
@@ -90,7 +90,7 @@ async fn deal<E: Env>(
         let now_s = now_s(worker);
         let answer = target.counts.quota.ledger.borrow_mut().ask(account, from, need, now_s);
         match answer {
-            // Whoever has just removed a file expects to have its room.
+            // A user who has just removed a file expects its space to be available.
             Answer::Is { refused: true, .. } if !need.ahead && waits(worker, since_ns, frees) => {
                 worker.env.sleep(FREED_LOOK).await;
                 (need.collected, frees) = (false, Freeing::No);
@@ -103,7 +103,7 @@ async fn deal<E: Env>(
                     (other, timeout(&worker.env, COLLECT_WITHIN, worker.ask(other, question)).await)
                 });
                 for (other, reply) in join_all(asked).await {
-                    // Of a target that cannot be reached, what is known of it counts.
+                    // For a target that cannot be reached, the last known value counts.
                     if let Some(Ok(TargetReply::Collected { used, freeing })) = reply {
                         frees = frees.max(freeing);
                         target.counts.quota.ledger.borrow_mut().collected(account, other, number, used);
@@ -129,7 +129,7 @@ pub(super) async fn tell_all<E: Env>(worker: &Rc<Worker<E>>, account: Option<Acc
     while futures_util::StreamExt::next(&mut receiver).await.is_some() {}
 }
 
-/// Looks from time to time who uses more than its soft limit, as long as there is one.
+/// Checks from time to time which accounts use more than their soft limit, as long as there is one.
 pub fn watch_soft_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     if target.id != LEDGER || target.counts.quota.watches.replace(true) {
         return;
@@ -151,7 +151,7 @@ pub fn watch_soft_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>)
                 look_at(&worker, &here, account).await;
                 let standing = here.counts.quota.ledger.borrow().standing(account).unwrap_or_default();
                 if standing.over_since_s != 0 {
-                    // Until its grace is over.
+                    // The time until its grace is over.
                     let left_s = (standing.over_since_s + standing.limits.grace_s).saturating_sub(now_s(&worker));
                     pause = if left_s == 0 { pause } else { pause.min(Duration::from_secs(left_s)) };
                 }
@@ -166,7 +166,7 @@ async fn look_at<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account
     let replies = pool(worker).map(|other| worker.ask(other, TargetRequest::Quota(QuotaRequest::Used(account))));
     let mut used = Amount::default();
     for reply in join_all(replies).await {
-        // What a target that cannot be reached holds is not known, so nothing is decided.
+        // The usage on a target that cannot be reached is not known, so nothing is decided.
         let Ok(TargetReply::Used(part)) = reply else { return };
         used = used.plus(part);
     }

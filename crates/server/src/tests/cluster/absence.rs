@@ -11,9 +11,10 @@ fn held_lock(ino: Ino) -> HeldLock {
     HeldLock { object, mode: LockMode::Write, range, group: None }
 }
 
-/// Goal: after the restart of one server nobody gets a lock or caches attributes there before everybody who may hold
-/// something there has said so, or has gone; elsewhere all goes on. Method: as for one server: a mount with a lock is
-/// kept away from the restarted server while another one asks for it; it comes back, or does not.
+/// Goal: after the restart of one server no mount gets a lock or caches attributes there before every mount that may
+/// hold state there has presented it, or has gone; on other servers all operations continue. Method: as for one server:
+/// a mount with a lock is kept away from the restarted server while another one requests it; it comes back, or does
+/// not.
 #[test]
 fn the_absent_keep_their_locks_on_one_server() {
     for comes_back in [true, false] {
@@ -67,8 +68,8 @@ fn the_absent_keep_their_locks_on_one_server() {
     }
 }
 
-/// Goal: after the restart of a server a change waits for those who may cache what it changes there. Method: as above,
-/// with a name.
+/// Goal: after the restart of a server a change waits for the mounts that may cache the old state there. Method: as
+/// above, with a name.
 #[test]
 fn the_absent_keep_their_tokens_on_one_server() {
     let world = World::new(421, &[1, 1], 1);
@@ -105,8 +106,9 @@ fn the_absent_keep_their_tokens_on_one_server() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: the master and the others may restart in turn under two mounts: locks and opens stay, company stays, and what
-/// was unlinked while open goes when it is closed. Method: kills each server in turn, then both; presents; counts.
+/// Goal: the master and the others may restart in turn under two mounts: locks and opens stay, shared mode stays, and a
+/// file unlinked while open is removed when it is closed. Method: kills each server in turn, then both; presents;
+/// counts.
 #[test]
 fn two_mounts_survive_every_server() {
     for down in [vec![0], vec![1], vec![0, 1], vec![1, 0]] {
@@ -138,7 +140,7 @@ fn two_mounts_survive_every_server() {
                 assert!(b.told(lookup(*dir, "x")).await.1.name.is_some(), "still in company");
                 let env = world.sim.node("client");
                 let asked = b.call(lock(*f, LockMode::Write, 0, 4096));
-                // Its client gives it back when it is asked to, under its new name.
+                // Its client returns it after the callback, under its new name.
                 let taken = amphi_env::timeout(&env, Duration::from_secs(20), asked).await;
                 taken.expect("in time").expect("granted");
                 a.call(Request::Close { ino: *f, access: RW, atime: None }).await.unwrap();
@@ -153,10 +155,10 @@ fn two_mounts_survive_every_server() {
     }
 }
 
-/// Goal: a mount that others did not wait for goes on writing files that were settled meanwhile, as it believes that
-/// they are spread: everybody sees their new size, also who cached the old one (Promise S1). Method: the file's server
+/// Goal: a mount that others did not wait for continues to write files that were settled meanwhile, with its outdated
+/// layout: every mount sees their new size, also one that cached the old one (Promise S1). Method: the file's server
 /// restarts while its writer is cut off from it for longer than the grace time; another mount opens and closes the file
-/// and looks at it; the writer comes back and writes to the other server.
+/// and reads its attributes; the writer comes back and writes to the other server.
 #[test]
 fn who_was_not_waited_for_is_seen_writing() {
     let world = World::new(423, &[1, 1], 1);

@@ -56,7 +56,7 @@ fn questions_happen_once() {
     }
 }
 
-/// Goal: directories that move at the same time never become their own ancestors, whoever crashes. Method: two
+/// Goal: directories that move at the same time never become their own ancestors, whichever server crashes. Method: two
 /// directories on two servers move into each other again and again, while the master, which has the lock on such moves,
 /// or the other one is killed.
 #[test]
@@ -99,8 +99,9 @@ fn crossing_moves_make_no_loop() {
     }
 }
 
-/// Goal: a session that ends at the master ends on all servers, also on one that was cut off or down meanwhile, and
-/// what it had open goes; one that is alive is known to a server that was down when it began; nobody else comes in.
+/// Goal: a session that ends at the master ends on all servers, also on one that was cut off or down meanwhile, and its
+/// open files are released; a live session is known to a server that was down when it began; no other session is
+/// admitted.
 #[test]
 fn sessions_are_the_same_everywhere() {
     let world = World::new(65, &[1, 1], 1);
@@ -136,7 +137,7 @@ fn sessions_are_the_same_everywhere() {
         assert_eq!(m.list(dir).await.unwrap(), Vec::<String>::new());
         let refused = world.connect(77, 1, Role::Mount).await.err().expect("refused").to_string();
         assert!(refused.contains("does not know this session"), "{refused}");
-        // One that breaks the rules there.
+        // A client that violates the protocol there.
         servers[1].as_ref().unwrap().worker.overdue(SessionId(3));
         sleep(&world, Duration::from_secs(3)).await;
         assert_eq!(servers[0].as_ref().unwrap().worker.counters.evictions.get(), 3, "the master hears of it");
@@ -147,7 +148,7 @@ fn sessions_are_the_same_everywhere() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a coordinator that is away is asked again and again, and what it promised to decide stays held until then; a
+/// Goal: a coordinator that is away is asked repeatedly, and the items of the promise stay locked until then; a
 /// participant that is away gets the decision when it is back. Method: one server is cut off in the middle of an
 /// operation.
 #[test]

@@ -43,8 +43,8 @@ fn two_servers_are_one_cluster() {
     }
 }
 
-/// Goal: a server joins a running cluster with a mount: the mount hears of it, new directories and files use it, the
-/// mount is known there, and what was made before stays as it is.
+/// Goal: a server joins a running cluster with a mount: the mount is notified, new directories and files use it, the
+/// mount is known there, and existing files keep their place.
 #[test]
 fn a_server_joins_a_running_cluster() {
     let world = World::new(61, &[1, 2, 1], 1);
@@ -89,8 +89,8 @@ fn a_server_joins_a_running_cluster() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: servers may start in any order, and again in any order, with the master down meanwhile: each waits, or goes on
-/// with what it knows, and all are one cluster in the end.
+/// Goal: servers may start in any order, and again in any order, with the master down meanwhile: each waits, or
+/// continues with its stored map, and all are one cluster in the end.
 #[test]
 fn any_order() {
     let world = World::new(62, &[2, 1, 1], 1);
@@ -113,7 +113,7 @@ fn any_order() {
             crash(&world, at, CrashKind::Process);
             *server = None;
         }
-        // The others come back while the master is down: the mount goes on with them.
+        // The others come back while the master is down: the mount continues with them.
         servers[2] = Some(world.start(2).await.unwrap());
         servers[1] = Some(world.start(1).await.unwrap());
         for at in [1, 2] {
@@ -130,7 +130,7 @@ fn any_order() {
         else {
             panic!("no status")
         };
-        // Who of those that waited for the master came first is open.
+        // The order of the servers that waited for the master is open.
         let mut seen: Vec<_> = all.iter().map(|s| (s.info.name.as_str(), s.up, s.targets.len())).collect();
         seen.sort_unstable();
         assert_eq!(seen, [("s0", true, 2), ("s1", true, 1), ("s2", true, 1)]);
@@ -171,7 +171,7 @@ fn strangers_are_refused() {
         let error = refused("x1", wrong).await;
         assert!(error.line.contains("wrong cluster key"), "{error}");
         assert!(crate::folder::zones(&world.sim.node("x1"), "data").unwrap().is_empty(), "nothing is made");
-        // An address that nobody reaches it under.
+        // An address under which it cannot be reached.
         let mut lost = base("x2");
         lost.advertise = vec!["tcp:nowhere:1".into()];
         let error = refused("x2", lost).await;
@@ -274,7 +274,7 @@ fn a_first_start_that_was_cut_short_goes_on() {
     }
 }
 
-/// Goal: a member that crashed comes back at once although its old connections look alive, and a lone cut heals by
+/// Goal: a member that crashed comes back at once although its old connections look alive, and a single cut heals by
 /// itself.
 #[test]
 fn members_come_back() {

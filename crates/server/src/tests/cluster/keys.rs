@@ -1,4 +1,4 @@
-//! Keys over several servers: who hears of a change when, and what a server does that has not.
+//! Keys over several servers: when each server learns of a change, and how one behaves that has not.
 
 use super::*;
 use crate::tests::keys::{entry, identity};
@@ -69,9 +69,9 @@ async fn is_over(world: &World, connected: &Connected, target: u16) -> bool {
     !matches!(asked, Some(Ok(_)))
 }
 
-/// Goal: a removed key's mount is over on every server within two seconds; on one that is cut off from the master as
-/// soon as it hears of it; one that was down lets nobody in by it before it knows, though it starts with the registry
-/// of before. Method: three servers, of which one is cut off and one down when the key is removed.
+/// Goal: a removed key's mount ends on every server within two seconds; on one that is cut off from the master as soon
+/// as it learns of the removal; one that was down admits no client with that key before it knows, though it starts with
+/// the former registry. Method: three servers, of which one is cut off and one down when the key is removed.
 #[test]
 fn a_removal_reaches_every_server() {
     let world = World::new(720, &[1, 1, 1], 1);
@@ -120,7 +120,7 @@ fn a_removal_reaches_every_server() {
         servers[1] = None;
         change(&boss, KeyChange::Remove("l".into())).await.unwrap();
         assert!(is_over(&world, &mounts[1][0], 0).await, "at the master");
-        // It cannot reach the master either: it starts with what it kept, in which the key is still there.
+        // It cannot reach the master either: it starts with its copy, in which the key is still there.
         world.sim.cut("s0", "s1");
         servers[1] = Some(world.start_with_identity(1).await.expect("it starts without the master"));
         assert!(version(servers[1].as_ref().unwrap()) < version(servers[0].as_ref().unwrap()));
@@ -140,9 +140,9 @@ fn a_removal_reaches_every_server() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a master with zones of yesterday does not bring removed keys back: as soon as another server speaks to it, the
-/// later registry counts, on all of them, and what had come in meanwhile ends. Method: the registry of before is put
-/// into the master's zone; a mount of the removed key comes in before the other server does.
+/// Goal: a master with zones of yesterday does not restore removed keys: as soon as another server connects to it, the
+/// later registry is in force on all of them, and sessions admitted meanwhile end. Method: the former registry is put
+/// into the master's zone; a mount of the removed key is admitted before the other server connects.
 #[test]
 fn a_registry_of_yesterday_is_replaced() {
     let world = World::new(721, &[1, 1], 1);
@@ -182,9 +182,10 @@ fn a_registry_of_yesterday_is_replaced() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: when identities are required, the cluster key alone lets nobody in over the network, and whoever had come in
-/// by it is over; servers come in by their keys, also one without the cluster key; it is refused while servers have no
-/// keys. Method: a cluster that is switched over, and a server that starts with its identity alone.
+/// Goal: when identities are required, the cluster key alone admits no client over the network, and sessions that were
+/// admitted by it end; servers are admitted by their keys, also one without the cluster key; the switch is refused
+/// while servers have no keys. Method: a cluster that is switched over, and a server that starts with its identity
+/// alone.
 #[test]
 fn the_cluster_key_is_switched_off() {
     let world = World::new(722, &[1, 1, 1], 1);

@@ -1,10 +1,10 @@
-//! What mounts are told when one of several servers loses power.
+//! Messages to mounts when one of several servers loses power.
 
 use super::*;
 
-/// Goal: the same where one of several servers loses power: the mount's session is over on all of them, and a mount
-/// that is alone learns that it cannot go on either. Method: the second server loses power, or is only killed; what the
-/// master says to the mount that comes back.
+/// Goal: the same where one of several servers loses power: the mount's session ends on all of them, and a mount in
+/// sole mode learns that it cannot continue either. Method: the second server loses power, or is only killed; the
+/// master's answer to the mount that comes back.
 #[test]
 fn one_of_several_servers_loses_power() {
     for (seed, kind) in [(120, CrashKind::Process), (121, CrashKind::Power)] {
@@ -38,8 +38,9 @@ fn one_of_several_servers_loses_power() {
     }
 }
 
-/// Goal: a loss is known until everybody has been told of it, also over a kill in between, and then no more. Method:
-/// the second server loses power, comes back while it cannot reach the master, and is killed; later it is killed again.
+/// Goal: a loss is known until all mounts have been notified of it, also over a kill in between, and then no more.
+/// Method: the second server loses power, comes back while it cannot reach the master, and is killed; later it is
+/// killed again.
 #[test]
 fn a_kill_forgets_no_loss() {
     let world = World::new(122, &[1, 1], 2);

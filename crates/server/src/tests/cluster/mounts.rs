@@ -57,9 +57,9 @@ fn all_servers_know_of_company() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a server that the master cannot tell of a second mount grants tokens before that mount is let in; one that
-/// restarts grants from the start. Method: the link between the servers is cut while a lone mount is served; the server
-/// is killed.
+/// Goal: a server that the master cannot notify of a second mount grants tokens before that mount is admitted; one that
+/// restarts grants from the start. Method: the link between the servers is cut while a mount in sole mode is served;
+/// the server is killed.
 #[test]
 fn a_server_that_hears_nothing_grants() {
     let world = World::new(401, &[1, 1], 1);
@@ -123,8 +123,8 @@ async fn waits_for<T>(holder: &Mount<'_>, keys: &[TokenKey], change: impl Future
     value
 }
 
-/// Goal: an operation over two servers takes back what others cache of either before anybody sees it. Method: make,
-/// rename, link, unlink and remove over two servers by one mount; the other one caches.
+/// Goal: an operation over two servers revokes the tokens of other mounts on either before any mount sees it. Method:
+/// make, rename, link, unlink and remove over two servers by one mount; the other one caches.
 #[test]
 fn changes_over_two_servers_take_back_on_both() {
     let world = World::new(402, &[1, 1, 1], 1);
@@ -237,7 +237,7 @@ fn every_server_pushes_again() {
 }
 
 /// Goal: a size is right although another mount has not written it back, with inode and object on different servers.
-/// Method: one mount holds a lock on an object of another server than the inode's and says what it has written.
+/// Method: one mount holds a lock on an object of another server than the inode's and reports its unwritten size.
 #[test]
 fn unwritten_bytes_are_seen_over_servers() {
     let world = World::new(405, &[1, 1, 1], 1);

@@ -92,9 +92,9 @@ async fn keep(world: &World, at: usize, server: &RefCell<Option<Rc<Server<SimEnv
     }
 }
 
-/// Goal: a client that lives through a crash of either server at any write gets every answer once and right. Method:
-/// kill the process, or cut its power, at every write of one server; the scenario must end as without a crash, and the
-/// zones must be clean. After lost power the server may have forgotten what nobody synced, so only the zones count.
+/// Goal: a client that survives a crash of either server at any write gets every answer once and right. Method: kill
+/// the process, or cut its power, at every write of one server; the scenario must end as without a crash, and the zones
+/// must be clean. After lost power the server may have lost unsynced changes, so only the zones count.
 #[test]
 fn every_answer_survives_one_server() {
     let (trees, ops) = golden();

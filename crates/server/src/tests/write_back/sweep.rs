@@ -33,7 +33,7 @@ const STORY: Story = Story {
 };
 
 /// Small ones, which a sync logs; they are overwritten before they are flushed, by writes that are not synced, and the
-/// records of these come to the disk before power is lost.
+/// records of these reach the disk before power is lost.
 const SMALL: Story = Story {
     writes: &[
         (1, 0, 3_000),
@@ -112,7 +112,7 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
         c.call(Request::Sync { file: None }).await.unwrap();
         place.sim.node("client").sleep(Duration::from_secs(3)).await;
         place.sim.crash_at("server", nth, kind);
-        // Of each byte, what it may be: the last of these is what it is if nothing is lost.
+        // For each byte its possible values: the last of these is its value if nothing is lost.
         let mut may: Vec<Vec<u8>> = vec![Vec::new(); end_of_all as usize];
         let (mut answered, mut synced) = (0, 0);
         let story = async {
@@ -166,7 +166,7 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
             steps.iter().filter(|(seed, ..)| *seed <= answered).map(|(.., end)| *end as usize).max().unwrap_or(0);
         let least = if end == End::Kill { whole } else { synced };
         assert!(found.len() >= least, "{what}: {} of {least} bytes", found.len());
-        // What the call that was cut off wrote may be there or not.
+        // The bytes of the call that was cut off may be there or not.
         let cut_off = steps.iter().find(|(seed, ..)| *seed == answered + 1).map_or(0..0, |(_, at, end)| *at..*end);
         for (i, b) in found.iter().enumerate() {
             let right = match end {
@@ -190,11 +190,11 @@ fn sweep(story: &Story, seed: u64, end: End, log_memory: &str) -> u64 {
     (1..).find(|&nth| crash_at(story, seed, nth, end, log_memory)).unwrap_or(0)
 }
 
-/// Goal: Promises S9 and S10: a kill at any write or sync of the disk loses nothing that was answered, lost power
-/// nothing that was synced, nor does the loss of the memory alone, and no byte is one that was not written there.
-/// Method: a sweep over a story with accepts, overwrites, flushes, a sync, writes through, and starts that are cut off
-/// as well, over blocks with foreign bytes, and over one of small writes whose syncs log them; records are kept in
-/// memory or on the disk.
+/// Goal: Promises S9 and S10: a kill at any write or sync of the disk loses no answered data, lost power no synced
+/// data, nor does the loss of the memory alone, and no byte has a value that was not written there. Method: a sweep
+/// over a story with accepts, overwrites, flushes, a sync, writes through, and starts that are cut off as well, over
+/// blocks with foreign bytes, and over one of small writes whose syncs log them; records are kept in memory or on the
+/// disk.
 #[test]
 fn a_crash_anywhere_loses_nothing() {
     plant(None);

@@ -1,14 +1,15 @@
 //! Decisions that have the changes of their participants, all of this server.
 //!
-//! Owns: what a decision leaves behind, when it is forgotten, what a restart does with it. Does not own: how an
-//! operation is decided (`txs`).
+//! Owns: the record of a decision, when it is deleted, what a restart does with it. Does not own: how an operation is
+//! decided (`txs`).
 //!
 //! A participant's record of the changes has a mark, so that they are made once. Invariants: a participant logs the
 //! changes when the decision is stable; the decision is removed when they are stable at every participant; a mark is
 //! removed when that removal is stable. So whatever part of which log is lost: where a decision is, its changes are
 //! made unless their mark is there, and nothing else needs them; a mark without a decision is of no use.
 //!
-//! Decisions are forgotten in groups, so that two targets write one record for many of them, and nobody waits for it.
+//! Decisions are forgotten in groups, so that two targets write one record for many of them, and no operation waits for
+//! it.
 
 use super::finish;
 use crate::message::{Decision, TargetReply, TargetRequest};
@@ -32,13 +33,13 @@ const FORGET_EVERY: Duration = Duration::from_millis(100);
 /// Items that one record removes.
 const REMOVED_AT_ONCE: usize = 128;
 
-/// Tells a decision to the participants when it is stable, while its operation is answered: what they hold is held
-/// until then, what the coordinator changed is seen at once, as with any record.
+/// Sends a decision to the participants when it is stable, while its operation is answered: what they hold stays locked
+/// until then, and what the coordinator changed can be seen at once, as with any record.
 ///
 /// An operation that builds on the participants' changes waits there for what they hold, if it asks for it
-/// (`Target::settle`); so only operations are carried out like this whose participants change what nobody finds by a
-/// name. One that builds on the coordinator's changes and has other participants makes those stable first (`prepare`),
-/// this decision with them.
+/// (`Target::settle`); so this is done only for operations whose participants change nothing that can be found by a
+/// name. An operation that builds on the coordinator's changes and has other participants makes those changes stable
+/// first (`prepare`), together with this decision.
 pub(in crate::tx) fn carry_out<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -50,7 +51,8 @@ pub(in crate::tx) fn carry_out<E: Env>(
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         if target.zone.stable(lsn).await.is_err() {
-            // The zone has failed. What was promised is held until the next start, which looks at what is on the disk.
+            // The zone has failed. What was promised stays locked until the next start, which reads from the disk what
+            // was decided.
             return;
         }
         target.txs.borrow_mut().undecided.remove(&tx);
@@ -136,7 +138,7 @@ pub async fn redo<E: Env>(
     if target.txs.borrow().local_commits.marks.contains(&tx) {
         return Ok(TargetReply::Done);
     }
-    // Nobody is served yet, so nothing has to be held.
+    // No request is served yet, so nothing has to be locked.
     let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None };
     target.txs.borrow_mut().prepared.insert(tx, prepared);
     finish(worker, target, tx, true).await

@@ -38,7 +38,7 @@ impl<E: Env> RequestCx<E> {
         }
         let target = self.target.clone();
         self.worker.env.clone().spawn(async move {
-            // An error ends the zone, which whoever needs it hears.
+            // An error ends the zone, and the next request that needs the zone gets the error.
             let _ = target.zone.stable(lsn).await;
         });
     }

@@ -1,17 +1,17 @@
-//! What a switching storm changes: how requests go, how locks lie, when files are contended.
+//! The settings that a switching storm changes: the way of requests, the range of locks, when files are contended.
 //!
-//! Owns: names and values. A value never changes what may be seen, only the way to it.
+//! Owns: names and values. A value never changes results, only the way to them.
 
 use crate::dice::Dice;
 
 /// The attribute that sets a tunable.
 pub const SET: &[u8] = b"user.amphi.set";
 
-/// What an arena begins with: two conflicts make a file contended.
+/// The first values of an arena: two conflicts make a file contended.
 pub const AT_FIRST: [&str; 3] =
     ["server.contended_conflicts=2", "server.contended_window_ms=2000", "server.contended_hold_ms=500"];
 
-/// Those of the servers, which the master hands on, and those of the mount that sets them.
+/// Tunables of the servers, which the master distributes, and those of the mount that sets them.
 const CHOICES: [(&str, &[&str]); 30] = [
     ("server.contention", &["on", "on", "off"]),
     ("server.contended_conflicts", &["1", "2", "3", "16"]),

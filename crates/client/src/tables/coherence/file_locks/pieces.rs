@@ -126,8 +126,8 @@ mod tests {
         (0..40).map(|b| pieces.0.iter().find(|p| p.range.start <= b && b < p.range.end).map(|p| p.mode)).collect()
     }
 
-    /// Goal: pieces behave as an array of bytes, and stay sorted, disjoint and joined. Method: random changes, both
-    /// done.
+    /// Goal: pieces behave as an array of bytes, and stay sorted, disjoint and joined. Method: random changes are
+    /// applied to pieces and to an array.
     #[test]
     fn pieces_are_bytes() {
         let (mut pieces, mut bytes) = (Pieces::default(), vec![None; 40]);
@@ -154,8 +154,8 @@ mod tests {
         }
     }
 
-    /// Goal: before a request is sent only that is held which the server keeps in any case. Method: downgrade, upgrade
-    /// and conversion of a flock.
+    /// Goal: before a request is sent, the pieces contain only what the server keeps in any case. Method: downgrade,
+    /// upgrade and conversion of a flock.
     #[test]
     fn what_is_given_up_early() {
         let spec = |family, mode| FileLockSpec {

@@ -1,4 +1,4 @@
-//! Tests of the store: what is kept, what moves and what goes.
+//! Tests of the store: which memory is kept, converted and returned to the system.
 
 use super::*;
 use proptest::prelude::*;
@@ -35,7 +35,8 @@ impl World {
         (0..bytes / chunk_bytes(class)).map(|_| self.take(class)).collect()
     }
 
-    /// Gives chunks back, and to the system what the store says; how many bytes of runs and of chunks.
+    /// Returns chunks to the store, and to the system what the store says; returns how many bytes of runs and of
+    /// chunks.
     fn keep(&mut self, class: usize, chunks: Vec<Address>) -> (usize, usize) {
         let mut gone = (0, 0);
         for at in chunks {
@@ -64,8 +65,8 @@ impl World {
     }
 }
 
-/// Goal: what one class used and left serves another one before new memory does. Method: a cache of small chunks that
-/// goes, large ones that come, and back again.
+/// Goal: memory that one class used and returned is used by another class before new memory is. Method: a cache of
+/// small chunks is freed, large ones are allocated, and back again.
 #[test]
 fn memory_goes_from_class_to_class() {
     let mut w = World::new();
@@ -80,7 +81,8 @@ fn memory_goes_from_class_to_class() {
     assert_eq!(w.mapped, 32);
 }
 
-/// Goal: used last is taken first, and is not what goes. Method: one chunk comes and goes beside much that is kept.
+/// Goal: the memory that was used last is taken first, and is not returned to the system. Method: one chunk comes and
+/// goes beside much that is kept.
 #[test]
 fn what_is_used_stays() {
     let mut w = World::new();
@@ -118,9 +120,9 @@ fn whole_runs_go() {
     assert!(w.store.kept <= 48 * MIB, "{}", w.store.kept);
 }
 
-/// Goal: a cache that is emptied is filled again from what it had; what is in use and what is kept stay within their
-/// bound together, also where what is kept is of no use to the class that is wanted. Method: a cache of 192 MiB that
-/// goes and comes back; every second chunk of it, then chunks of another class.
+/// Goal: a cache that was emptied is filled again from its former memory; memory in use and kept memory together stay
+/// within their bound, also if the kept memory has the wrong class. Method: a cache of 192 MiB that goes and comes
+/// back; every second chunk of it, then chunks of another class.
 #[test]
 fn what_was_in_use_serves_again() {
     let mut w = World::new();
@@ -148,8 +150,8 @@ fn what_was_in_use_serves_again() {
     assert_eq!((gone, w.store.kept), ((0, 48 * MIB), 48 * MIB));
 }
 
-/// Goal: what is not wanted goes with time, what is stays; all beyond 48 MiB when memory is short, whole runs before
-/// chunks. Method: kept memory of which a part is used in between.
+/// Goal: unused memory is returned to the system with time, used memory stays; when memory is short everything beyond
+/// 48 MiB is returned, whole runs before chunks. Method: kept memory of which a part is used in between.
 #[test]
 fn what_nobody_wants_goes_with_time() {
     let mut w = World::new();
@@ -203,9 +205,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Goal: nothing is ever given out twice or while it is given back, what counts as zero was never touched since it
-    /// was, and the counts are true. Method: random steps, memory given back some time later, beside a map of who has
-    /// touched which page.
+    /// Goal: no memory is ever given out twice or while it is being returned, memory that counts as zero was not
+    /// touched since it was zero, and the counts are right. Method: random steps, with memory returned some time later,
+    /// compared with a map of the touched pages.
     #[test]
     fn nobody_gets_what_another_has(steps in steps()) {
         let mut w = World::new();
@@ -278,8 +280,8 @@ proptest! {
     }
 }
 
-/// Goal: memory that was touched ahead of its use is the first that any class gets, stays within the bound and the
-/// goal, and goes back when nobody wants it. Method: three runs, the last of which was given back before.
+/// Goal: memory that was touched ahead of its use is taken first by any class, stays within the bound and the goal, and
+/// is returned when it is not used. Method: three runs, the last of which was returned before.
 #[test]
 fn touched_ahead() {
     let mut w = World::new();

@@ -1,13 +1,13 @@
 //! Move threads: have the kernel look up directories that another mount has moved or removed.
 //!
 //! The kernel keeps one place for each directory. It uses that place for `..`, and for the paths of working directories
-//! and open directories, without asking. It moves a directory when somebody looks it up at its new place, which no
-//! program may do for a long time. So a move thread opens, by its handle, the directory in which the moved one lies
-//! now, and looks at the name. The move thread is answered like any program, from the server. When a directory was
-//! removed, the answer is ENOENT, and the kernel drops its dentry. A program that works in the directory then finds
-//! that it has no path.
+//! and open directories, without asking. It moves a directory when a program looks it up at its new place, which may
+//! not happen for a long time. So a move thread opens, by its handle, the directory in which the moved one lies now,
+//! and looks at the name. The move thread is answered like any program, from the server. When a directory was removed,
+//! the answer is ENOENT, and the kernel drops its dentry. A program that works in the directory then finds that it has
+//! no path.
 //!
-//! Owns: directories that are to be shown to the kernel, the threads for that, and until when somebody waits for one.
+//! Owns: directories that are to be shown to the kernel, the threads for that, and until when a caller waits for one.
 //! Does not own: where the kernel has each directory (`moved`).
 //!
 //! Invariants: a move thread may wait for the lock of a directory, as any walk that finds no entry, and holds nothing
@@ -57,7 +57,7 @@ struct Move {
 /// The work of a move thread.
 #[derive(Default)]
 struct UnderWay {
-    /// Called when nobody has to wait any longer.
+    /// Called when no caller has to wait any longer.
     done: Option<Done>,
     /// The thread's count of waits when it was seen waiting for a directory, and how often it was seen so.
     seen: Option<u64>,
@@ -162,7 +162,7 @@ impl Lender {
     /// Whether the kernel has the directory at its place now.
     fn place(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32, place: &NewPlace) -> bool {
         // The directory in which it lies may be gone.
-        let Ok(dir) = system::by_handle(root, place.dir) else { return false };
+        let Ok(dir) = system::by_handle(root, self.top.node(place.dir)) else { return false };
         for tries in 1..=TRIES {
             match system::look(&dir, &place.name) {
                 Ok(found) => return system::inode(&found) == Some(place.ino),

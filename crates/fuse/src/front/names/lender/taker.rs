@@ -7,9 +7,9 @@
 //! the timeout of that name. No request is sent, and nothing is waited for.
 //!
 //! **Any other name** is looked at in its directory. The mount first has the kernel drop the directory's attributes, so
-//! the kernel asks for them and is answered ESTALE. The kernel then walks once more, and in that walk trusts no entry.
+//! the kernel requests them and is answered ESTALE. The kernel then walks once more, and in that walk trusts no entry.
 //! For an entry that shows a file it sends a LOOKUP, which is answered with the same file and no timeout. The kernel
-//! drops a negative entry before it sends a LOOKUP. So once the kernel asks for the name, nothing is cached. If the
+//! drops a negative entry before it sends a LOOKUP. So once the kernel requests the name, nothing is cached. If the
 //! kernel has no entry with a running timeout, it takes the lock of the directory to ask. It may have to wait for that
 //! lock, but need not be waited for. The attributes in these answers must not be used, so the kernel is made to drop
 //! them between question and answer (`Answer::Any`).
@@ -34,7 +34,7 @@ pub(super) struct Take {
 pub(super) struct Taking {
     take: Take,
     look: Look,
-    /// This thread was left behind, and another one goes on with the rest.
+    /// This thread was left behind, and another one continues with the rest.
     is_left: bool,
 }
 
@@ -48,11 +48,11 @@ impl Taking {
 #[derive(Default)]
 struct Look {
     is_under_way: bool,
-    /// The thread is making the kernel ask for the directory's attributes.
+    /// The thread is making the kernel request the directory's attributes.
     prepares: bool,
     /// The kernel was answered ESTALE and walks once more.
     refused: bool,
-    /// The kernel has asked for the name.
+    /// The kernel has requested the name.
     asked: bool,
     /// The thread's count of waits when it was seen waiting for a directory, and how often it was seen so.
     seen: Option<u64>,
@@ -216,7 +216,7 @@ impl Lender {
     /// Opens a directory by its node id. `None`: the kernel does not have it, and so no name in it.
     fn by_handle(&self, root: &OwnedFd, node: Ino) -> Option<OwnedFd> {
         loop {
-            match system::by_handle(root, node) {
+            match system::by_handle(root, self.top.node(node)) {
                 Ok(dir) => return Some(dir),
                 // When the connection is gone, the kernel has no names either.
                 Err(Raw::STALE | Raw::NOENT | Raw::NOTCONN | Raw::CONNABORTED) => return None,
@@ -248,7 +248,7 @@ impl Lender {
         let Some(Taking { look, is_left, .. }) = state.taking.get_mut(&tid) else { return true };
         look.is_under_way = false;
         let is_gone = match found {
-            // In a directory that was removed, the kernel asks for no name.
+            // In a directory that was removed, the kernel requests no name.
             Err(Raw::NOENT | Raw::STALE) => look.refused,
             Err(Raw::NOTCONN | Raw::CONNABORTED) => true,
             _ => state.phase == Phase::Ended,

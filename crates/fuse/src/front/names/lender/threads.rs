@@ -33,7 +33,7 @@ pub(crate) struct Threads {
     wake: Arc<OwnedFd>,
 }
 
-/// What the threads need from the file system.
+/// The parts of the file system that the threads need.
 pub(crate) struct Surroundings {
     /// Mount point.
     pub(crate) at: PathBuf,
@@ -41,7 +41,7 @@ pub(crate) struct Surroundings {
     pub(crate) is_mounted: Box<dyn Fn() -> bool + Send>,
     /// Names that are cached in the kernel.
     pub(crate) lent: Box<dyn Fn() -> Vec<LentName> + Send>,
-    /// A clock that goes on during suspend.
+    /// A clock that continues during suspend.
     pub(crate) now_ns: fn() -> u64,
     /// Tries on the root of the clone whether this kernel behaves as the threads need.
     pub(crate) trial: fn(&Arc<Lender>, &OwnedFd) -> Result<(), String>,

@@ -1,7 +1,7 @@
 //! The trial at the start of a mount: whether this kernel caches and invalidates names as the threads need.
 //!
-//! Owns: the names of the trial, which no program has a reason to look up, what they show during the trial, and its
-//! steps. Does not own: what follows from the result (`threads`).
+//! Owns: the names of the trial, which no program has a reason to look up, their answers during the trial, and its
+//! steps. Does not own: the consequences of the result (`threads`).
 
 use super::super::system;
 use super::taker::{Take, Taking};
@@ -27,7 +27,7 @@ const KEPT_BACK: &[u8] = b"kept back";
 /// For how many looks an answer is delayed at most.
 const LOOKS_MAX: u32 = 1000;
 
-/// What the names of the trial show at present.
+/// The present answers to the names of the trial.
 #[derive(Default)]
 pub(crate) struct Trial {
     lookups: u32,
@@ -44,7 +44,7 @@ impl Lender {
     pub(crate) fn tried(&self, dir: Ino, name: &[u8]) -> Option<(NameShows, Duration)> {
         let mut state = self.state.lock();
         let shows = match (dir, name) {
-            (Ino::ROOT, DIR) if state.trial.is_there => NameShows::Directory(DIR_NODE),
+            (dir, DIR) if dir == self.top.0 && state.trial.is_there => NameShows::Directory(DIR_NODE),
             (DIR_NODE, FILE) => NameShows::Other(FILE_NODE, Kind::File),
             (DIR_NODE, KEPT_BACK) => {
                 state.trial.keeps_back = true;
@@ -53,7 +53,8 @@ impl Lender {
                 }
                 return None;
             }
-            (Ino::ROOT, DIR) | (DIR_NODE, NONE) => NameShows::Nothing,
+            (DIR_NODE, NONE) => NameShows::Nothing,
+            (dir, DIR) if dir == self.top.0 => NameShows::Nothing,
             _ => return None,
         };
         state.trial.lookups += 1;

@@ -1,0 +1,78 @@
+//! Payloads in memory that a mount shares with a server of its machine (docs/design/shared_memory.md).
+
+use crate::harness::{Place, Starting, pattern, run};
+use rustix::fs::{Mode, OFlags};
+use std::fs;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+use std::process::Command;
+
+const MIB: usize = 1 << 20;
+
+/// Writes and reads a file through the cache and past it.
+fn write_and_read(mount: &Path, other: &Path) {
+    let bytes = pattern(3, 9 * MIB + 5000);
+    let mut file = fs::File::create(mount.join("cached")).expect("create");
+    file.write_all(&bytes).expect("write");
+    file.sync_all().expect("sync");
+    assert!(fs::read(other.join("cached")).expect("read") == bytes);
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::DIRECT;
+    let file = rustix::fs::open(mount.join("direct"), flags, Mode::RUSR | Mode::WUSR).expect("open");
+    let mut file = fs::File::from(file);
+    file.write_all(&bytes[..8 * MIB]).expect("write");
+    file.rewind().expect("seek");
+    let mut back = vec![0; 8 * MIB];
+    file.read_exact(&mut back).expect("read");
+    assert!(back == bytes[..8 * MIB]);
+}
+
+/// Bytes that the mount at `dir` has counted.
+fn bytes(dir: &Path, name: &str) -> u64 {
+    let told = run(&["stats", "--json", &dir.display().to_string()]);
+    let stats: serde_json::Value = serde_json::from_slice(&told.stdout).expect("json");
+    stats["counters"][name]["sum"].as_u64().expect("a number")
+}
+
+fn sessions(mount: &Path) -> Vec<serde_json::Value> {
+    let told = run(&["status", "--json", &mount.display().to_string()]);
+    let status: serde_json::Value = serde_json::from_slice(&told.stdout).expect("json");
+    status["sessions"].as_array().expect("a list").clone()
+}
+
+/// Goal: a mount and a server of one machine pass large payloads by memory, on all connections and behind a restart of
+/// the server; `amphi status` and `amphi stats` say so; a mount that cannot do so goes on through the socket and nobody
+/// hears of it. Method: a server with two workers, a mount, and one whose files are bounded, so that it can have no
+/// such memory.
+#[test]
+fn large_payloads_are_passed() {
+    let place = Place::new();
+    let server = place.server(&["--targets", "2", "--workers", "2"]);
+    let first = place.mount_at("a", &[]);
+    fs::create_dir(place.path("b")).expect("mkdir");
+    let mut bounded = Command::new("prlimit");
+    bounded.arg("--fsize=1099511627776").arg(env!("CARGO_BIN_EXE_amphi"));
+    bounded.args(["mount", "--cluster", &place.addr()]).arg(place.path("b"));
+    let second = Starting::spawn(bounded).ready();
+    let (a, b) = (place.path("a"), place.path("b"));
+    write_and_read(&a, &b);
+    write_and_read(&b, &a);
+    assert!(bytes(&a, "payload_passed") > 20 * MIB as u64, "{}", bytes(&a, "payload_passed"));
+    assert!(bytes(&a, "payload_inline") < MIB as u64, "{}", bytes(&a, "payload_inline"));
+    assert_eq!(bytes(&b, "payload_passed"), 0);
+    assert!(bytes(&b, "payload_inline") > 20 * MIB as u64);
+    let mut shared: Vec<bool> = sessions(&a).iter().map(|s| s["memory"].as_bool().expect("a bool")).collect();
+    shared.sort_unstable();
+    assert_eq!(shared, [false, true]);
+    let text = String::from_utf8_lossy(&run(&["status", &a.display().to_string()]).stdout).into_owned();
+    assert_eq!(text.lines().filter(|line| line.contains("shared memory")).count(), 1, "{text}");
+
+    server.kill();
+    let server = place.server(&["--targets", "2", "--workers", "2"]);
+    let before = bytes(&a, "payload_passed");
+    write_and_read(&a, &b);
+    assert!(bytes(&a, "payload_passed") > before + 16 * MIB as u64);
+    first.stop();
+    second.stop();
+    server.stop();
+    place.fsck();
+}

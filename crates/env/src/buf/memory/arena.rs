@@ -1,0 +1,238 @@
+//! The arena: memory of buffers in a file without a name, which other processes of the machine can be given.
+//!
+//! Owns: the file, where it is mapped, which of its ranges are in use. Does not own: buffers (`memory`), to whom the
+//! file is passed (`real`), when (`transport`).
+//!
+//! There is at most one in a process, made before buffers are wanted by whoever expects servers on its machine
+//! (`pass_memory`); without it buffers are private memory. It is larger than the machine's memory; what was never
+//! touched, or was given back, takes none.
+//!
+//! Invariants: its size is sealed, so whoever has mapped it never meets its end; it is mapped once and for good; a
+//! range has one owner, and one that comes back reads as zeros. A child of `fork` does not have the mapping: it cannot
+//! change the buffers of its parent.
+
+use super::{ALIGN, RUN_BYTES, lock};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
+use rustix::process::{Resource, getrlimit};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::num::NonZero;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Mutex, OnceLock};
+
+/// Ranges begin at multiples of this and are as long, bytes.
+const GRAIN: usize = RUN_BYTES;
+/// Bytes of an arena at most.
+pub(crate) const ARENA_BYTES_MAX: u64 = 2 << 40;
+
+static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
+
+struct Arena {
+    fd: OwnedFd,
+    /// A page whose first byte is 1, and 0 in a child of `fork`, which does not have the mapping.
+    here: usize,
+    /// Where it is mapped.
+    base: usize,
+    bytes: usize,
+    ranges: Mutex<Ranges>,
+}
+
+/// Which ranges nobody has.
+struct Ranges {
+    /// What was never taken begins here, counted from the start.
+    fresh: usize,
+    /// What came back, by its length.
+    back: BTreeMap<usize, Vec<usize>>,
+}
+
+impl Ranges {
+    const fn new() -> Ranges {
+        Ranges { fresh: 0, back: BTreeMap::new() }
+    }
+
+    /// A range of so many bytes of an arena of `all`.
+    fn take(&mut self, bytes: usize, all: usize) -> Option<usize> {
+        let bytes = bytes.checked_next_multiple_of(GRAIN)?;
+        if let Some(at) = self.back.get_mut(&bytes).and_then(Vec::pop) {
+            return Some(at);
+        }
+        let end = self.fresh.checked_add(bytes).filter(|end| *end <= all)?;
+        Some(std::mem::replace(&mut self.fresh, end))
+    }
+
+    fn put(&mut self, at: usize, bytes: usize) {
+        self.back.entry(bytes.next_multiple_of(GRAIN)).or_default().push(at);
+    }
+}
+
+impl Arena {
+    fn make() -> Option<Arena> {
+        Self::try_make().inspect_err(|e| tracing::debug!("buffers cannot be passed to other processes: {e}")).ok()
+    }
+
+    fn try_make() -> Result<Arena, Errno> {
+        // Where files are bounded, the kernel ends a process that makes a larger one.
+        if getrlimit(Resource::Fsize).current.is_some() {
+            return Err(Errno::FBIG);
+        }
+        let system = rustix::system::sysinfo();
+        let memory = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit).max(1));
+        let bytes = memory.saturating_mul(2).clamp(1 << 30, ARENA_BYTES_MAX) as usize / GRAIN * GRAIN;
+        let fd = memfd_create("amphi-buffers", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, bytes as u64)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the system's choice touches no memory in use.
+        let room = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes + GRAIN, ProtFlags::empty(), flags) }?;
+        let base = (room as usize).next_multiple_of(GRAIN);
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: it lies within the room that was just mapped for it, which nobody else knows of.
+        unsafe { mmap(base as *mut c_void, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, 0) }?;
+        // SAFETY: advice on a mapping that is ours; the second one only makes it faster.
+        unsafe {
+            madvise(base as *mut c_void, bytes, Advice::LinuxDontFork)?;
+            let _ = madvise(base as *mut c_void, bytes, Advice::LinuxHugepage);
+        }
+        // SAFETY: a new mapping at an address of the system's choice, of which this is the only user.
+        let here = unsafe {
+            let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+            let page = mmap_anonymous(std::ptr::null_mut(), ALIGN, protection, flags)?;
+            madvise(page, ALIGN, Advice::LinuxWipeOnFork)?;
+            page.cast::<u8>().write_volatile(1);
+            page as usize
+        };
+        Ok(Arena { fd, here, base, bytes, ranges: Mutex::new(Ranges::new()) })
+    }
+
+    #[inline]
+    fn is_here(&self) -> bool {
+        // SAFETY: the page is mapped for good, and only changes when the process is forked.
+        unsafe { (self.here as *const u8).read_volatile() == 1 }
+    }
+}
+
+#[inline]
+fn arena() -> Option<&'static Arena> {
+    ARENA.get()?.as_ref().filter(|arena| arena.is_here())
+}
+
+/// From now on buffers of 64 KiB and more come from memory that other processes can be given. False where there is no
+/// such memory: without memfd or seals, or with a bound on the size of files or of the address space.
+pub fn pass_memory() -> bool {
+    ARENA.get_or_init(Arena::make).is_some() && arena().is_some()
+}
+
+/// The file of the arena, if there is one.
+pub(crate) fn passed() -> Option<BorrowedFd<'static>> {
+    Some(arena()?.fd.as_fd())
+}
+
+/// Bytes of the arena, 0 if there is none.
+pub(crate) fn passed_bytes() -> u64 {
+    arena().map_or(0, |arena| arena.bytes as u64)
+}
+
+/// Where a byte lies in the arena, counted from its start.
+#[inline]
+pub(crate) fn place(address: usize) -> Option<u64> {
+    let arena = arena()?;
+    address.checked_sub(arena.base).filter(|at| *at < arena.bytes).map(|at| at as u64)
+}
+
+/// The address of a byte of the arena.
+pub(crate) fn address(place: u64) -> Option<NonNull<u8>> {
+    let arena = arena().filter(|arena| place < arena.bytes as u64)?;
+    Some(NonNull::with_exposed_provenance(NonZero::new(arena.base + place as usize)?))
+}
+
+/// Copies bytes of the arena, for simulated processes, which share one. Panics beyond its end.
+pub(crate) fn copy_out(place: u64, into: &mut [u8]) {
+    let from = in_bounds(place, into.len());
+    // SAFETY: the bytes are in the mapping. Who owns them may change them meanwhile, as between real processes.
+    unsafe { std::ptr::copy(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+}
+
+/// As `copy_out`, to the arena.
+pub(crate) fn copy_in(place: u64, from: &[u8]) {
+    let to = in_bounds(place, from.len());
+    // SAFETY: as in `copy_out`.
+    unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), from.len()) };
+}
+
+fn in_bounds(place: u64, len: usize) -> NonNull<u8> {
+    let is_in = place.checked_add(len as u64).is_some_and(|end| end <= passed_bytes());
+    address(place).filter(|_| is_in).expect("bytes of the arena")
+}
+
+/// Memory of the arena for at least so many bytes, all zero, that begins at a multiple of 4 MiB, so of a huge page;
+/// nothing if there is no arena or no room in it. It is given back by `give_back_passable`, with the same length.
+pub fn take_passable(bytes: usize) -> Option<NonNull<u8>> {
+    let arena = arena()?;
+    let at = lock(&arena.ranges).take(bytes, arena.bytes)?;
+    address(at as u64)
+}
+
+/// Takes memory back that `take_passable` gave for so many bytes and to which no reference is left. False if it is no
+/// memory of the arena.
+pub fn give_back_passable(memory: NonNull<u8>, bytes: usize) -> bool {
+    let Some((arena, at)) = arena().zip(place(memory.addr().get())) else { return false };
+    clear(memory, bytes.next_multiple_of(GRAIN));
+    lock(&arena.ranges).put(at as usize, bytes);
+    true
+}
+
+/// Gives pages of the arena back to the system: they read as zeros. `memory` is in the arena, whole pages, and nobody
+/// uses it.
+pub(super) fn clear(memory: NonNull<u8>, bytes: usize) {
+    // SAFETY: the memory is mapped, starts at a page, and nobody owns or finds it.
+    if unsafe { madvise(memory.as_ptr().cast(), bytes, Advice::LinuxRemove) }.is_err() {
+        // SAFETY: as above. Locked memory cannot be given back; it must be zero all the same.
+        unsafe { memory.write_bytes(0, bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a range has one owner, one that came back is found again for its length, and the end is respected.
+    /// Method: an arena of five grains.
+    #[test]
+    fn ranges_have_one_owner() {
+        let (mut ranges, all) = (Ranges::new(), 5 * GRAIN);
+        assert_eq!(ranges.take(1, all), Some(0));
+        assert_eq!(ranges.take(GRAIN + 1, all), Some(GRAIN));
+        assert_eq!(ranges.take(2 * GRAIN, all), Some(3 * GRAIN));
+        assert_eq!(ranges.take(1, all), None);
+        ranges.put(GRAIN, GRAIN + 1);
+        assert_eq!(ranges.take(1, all), None, "of another length");
+        assert_eq!(ranges.take(2 * GRAIN, all), Some(GRAIN));
+        assert_eq!(ranges.take(usize::MAX, all), None);
+    }
+
+    /// Goal: memory of the arena is found by its place, zero when it is taken again, and nothing else has a place.
+    /// Method: take, write, give back, take.
+    #[test]
+    fn memory_comes_back_as_zeros() {
+        if !pass_memory() {
+            return;
+        }
+        let memory = take_passable(9 << 20).expect("memory");
+        assert_eq!(memory.addr().get() % GRAIN, 0);
+        let at = place(memory.addr().get()).expect("in the arena");
+        assert_eq!(address(at), Some(memory));
+        // SAFETY: memory of this test.
+        unsafe { memory.write_bytes(7, 9 << 20) };
+        assert!(give_back_passable(memory, 9 << 20));
+        let again = take_passable(9 << 20).expect("memory");
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(again.as_ptr(), 9 << 20) };
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        assert!(give_back_passable(again, 9 << 20));
+        let other = 0u8;
+        assert_eq!(place(&raw const other as usize), None);
+    }
+}

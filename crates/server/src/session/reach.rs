@@ -1,0 +1,157 @@
+//! `Reach`: what of the file system a request names, so that a session that is bound to a tree stays in it.
+//!
+//! Owns: the table (`reach_of`), which the compiler holds to the whole list of requests, and what a session is bound
+//! to. Does not own: who is bound (`cluster::sessions::gate`), the comparison with the inodes (`ops::subtree`).
+//!
+//! A tree is a project: every inode says to which it belongs, what is made in a directory belongs to the directory's,
+//! and nothing crosses its border but by a copy. So an inode by itself says whether it lies within, however it is
+//! named, and nobody has to know by which way a session came to its number.
+
+use amphi_types::{Account, AccountKind, Errno, Ino, Result};
+use amphi_wire::Request;
+use amphi_wire::keys::Subtree;
+use smallvec::SmallVec;
+
+/// The tree beyond which a session reaches nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tree {
+    /// Its top.
+    pub root: Ino,
+    /// The project of everything in it.
+    pub project: u32,
+}
+
+impl Tree {
+    /// Of an entry of the registry of keys.
+    pub fn of(subtree: &Subtree) -> Tree {
+        Tree { root: subtree.root, project: subtree.project }
+    }
+
+    /// Whether an inode of this project lies in it.
+    pub fn has(&self, project: u32) -> bool {
+        project == self.project
+    }
+}
+
+/// On what terms a request is executed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// Not if it has not begun then: its client has stopped waiting (monotonic ns).
+    pub until_ns: Option<u64>,
+    /// Within this tree alone; `None`: anywhere.
+    pub tree: Option<Tree>,
+}
+
+/// What a request names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Nothing but what the session has itself, by numbers that were given to it alone, or what everybody may know.
+    Own,
+    /// These inodes, or objects of them: one outside is answered as one that does not exist, with `Stale`. Names in
+    /// directories are followed by the operation, which looks at what they lead to (`RequestCx::leads_within`).
+    Inodes(SmallVec<[Ino; 2]>),
+    /// What the session says that it holds: what lies outside is left out.
+    Presented,
+    /// Something of the whole file system or cluster: `Perm`.
+    Beyond,
+}
+
+/// What a request of a session that is bound to `tree` names. A new request is added here before it compiles.
+pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
+    match op {
+        Request::Lookup { dir, .. }
+        | Request::Parent { dir }
+        | Request::Shards { dir }
+        | Request::ReadDir { dir, .. }
+        | Request::Make { dir, .. }
+        | Request::MakeTmp { dir, .. }
+        | Request::Unlink { dir, .. }
+        | Request::RmDir { dir, .. } => inodes([*dir]),
+        // Whoever could change the project of an inode could take it out, or others in.
+        Request::SetAttr { set, .. } if set.project.is_some() => Reach::Beyond,
+        Request::GetAttr { ino }
+        | Request::GetAttrNow { ino }
+        | Request::SetAttr { ino, .. }
+        | Request::ReadLink { ino }
+        | Request::Open { ino, .. }
+        | Request::Discard { ino, .. }
+        | Request::GetXattr { ino, .. }
+        | Request::ListXattr { ino }
+        | Request::SetXattr { ino, .. }
+        | Request::RemoveXattr { ino, .. }
+        | Request::SetLayout { ino, .. }
+        | Request::SetShards { ino, .. }
+        | Request::Spread { ino }
+        | Request::PagesLeft { ino }
+        | Request::Charged { ino }
+        | Request::Sync { file: Some(ino) } => inodes([*ino]),
+        Request::FileLockSet { lock, .. } | Request::FileLockTest { lock, .. } => inodes([lock.ino]),
+        Request::Link { ino, dir, .. } => inodes([*ino, *dir]),
+        Request::Rename { from, to, .. } => inodes([*from, *to]),
+        Request::Read { object, .. }
+        | Request::Write { object, .. }
+        | Request::Punch { object, .. }
+        | Request::Allocate { object, .. }
+        | Request::DataMap { object, .. }
+        | Request::Extents { object, .. }
+        | Request::LockEnqueue { object, .. }
+        | Request::GroupLock { object, .. }
+        | Request::GroupWanted { object }
+        | Request::PagesRead { object, .. }
+        | Request::PagesWrite { object, .. } => inodes([object.ino]),
+        Request::WriteBatch { parts } => inodes(parts.iter().map(|part| part.object.ino)),
+        // The files lie at the target of the directory; others are refused for that.
+        Request::ReadBatch { dir, parts, .. } => {
+            let here = parts.iter().map(|part| part.ino).filter(|ino| ino.target() == dir.target());
+            inodes(std::iter::once(*dir).chain(here))
+        }
+        Request::Represent { .. } | Request::RepresentFor { .. } | Request::RepresentFileLocks { .. } => {
+            Reach::Presented
+        }
+        // Opens and locks that the session gives back, which are its own wherever they are; a time of access that comes
+        // with a close is left out (`ops::subtree`).
+        Request::Close { .. }
+        | Request::CloseBatch { .. }
+        | Request::FileLockCancel { .. }
+        | Request::FileLockUnlock { .. }
+        | Request::FileLockClosed { .. }
+        | Request::PagesTaken { .. }
+        | Request::LockCancel { .. }
+        | Request::LockKept { .. }
+        | Request::GlimpseReply { .. }
+        | Request::Revoked { .. }
+        | Request::Grant { .. }
+        | Request::WriteFailedKnown { .. }
+        | Request::DirectoryShown { .. }
+        | Request::CompanyKnown { .. }
+        | Request::CompanyKept { .. }
+        | Request::Goodbye => Reach::Own,
+        // What was answered before, of this session too, and no file's name or state.
+        Request::Sync { file: None } | Request::StatFs | Request::Status | Request::Map => Reach::Own,
+        Request::Tunables { value: None, .. } => Reach::Own,
+        Request::Account { account } if *account == (Account { kind: AccountKind::Project, id: tree.project }) => {
+            Reach::Own
+        }
+        Request::Account { .. }
+        | Request::Accounts { .. }
+        | Request::SetLimits { .. }
+        | Request::NewProject
+        | Request::Tunables { value: Some(_), .. }
+        | Request::Counters { .. }
+        | Request::Keys { .. }
+        | Request::Evict { .. }
+        | Request::Join { .. }
+        | Request::Ask { .. } => Reach::Beyond,
+    }
+}
+
+fn inodes(named: impl IntoIterator<Item = Ino>) -> Reach {
+    Reach::Inodes(named.into_iter().collect())
+}
+
+/// Whether a session that is bound to `tree` may ask this at all.
+///
+/// Errors: `Perm`.
+pub fn may_reach(op: &Request, tree: &Tree) -> Result<()> {
+    if reach_of(op, tree) == Reach::Beyond { Err(Errno::Perm) } else { Ok(()) }
+}
