@@ -43,7 +43,11 @@ enum Action {
     /// them
     Set {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
-        #[arg(long, required_unless_present_any = ["mode", "kernel_cache", "checksums", "consistency"], value_name = "LAYOUT")]
+        #[arg(
+            long,
+            required_unless_present_any = ["mode", "kernel_cache", "checksums", "consistency"],
+            value_name = "LAYOUT"
+        )]
         layout: Option<String>,
         /// auto, buffered or direct
         #[arg(long, value_parser = ["auto", "buffered", "direct"])]
@@ -76,7 +80,8 @@ impl Layout {
                     let sums = control::read(&path, CHECKSUMS)?;
                     let consistency = control::read(&path, CONSISTENCY)?;
                     println!(
-                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums} consistency {consistency}",
+                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums} \
+                         consistency {consistency}",
                         path.display()
                     );
                     if path.is_file() {
