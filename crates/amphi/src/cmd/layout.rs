@@ -88,7 +88,8 @@ impl Layout {
                     let sums = control::read(&path, CHECKSUMS)?;
                     let consistency = control::read(&path, CONSISTENCY)?;
                     println!(
-                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums} consistency {consistency}",
+                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums} \
+                         consistency {consistency}",
                         path.display()
                     );
                     if path.is_dir() {

@@ -1,6 +1,7 @@
 //! Clients with keys, by subject; here is what these tests share.
 
 mod audit;
+mod faults;
 mod registry;
 mod requests;
 mod roles;

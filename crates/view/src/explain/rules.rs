@@ -156,7 +156,8 @@ fn contended(facts: &FileFacts) -> Option<Finding> {
         }
         false => {
             "a file for each process, or ranges that do not overlap; a group lock if the program orders its writes; \
-             commit consistency (amphi layout set --consistency commit) if nobody reads before the writer's fsync or close"
+             commit consistency (amphi layout set --consistency commit) if nobody reads before the writer's fsync or \
+             close"
         }
     };
     slow("contended", what, advice, None)
