@@ -1,7 +1,8 @@
 //! Directories in shards: a directory whose names lie in several hidden directories, which may be on other targets.
 //!
-//! Owns: the list of a directory's shards, and the attributes that a directory and its shards have in common. Does not
-//! own: which shard has a name (`Name::shard`), and making them on several targets (`server`).
+//! Owns: the list of a directory's shards, and changes of the attributes that a directory and its shards have in common
+//! (`shared_attrs`). Does not own: which shard has a name (`Name::shard`), and making them on several targets
+//! (`server`).
 //!
 //! A *shard* is a directory without a name, whose number says its place (`Ino::shard`). Entries, link count and times
 //! of changes are its own. Everything that permission checks and new inodes take from a directory is a copy of what the
@@ -14,41 +15,11 @@
 //! explicitly, or 0. So the mtime of the directory is the latest of its shards, or its own if all are 0.
 
 use crate::codec::ItemKey;
-use crate::inode::{InodeFlags, InodeTimes};
+use crate::inode::InodeFlags;
+use crate::shared_attrs::{LIST, SharedAttrs};
 use crate::store::Dirty;
 use crate::{MetaStore, Part};
-use amphi_types::{Acls, Advice, FileFlags, Ino, Layout, Owner, Result, Timespec};
-use serde::{Deserialize, Serialize};
-
-/// Name of the attribute with the numbers of the shards, 8 bytes each. No program can name it.
-pub(crate) const LIST: &[u8] = b"amphi.shards";
-
-/// The attributes of a directory that its shards have as well, and its times.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedAttrs {
-    perm: u16,
-    owner: Owner,
-    flags: FileFlags,
-    layout: Layout,
-    advice: Advice,
-    acls: Acls,
-    times: InodeTimes,
-    /// A change that sets the mtime: what the shards say of theirs does not count any more.
-    sets_mtime: bool,
-}
-
-impl SharedAttrs {
-    /// Bytes of items that setting them may add.
-    pub fn growth(&self) -> u64 {
-        if self.acls == Acls::default() { 0 } else { self.acls.stored_bytes() + 128 }
-    }
-
-    /// Whether a shard with `other` has what this directory has.
-    pub(crate) fn agrees(&self, other: &SharedAttrs) -> bool {
-        let shared = |attrs: &SharedAttrs| SharedAttrs { times: self.times, sets_mtime: false, ..attrs.clone() };
-        shared(self) == shared(other)
-    }
-}
+use amphi_types::{Acls, Ino, Result, Timespec};
 
 impl MetaStore {
     /// The shards of a directory, in their order; none if its names lie in itself.

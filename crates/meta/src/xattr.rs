@@ -15,7 +15,7 @@ use crate::codec::ItemKey;
 use crate::inode::InodeFlags;
 use crate::perm::{self, SETGID, STICKY, Want};
 use crate::setattr::CAPABILITY;
-use crate::shards;
+use crate::shared_attrs::LIST;
 use crate::store::Dirty;
 use crate::{Facts, MetaStore};
 use amphi_types::item::Txn;
@@ -117,7 +117,7 @@ impl MetaStore {
     pub fn listxattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>> {
         self.inode(ino)?;
         let mut list = Vec::new();
-        for (name, _) in self.xattrs(ino).filter(|(name, _)| *name != shards::LIST) {
+        for (name, _) in self.xattrs(ino).filter(|(name, _)| *name != LIST) {
             if cred.may(Caps::SYS_ADMIN) || !name.starts_with(b"trusted.") {
                 list.extend_from_slice(name);
                 list.push(0);

@@ -27,6 +27,14 @@ pub enum Mistake {
     Unverified,
     /// The record of a write does not say that it follows its bytes, also not of one that gives them checksums.
     UnorderedWrite,
+    /// A change of the attributes of a directory leaves out its last shard.
+    ShardLeftOut,
+    /// The removal of a directory does not hold the gate of its shards.
+    ShardUnguarded,
+    /// Mounts are told of shards while names of the directory itself may be cached.
+    ShardsToldEarly,
+    /// A server that was started again tells of shards before all mounts have come back.
+    ShardsToldAtStart,
 }
 
 /// Whether `mistake` is planted.

@@ -2,7 +2,7 @@
 
 use super::harness::{dump, recover};
 use crate::plan::{self, NodeSpec};
-use crate::{MetaStore, Part, verify_cluster};
+use crate::{MetaStore, Part, Refusal, verify_cluster};
 use amphi_types::item::Txn;
 use amphi_types::{Cred, Errno, Ino, Kind, Name, SHARD_COOKIE_SHIFT, SetAttr, TargetId, TimeSet, Timespec};
 
@@ -119,4 +119,27 @@ fn removal_asks_every_shard() {
         let made = store.make(&Cred::root(), shard, &name(1), &NodeSpec::file(0o644), NOW, &mut txn);
         assert_eq!(made, Err(Errno::NoEnt));
     }
+}
+
+/// Goal: a removal that was planned before the directory got shards leaves none of them behind. Method: plans of both
+/// from the same facts, in either order.
+#[test]
+fn removal_meets_new_shards() {
+    let (mut store, _) = MetaStore::format(TargetId(0), 7, NOW, Some((0, 0)), 1);
+    let mut txn = Txn::default();
+    let d = Name::new(b"d".to_vec()).expect("a name");
+    let dir = store.make(&Cred::root(), Ino::ROOT, &d, &NodeSpec::dir(0o755), NOW, &mut txn).expect("made");
+    let shard = Ino::shard(store.alloc_ino(&mut txn).expect("a number"), 0).expect("it fits");
+    let (root, empty) = (store.facts(Ino::ROOT).expect("there"), store.facts(dir).expect("there"));
+    let removal = plan::rmdir(&Cred::root(), &root, &d, &empty).expect("planned");
+    let shards = plan::shards(&Cred::root(), &empty, &[shard]).expect("planned");
+    let mut removed = store.clone();
+    removed.apply_parts(&removal, NOW, &mut txn);
+    assert!(removed.check_parts(&shards).is_err(), "there is no such directory");
+    store.apply_parts(&shards, NOW, &mut txn);
+    assert_eq!(store.check_parts(&removal), Err(Refusal::Conflict), "it has to be planned again");
+    let removal = plan::rmdir(&Cred::root(), &root, &d, &store.facts(dir).expect("there")).expect("planned");
+    store.check_parts(&removal).expect("with its shards");
+    store.apply_parts(&removal, NOW, &mut txn);
+    assert_eq!(verify_cluster(&[&store]), Vec::<String>::new());
 }
