@@ -18,8 +18,9 @@ use crate::codec::ItemKey;
 use crate::inode::InodeFlags;
 use crate::shared_attrs::{LIST, SharedAttrs};
 use crate::store::Dirty;
-use crate::{MetaStore, Part};
-use amphi_types::{Acls, Ino, Result, Timespec};
+use crate::{MetaStore, NewInode, Part};
+use amphi_types::item::Txn;
+use amphi_types::{Acls, Ino, Kind, Result, Timespec};
 
 impl MetaStore {
     /// The shards of a directory, in their order; none if its names lie in itself.
@@ -71,6 +72,29 @@ impl MetaStore {
             times: inode.times,
             sets_mtime: false,
         })
+    }
+
+    /// Lets a shard of a damaged store have the attributes of its directory, and makes it if it is gone.
+    pub(crate) fn mend_shard(&mut self, dir: Ino, shard: Ino, wanted: &SharedAttrs, now: Timespec, txn: &mut Txn) {
+        if !self.inodes.contains(shard.local()) {
+            let new = NewInode {
+                ino: shard,
+                kind: Kind::Dir,
+                perm: wanted.perm,
+                uid: wanted.owner.uid,
+                gid: wanted.owner.gid,
+                rdev: 0,
+                symlink: Vec::new(),
+                parent: dir,
+                layout: wanted.layout,
+                advice: wanted.advice,
+                linked: true,
+            };
+            self.apply_parts(&[Part::MakeInode(new)], now, txn);
+        }
+        let mut dirty = Dirty::default();
+        self.put_shared(shard, wanted, &mut dirty);
+        self.emit(dirty, txn);
     }
 
     pub(crate) fn put_shards(&mut self, dir: Ino, shards: &[Ino], dirty: &mut Dirty) {

@@ -18,7 +18,23 @@ use amphi_env::Env;
 use amphi_meta::{MetaStore, Part, plan};
 use amphi_types::item::Txn;
 use amphi_types::{Errno, Ino, Result, TargetId};
-use amphi_wire::Reply;
+use amphi_wire::{Reply, Request};
+
+/// Refuses to change a shard apart from its directory: `Inval`. No client of this project asks for it.
+pub(super) fn check(op: &Request) -> Result<()> {
+    match op {
+        Request::SetAttr { ino, .. }
+        | Request::SetXattr { ino, .. }
+        | Request::RemoveXattr { ino, .. }
+        | Request::SetLayout { ino, .. }
+        | Request::SetShards { ino, .. }
+            if ino.is_shard() =>
+        {
+            Err(Errno::Inval)
+        }
+        _ => Ok(()),
+    }
+}
 
 impl<E: Env> RequestCx<E> {
     /// `Request::Shards`. Whoever knows of the shards changes names that others may not cache as names of the directory

@@ -143,6 +143,32 @@ fn cached_names_go_before_shards_are_told() {
     place.sim.block_on(run).unwrap();
 }
 
+/// Goal: whoever names a shard itself changes nothing of it. Method: each request that could.
+#[test]
+fn shards_are_not_changed_alone() {
+    let place = Place::new(904, 2, 1);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+        c.call(Request::SetShards { ino: dir, count: 2 }).await.unwrap();
+        for ino in c.shards(dir).await.unwrap() {
+            let (name, value, mode) = (b"user.a".to_vec(), b"1".to_vec(), amphi_wire::XattrMode::Set);
+            for op in [
+                Request::SetAttr { ino, set: SetAttr { perm: Some(0o777), ..SetAttr::default() } },
+                Request::SetXattr { ino, name: name.clone(), value, mode },
+                Request::RemoveXattr { ino, name },
+                Request::SetLayout { ino, layout: None, advice: None },
+                Request::SetShards { ino, count: 2 },
+            ] {
+                assert_eq!(c.call(op.clone()).await, Err(Errno::Inval), "{op:?}");
+            }
+        }
+        drop(server);
+    };
+    place.sim.block_on(run).unwrap();
+}
+
 /// Goal: a target that was started again tells of shards only when every mount has come back, and has dropped the names
 /// that it cached before. Method: a mount that holds a name as absent stands still while the server is killed.
 #[test]
