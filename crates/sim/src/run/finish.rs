@@ -9,7 +9,7 @@ use crate::observe::Tree;
 use crate::op::Op;
 use crate::perform::{Files, perform};
 use crate::program::Program;
-use crate::{shared, shards};
+use crate::{shards, shared};
 use amphi_client::Ctx;
 use amphi_env::Env;
 use amphi_types::Ino;
