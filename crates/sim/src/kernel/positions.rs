@@ -57,7 +57,9 @@ impl Kernel {
             self.drop_pages(ino, ByteRange::new(offset, end)).await;
             if at < offset {
                 let (own, ctx) = (self.clone(), ctx.clone());
-                self.env.spawn(async move { drop(own.ask_size(&ctx, ino).await) });
+                self.env.spawn(async move {
+                    let _ = own.ask_size(&ctx, ino).await;
+                });
             }
         }
         self.unlock(ino);
@@ -81,10 +83,5 @@ impl Kernel {
     /// Errors: those of the call.
     pub async fn unlock_file(&self, spec: FileLockSpec) -> Result<()> {
         self.client.unlock(spec.ino, spec.owner, spec.range).await
-    }
-
-    /// The inode of an open file.
-    pub fn ino_of(open: &Opened) -> Ino {
-        open.file.ino()
     }
 }
