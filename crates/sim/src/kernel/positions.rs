@@ -14,7 +14,7 @@
 use super::{Kernel, Mistake, Opened, PAGE, lock};
 use amphi_client::{Ctx, FileLockSpec, Hints, Interrupt, WriteTo};
 use amphi_env::{Buf, Env};
-use amphi_types::{ByteRange, Ino, Result};
+use amphi_types::{ByteRange, Result};
 use std::rc::Rc;
 use std::sync::Arc;
 
