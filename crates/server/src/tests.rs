@@ -89,6 +89,8 @@ struct Held {
     /// Targets of the server; none: all.
     targets: Option<Vec<TargetId>>,
     deaf: Cell<bool>,
+    /// How long after a restart it begins to present its state.
+    pause: Cell<Duration>,
     /// Its session does not begin anew once it has ended, as with a mount.
     mortal: Cell<bool>,
     /// Its unwritten state of objects: sizes and times that are not written back.
@@ -170,6 +172,9 @@ impl LinkEvents<SimEnv> for Held {
             return Err(Errno::Io);
         }
         self.restarts.set(self.restarts.get() + 1);
+        if let Some(env) = self.env.borrow().clone() {
+            env.sleep(self.pause.get()).await;
+        }
         let all = || (0..recovery.welcome().pool).map(TargetId).collect();
         for target in self.targets.clone().unwrap_or_else(all) {
             let opens = self.opens.borrow().iter().filter(|(ino, _)| ino.target() == target).copied().collect();

@@ -12,6 +12,9 @@ use std::path::Path;
 /// Largest file size the tester uses: crosses the 4 MiB end of the first layout part.
 const MAX: u64 = 6 << 20;
 
+/// Bytes at the start of the file that all mounts have mapped (`Tester::with_common_maps`).
+const COMMON: u64 = 512 << 10;
+
 /// Bytes that a pipe takes.
 const PIPE: usize = 64 << 10;
 
@@ -54,9 +57,51 @@ struct Unsynced {
     stored: std::ops::Range<u64>,
 }
 
+/// A shared mapping of the start of the file that stays, whatever is done to the file.
+struct CommonMap(usize);
+
+impl CommonMap {
+    fn of(file: &OwnedFd) -> CommonMap {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping; what lies behind the end of the file is not touched.
+        let p = unsafe { mmap(std::ptr::null_mut(), COMMON as usize, prot, MapFlags::SHARED, file, 0) };
+        CommonMap(p.expect("mmap") as usize)
+    }
+
+    /// The bytes of `range`, which is inside the mapping and inside the file as the kernel knows it.
+    fn load(&self, range: &std::ops::Range<u64>) -> Vec<u8> {
+        let at = (self.0 + range.start as usize) as *const u8;
+        // SAFETY: inside the mapping, and no other thread of this process stores there.
+        unsafe { std::slice::from_raw_parts(at, (range.end - range.start) as usize) }.to_vec()
+    }
+
+    /// Stores bytes; `at` and what follows as for `load`.
+    fn store(&self, at: u64, bytes: &[u8]) {
+        let to = (self.0 + at as usize) as *mut u8;
+        // SAFETY: as for `load`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    fn sync(&self, range: &std::ops::Range<u64>) {
+        let start = range.start & !4095;
+        let (at, len) = ((self.0 + start as usize) as *mut std::ffi::c_void, (range.end - start) as usize);
+        // SAFETY: inside the mapping.
+        unsafe { msync(at, len, MsyncFlags::SYNC) }.expect("msync");
+    }
+}
+
+impl Drop for CommonMap {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `of` has made; nothing uses it after this.
+        unsafe { munmap(self.0 as *mut std::ffi::c_void, COMMON as usize) }.expect("munmap");
+    }
+}
+
 /// Each operation goes by one of the mounts; all of them have to show the same file.
 pub struct Tester {
     mounts: Vec<Access>,
+    /// The same pages, mapped on every mount; empty: they are not used.
+    common: Vec<CommonMap>,
     /// The mount of the present operation.
     by: usize,
     /// Shared mappings are used.
@@ -83,6 +128,7 @@ impl Tester {
         let mounts = dirs.iter().map(|dir| Access::open(dir.join(format!("fsx-{seed}")), None)).collect();
         Tester {
             mounts,
+            common: Vec::new(),
             by: 0,
             maps: true,
             unsynced: None,
@@ -96,6 +142,12 @@ impl Tester {
     /// Leaves shared mappings out.
     pub fn without_maps(mut self) -> Tester {
         self.maps = false;
+        self
+    }
+
+    /// Every mount has the start of the file mapped all the time, and stores there.
+    pub fn with_common_maps(mut self) -> Tester {
+        self.common = self.mounts.iter().map(|mount| CommonMap::of(&mount.plain)).collect();
         self
     }
 
@@ -148,6 +200,14 @@ impl Tester {
             match self.random.below(4) {
                 0 => self.open_readers(),
                 _ => self.read_alone(offset, len),
+            }
+            return;
+        }
+        if !self.common.is_empty() && self.random.below(3) == 0 {
+            self.sync_stores();
+            match self.random.below(2) {
+                0 => self.store_common(),
+                _ => self.load_common(),
             }
             return;
         }
@@ -391,6 +451,54 @@ impl Tester {
             munmap(p, size).expect("munmap");
             self.same(&copy, start as usize, end as usize);
         }
+    }
+
+    /// A part of the common mappings that lies inside the file.
+    fn common_range(&mut self) -> std::ops::Range<u64> {
+        let end = (self.model.len() as u64).min(COMMON);
+        let start = self.random.below(end.max(1)).min(end);
+        start..(start + 1 + self.random.below(20_000)).min(end)
+    }
+
+    /// Stores through the common mapping of this mount and makes that stable: all mounts see it.
+    fn store_common(&mut self) {
+        let range = self.common_range();
+        if range.is_empty() {
+            return;
+        }
+        let by_msync = self.random.below(2) == 0;
+        self.note(format!("store into common pages {range:?}, msync: {by_msync}"));
+        self.ask_size();
+        let bytes = pattern(self.random.below(u64::MAX), (range.end - range.start) as usize);
+        self.common[self.by].store(range.start, &bytes);
+        match by_msync {
+            true => self.common[self.by].sync(&range),
+            false => fsync(&self.here().plain).expect("fsync"),
+        }
+        self.model[range.start as usize..range.end as usize].copy_from_slice(&bytes);
+        if self.random.below(2) == 0 {
+            self.look_at_common(&range);
+        }
+    }
+
+    /// Looks at pages that all mounts have mapped, by each mount: whatever was done to the file, and by whom.
+    fn load_common(&mut self) {
+        let range = self.common_range();
+        if !range.is_empty() {
+            self.note(format!("load common pages {range:?}"));
+            self.look_at_common(&range);
+        }
+    }
+
+    fn look_at_common(&mut self, range: &std::ops::Range<u64>) {
+        let (before, first) = (self.by, self.random.below(self.mounts.len() as u64) as usize);
+        for n in 0..self.mounts.len() {
+            self.by = (first + n) % self.mounts.len();
+            self.ask_size();
+            let shown = self.common[self.by].load(range);
+            self.same(&shown, range.start as usize, range.end as usize);
+        }
+        self.by = before;
     }
 
     /// Stores through a shared mapping that stays, dirty, while other operations run beside it. The other mounts may

@@ -79,6 +79,7 @@ stories! {
     attributes_are_seen_at_once,
     data_is_seen_at_once,
     random_operations_on_several_mounts_agree_with_a_byte_vector,
+    random_operations_with_common_pages_mapped,
     appends_of_two_mounts_lie_whole,
     writes_over_several_objects_are_one_event,
     one_of_two_exclusive_creates_wins,
@@ -260,6 +261,27 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
     let c = pair.place.path("c");
     let mut tester = Tester::on(&[&pair.a, &pair.b, &c], 9);
     (0..250).for_each(|_| tester.step());
+    tester.verify();
+    drop(tester);
+    third.stop();
+    pair.stop();
+}
+
+/// Goal: Promise S1, S3 across mounts: programs on several mounts that have the same pages of a file mapped shared all
+/// the time see each other's synced stores, and whatever else is done to the file. Method: the random-operation tester on
+/// two and on three mounts, each of which has the start of the file mapped, stores there and looks at it.
+fn random_operations_with_common_pages_mapped(servers: usize) {
+    let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "8M"]);
+    for seed in 60..63 {
+        println!("common pages, seed {seed}");
+        let mut tester = Tester::on(&[&pair.a, &pair.b], seed).with_common_maps();
+        (0..300).for_each(|_| tester.step());
+        tester.verify();
+    }
+    let third = pair.place.mount_at("c", &["--cache", "8M"]);
+    let c = pair.place.path("c");
+    let mut tester = Tester::on(&[&pair.a, &pair.b, &c], 69).with_common_maps();
+    (0..300).for_each(|_| tester.step());
     tester.verify();
     drop(tester);
     third.stop();

@@ -29,8 +29,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How long a lock that another mount wants waits for its pages to be dropped, in nanoseconds.
+/// How long a lock that another mount wants waits for its pages to be dropped, in nanoseconds, on a machine that has a
+/// processor for the mount.
 const PATIENCE_NS: u64 = 40_000_000;
+/// In so many steps this time passes. Dropping a page takes a few turns of threads, each of which waits for a processor
+/// on a machine that has none free, and so does the end of each step: where that takes long, the lock waits longer. One
+/// wait of 40 ms was over before the kernel had dropped a clean page where 15 threads wanted each processor, and a
+/// program that counted in a mapping under file locks read the page of before.
+const PATIENCE_STEPS: u64 = 8;
 /// The same if no page can be dirty, because no program here has the file open for writing. The kernel drops clean
 /// pages at once, except for pages that are being read, and such reads wait for no lock. Only a server that does not
 /// answer them makes it take longer. Reads that the kernel serves show nothing old meanwhile.
@@ -46,7 +52,7 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
         let is_left = || file.pages.taking.lock().left.contains(&target);
         let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_left()));
         let patience_ns = if file.has_writers() { PATIENCE_NS } else { CLEAN_PATIENCE_NS };
-        if let Either::Right(_) = select(over, pin!(mount.life.pauses.pause(turn_ns + patience_ns))).await
+        if let Either::Right(_) = select(over, pin!(be_patient(mount, turn_ns + patience_ns))).await
             && let Err(e) = let_go(mount, file, target).await
         {
             tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
@@ -62,6 +68,13 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
         }
         // A new round of dropping has begun.
         turn_ns = 0;
+    }
+}
+
+/// Lets this time pass, and more where threads of the mount wait for a processor.
+async fn be_patient(mount: &Mount, ns: u64) {
+    for _ in 0..PATIENCE_STEPS {
+        mount.life.pauses.pause(ns / PATIENCE_STEPS).await;
     }
 }
 

@@ -118,7 +118,7 @@ pub(crate) fn try_write(
                 file.size.extend_own(range.end);
             }
             drop(guard);
-            open.note_write(aim == Aim::End, offset);
+            open.note_write(appends(aim), offset);
             let copied = if adopted == 0 { Copied::Along } else { Copied::Apart };
             count(mount, open, decision.reason, range, copied);
             open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
@@ -143,6 +143,11 @@ enum Aim {
     End,
     /// To its offset if that is the end of the file.
     OffsetAtEnd,
+}
+
+/// Whether a write goes where the file ends.
+fn appends(aim: Aim) -> bool {
+    matches!(aim, Aim::End | Aim::ToldEnd)
 }
 
 /// Where a write goes, as far as this can be determined now.
@@ -266,7 +271,7 @@ pub(crate) async fn write(
     if range.end > limits::FILE_MAX {
         return Err(Errno::FileTooBig);
     }
-    open.note_write(append, range.start);
+    open.note_write(appends(aim), range.start);
     let bytes = open.request_bytes(Way::Write, ctx.tid, range);
     open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
     let o_direct = open.flags.direct || hints.direct;

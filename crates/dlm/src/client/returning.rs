@@ -125,8 +125,9 @@ impl LockCache {
         }
     }
 
-    /// Every lock that is held, to be presented to a restarted server. Cancels that were not sent are forgotten,
-    /// because that server never knew the locks. Unanswered requests are sent again by the caller's message layer.
+    /// Every lock that is held, to be presented to a restarted server. Cancels that were not sent are forgotten: that
+    /// server never knew the locks, or it restored them for an earlier presentation whose answer was lost, and releases
+    /// what this one does not name. Unanswered requests are sent again by the caller's message layer.
     pub fn represent(&mut self) -> Vec<HeldLock> {
         self.cancels.clear();
         self.cancels_due_ns = None;

@@ -34,6 +34,12 @@ pub(super) fn keeps_pages(file: &OpenFile) -> bool {
     file.flags().direct && !file.flags().append
 }
 
+/// Whether a write goes to the end of the file. One to the end that the kernel knows goes elsewhere if another mount was
+/// let in meanwhile.
+fn appends(hints: Hints) -> bool {
+    matches!(hints.to, WriteTo::End | WriteTo::KnownEnd)
+}
+
 impl ClientFs {
     pub(super) fn write_file(
         &self,
@@ -55,7 +61,7 @@ impl ClientFs {
         let changing = self.change(caller, ino);
         if let Some(len) = self.try_write(&ctx, &file, how.offset, &mut data, hints) {
             self.has_written(caller, ino, how, len);
-            if hints.to == WriteTo::End {
+            if appends(hints) {
                 self.tells_end_behind(caller, &file, how, len);
             }
             return Ok(len);
@@ -90,7 +96,7 @@ impl ClientFs {
             }
         };
         let changing = changing.shared(&self.kernel_view);
-        let appends = hints.to == WriteTo::End;
+        let appends = appends(hints);
         let tell = appends.then(|| self.end_behind(&file, how));
         let written = self.wait_change(caller, pending, len, &changing, note, move |later, written| {
             let told = written.as_ref().copied().unwrap_or(0);

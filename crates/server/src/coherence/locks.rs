@@ -43,6 +43,8 @@ struct Inner {
     outbox: Vec<(SessionId, Push)>,
     /// Whether a task waits for the next deadline.
     watched: bool,
+    /// Locks that sessions presented after a restart and still hold.
+    restored: BTreeSet<(SessionId, LockId)>,
     /// Called-back locks for which sessions reported that they need longer (`LockKept`), with the time of the first
     /// report, monotonic ns.
     kept: BTreeMap<(SessionId, LockId), u64>,
@@ -114,6 +116,7 @@ impl Locks {
                 group_waiting: BTreeSet::new(),
                 outbox: Vec::new(),
                 watched: false,
+                restored: BTreeSet::new(),
                 kept: BTreeMap::new(),
             })),
         }
@@ -286,6 +289,7 @@ impl Locks {
         let gone = |inner: &Inner, id: &LockId| !inner.space.contains(*id);
         for id in ids {
             if gone(&inner, &id) {
+                inner.restored.remove(&(session, id));
                 inner.waiting.remove(&id);
                 inner.group_waiting.remove(&id);
             }
@@ -297,6 +301,7 @@ impl Locks {
     pub fn drop_session(&self, now_ns: u64, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
         inner.kept.retain(|(of, _), _| *of != session);
+        inner.restored.retain(|(of, _)| *of != session);
         for id in inner.space.drop_session(now_ns, session).requests {
             inner.waiting.remove(&id);
             inner.group_waiting.remove(&id);
@@ -306,19 +311,37 @@ impl Locks {
 
     /// Restores the locks that a session held before the restart, in order, up to the first one that conflicts with a
     /// lock of another session: that lock was lost before. A lock that was restored already is not restored again.
+    ///
+    /// A session presents all that it holds. If it presents again because the answer was lost, it may have returned
+    /// some of the locks meanwhile, and cannot say so: it never learnt their ids. So what was restored before and is
+    /// not presented now is released. A lock that was granted in this run stays, since its grant may be on its way.
     pub fn take_in(&self, session: SessionId, locks: &[(Owner, ObjectId, Mode, ByteRange)]) -> Vec<u64> {
         let mut inner = self.inner.borrow_mut();
         let mut held: BTreeMap<(Owner, ObjectId, Mode, u64, u64), Vec<LockId>> = BTreeMap::new();
         for (id, owner, object, mode, range) in inner.space.held(session) {
             held.entry((owner, object, mode, range.start, range.end)).or_default().push(id);
         }
+        let of_session = (session, LockId(0))..=(session, LockId(u64::MAX));
+        let mut before: BTreeSet<LockId> = inner.restored.range(of_session).map(|(_, id)| *id).collect();
         let mut taken = Vec::with_capacity(locks.len());
         for &(owner, object, mode, range) in locks {
             let known = held.get_mut(&(owner, object, mode, range.start, range.end)).and_then(Vec::pop);
-            match known.map_or_else(|| inner.space.take_in(owner, object, mode, range), Ok) {
-                Ok(id) => taken.push(id.0),
-                Err(_) => break,
-            }
+            let id = match known {
+                Some(id) => id,
+                None => match inner.space.take_in(owner, object, mode, range) {
+                    Ok(id) => id,
+                    Err(_) => break,
+                },
+            };
+            before.remove(&id);
+            inner.restored.insert((session, id));
+            taken.push(id.0);
+        }
+        drop(inner);
+        if !before.is_empty() {
+            let now_ns = (self.inner.borrow().clock)();
+            let returned: Vec<u64> = before.into_iter().map(|id| id.0).collect();
+            self.cancel(now_ns, session, &returned);
         }
         taken
     }
@@ -471,6 +494,28 @@ mod tests {
         locks.drop_session(3, a);
         drop(waits.now_or_never().expect("granted").expect("a lock"));
         assert_eq!(locks.count(a) + locks.count(b), 0);
+    }
+
+    /// Goal: a lock that a session returned while the answer to its first presentation was on its way keeps nobody
+    /// waiting, and what the session was granted since stays. Method: two locks are presented; another session waits for
+    /// one; a third lock is granted in this run; the session presents again, without the lock that is waited for.
+    #[test]
+    fn what_is_not_presented_again_is_released() {
+        let (locks, _) = locks();
+        let (a, b) = (SessionId(1), SessionId(2));
+        let range = |n: u64| ByteRange::new(10 * n, 10 * n + 10);
+        let presented = |n| (Owner::Cached(a), OBJECT, Mode::Write, range(n));
+        let first = locks.take_in(a, &[presented(0), presented(1)]);
+        let own = locks.enqueue(0, a, OBJECT, Mode::Write, range(2), Growth::Exact, || {});
+        own.now_or_never().expect("free").expect("granted");
+        let ask = |n| Box::pin(locks.enqueue(0, b, OBJECT, Mode::Write, range(n), Growth::Exact, || {}));
+        let (mut kept, mut returned, mut granted) = (ask(0), ask(1), ask(2));
+        for waits in [&mut kept, &mut returned, &mut granted] {
+            assert!(waits.as_mut().now_or_never().is_none());
+        }
+        assert_eq!(locks.take_in(a, &[presented(0)]), first[..1]);
+        assert!(returned.now_or_never().is_some(), "it was returned");
+        assert!(kept.now_or_never().is_none() && granted.now_or_never().is_none() && locks.count(a) == 2);
     }
 
     /// Goal: a session that gets a lock after a long wait, and gets a callback for it at once, has the whole deadline

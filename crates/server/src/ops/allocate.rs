@@ -32,8 +32,14 @@ impl<E: Env> RequestCx<E> {
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         self.reserve(if self.splits(object, range) { 256 } else { 0 }).await?;
         let _changing = self.change_unopened(object).await;
-        let _span = self.span_flushed(object, range).await?;
-        self.check_again(object)?;
+        let _span = loop {
+            let span = self.span_flushed(object, range).await?;
+            if self.check_again(object)? {
+                break span;
+            }
+            drop(span);
+            self.check_object(object, Touch::Change).await?;
+        };
         let _landing = self.land()?;
         let _changed = self.overwriting(object.ino, range);
         let generation = self.generation(object, generation, true);
@@ -98,8 +104,14 @@ impl<E: Env> RequestCx<E> {
         }
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         let _changing = self.change_unopened(object).await;
-        let _span = self.span(object, range, Hold::Exclusive).await;
-        self.check_again(object)?;
+        let _span = loop {
+            let span = self.span(object, range, Hold::Exclusive).await;
+            if self.check_again(object)? {
+                break span;
+            }
+            drop(span);
+            self.check_object(object, Touch::Change).await?;
+        };
         let _landing = self.land()?;
         let generation = self.generation(object, generation, true);
         let step = self.target.record_blocks_max() * BLOCK;

@@ -232,7 +232,10 @@ impl<E: Env> RequestCx<E> {
         if self.is_unopened(part.object) {
             return Err(Errno::Again);
         }
-        self.check_again(part.object)?;
+        if !self.check_again(part.object)? {
+            // If it is sent alone, the inode's target is asked again.
+            return Err(Errno::Again);
+        }
         Ok(self.generation(part.object, part.generation, false))
     }
 

@@ -232,12 +232,19 @@ impl<E: Env> RequestCx<E> {
         room: Room,
     ) -> Result<Step> {
         let mut since_ns = self.worker.now_ns();
-        let span = self.target.queues.spans.take_bytes(object, range).await;
-        self.check_again(object)?;
-        let generation = self.generation(object, generation, kind.server_lock);
         let WriteKind { mtime, kill_suidgid, checksums, cover, .. } = kind;
-        let admitted = self.admit_write(object, range, cover).await?;
-        self.check_again(object)?;
+        let (span, admitted) = loop {
+            let span = self.target.queues.spans.take_bytes(object, range).await;
+            if self.check_again(object)? {
+                let admitted = self.admit_write(object, range, cover).await?;
+                if self.check_again(object)? {
+                    break (span, admitted);
+                }
+            }
+            drop(span);
+            self.check_object(object, Touch::Change).await?;
+        };
+        let generation = self.generation(object, generation, kind.server_lock);
         if room == Room::Free && self.target.storage.below.is_anyone_alone() {
             return Ok(Step::Full(payload));
         }

@@ -364,7 +364,9 @@ impl<E: Env> RequestCx<E> {
                 };
                 let locks: Vec<_> =
                     locks.into_iter().map(|l| (owner(l.group), l.object, mode(l.mode), l.range)).collect();
-                self.target.coherence.locks.take_in(self.session, &locks)
+                let ids = self.target.coherence.locks.take_in(self.session, &locks);
+                self.worker.send_callbacks(&self.target);
+                ids
             }
             false => Vec::new(),
         };

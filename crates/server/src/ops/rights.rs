@@ -7,7 +7,10 @@
 //! target when a session first accesses the file, and remembers the answer until the session ends or the objects of the
 //! inode are destroyed: then a request costs one look-up in a table. A close removes no right, since a session that has
 //! closed a file could as well have kept it open. An answer stays valid: the layout of a spread file is fixed, and an
-//! answer that was under way while the objects were destroyed is not stored.
+//! answer that was under way while the objects were destroyed is not stored. A session that is still to reconnect to the
+//! inode's target after a restart is waited for: a mount reaches the targets of a server by several connections, and
+//! which of them is back first is chance. To refuse its request as one for a file that has gone would let a write that
+//! goes to several targets fail in the middle.
 //!
 //! Invariant: an object is created only while its inode exists (and is marked as spread, unless it is stripe 0), on the
 //! target that the layout names, so the destruction of the inode finds it. Each change checks twice: before it waits
@@ -23,8 +26,8 @@ use std::time::Duration;
 
 /// How often the request is repeated because the answer was outdated when it came.
 const TRIES: usize = 3;
-/// Pause before the inode's target is asked again whether a session has reconnected to it.
-const ASK_AGAIN: Duration = Duration::from_millis(20);
+/// Pause before the inode's target is asked again whether a session has reconnected to it, at first and at most.
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(160));
 
 /// The rights of a session on a file by this target's opens.
 ///
@@ -66,22 +69,30 @@ impl<E: Env> RequestCx<E> {
         // The file may have been opened again, for writing, or spread since.
         for _ in 0..TRIES {
             self.target.files.rights.borrow_mut().asking(object.ino, self.session);
-            let question = TargetRequest::Right(self.session, object.ino);
-            let right = match self.worker.ask(object.ino.target(), question).await {
-                Ok(TargetReply::Right(right)) => right,
-                Ok(_) => return Err(Errno::Proto),
-                Err(Errno::Again) => {
-                    self.alive()?;
-                    self.worker.env.sleep(ASK_AGAIN).await;
-                    continue;
-                }
-                Err(e) => return Err(e),
-            };
+            let right = self.ask_right(object.ino).await?;
             if self.target.files.rights.borrow_mut().answered(object.ino, self.session, right) {
                 return if allowed(&right) { Ok(()) } else { Err(right.refusal(object, self.target.id)) };
             }
         }
         Err(Errno::Stale)
+    }
+
+    /// The right of the session by the inode's target. A session that has reconnected to this target after a restart
+    /// and not to that one yet is waited for until it has, or has ended: it still has the file open.
+    async fn ask_right(&self, ino: Ino) -> Result<Right> {
+        let (mut pause, longest) = ASK_AGAIN;
+        loop {
+            match self.worker.ask(ino.target(), TargetRequest::Right(self.session, ino)).await {
+                Ok(TargetReply::Right(right)) => return Ok(right),
+                Ok(_) => return Err(Errno::Proto),
+                Err(Errno::Again) => {
+                    self.alive()?;
+                    self.worker.env.sleep(pause).await;
+                    pause = (pause * 2).min(longest);
+                }
+                Err(e) => return Err(e),
+            }
+        }
     }
 
     fn check_here(&self, object: ObjectId, touch: Touch) -> Result<()> {
@@ -98,17 +109,18 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// The last check before a change of an object, in the step in which it has its span: whether the inode still
-    /// exists.
+    /// exists. False if this target does not remember that the session may change it: its objects are about to go, or
+    /// the table of rights was full. Then the span has to be given back, and `check_object` tells which it is.
     ///
     /// Errors: as `right_of`.
-    pub(super) fn check_again(&self, object: ObjectId) -> Result<()> {
+    pub(super) fn check_again(&self, object: ObjectId) -> Result<bool> {
         if object.ino.target() == self.target.id {
             self.target.check_file(object.ino)?;
             let goes = self.target.meta.borrow().inode(object.ino).is_ok_and(|i| i.pending.destroy);
-            return if goes { Err(Errno::Stale) } else { Ok(()) };
+            return if goes { Err(Errno::Stale) } else { Ok(true) };
         }
         let rights = self.target.files.rights.borrow();
         let allowed = |right: &Right| right.allows(object, self.target.id, Touch::Change);
-        if rights.get(object.ino, self.session).is_some_and(allowed) { Ok(()) } else { Err(Errno::Stale) }
+        Ok(rights.get(object.ino, self.session).is_some_and(allowed))
     }
 }

@@ -4,8 +4,9 @@
 use super::*;
 use amphi_env::sim::CrashKind;
 use amphi_transport::Numbered;
-use amphi_types::ByteRange;
+use amphi_types::{ByteRange, Layout, Pattern};
 use amphi_wire::{LockExtent, LockMode};
+use futures_util::future::join_all;
 
 /// A session with as many connections as the server offers.
 struct Spread {
@@ -382,4 +383,78 @@ fn deaf_on_one_connection() {
         };
         place.sim.block_on(run).expect("no deadlock");
     }
+}
+
+/// Goal: a session keeps what it may do with a file over a restart of the server, however much later it reconnects to
+/// the file's target than to a target of the file's stripes: each request on a stripe is answered as if there had been
+/// no restart. Method: a mount with two connections; behind a kill of the server the connection for the stripe's target
+/// is back at once and repeats its requests, the one for the inode's target presents what is open seconds later.
+#[test]
+fn stripes_wait_for_the_opens_of_their_file() {
+    const LATE: Duration = Duration::from_secs(4);
+    let place = Place::new(840, 2, 2);
+    let run = async {
+        let server = place.start().await.expect("the server starts");
+        let mount = place.spread("client", 5, 2).await;
+        mount.lines.iter().for_each(|line| line.opens.set(false));
+        let (of_inode, of_stripe) = (&mount.lines[0], &mount.lines[1]);
+        let make = Make::File { open: Some(RW), exclusive: true };
+        let f = of_inode.make(Ino::ROOT, "f", make).await.expect("made");
+        assert_eq!(f.target(), TargetId(0), "a file lies beside its name");
+        of_inode.held.opens.borrow_mut().push((f, RW));
+        let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 2, pool: 2 };
+        of_inode.call(Request::SetLayout { ino: f, layout: Some(layout), advice: None }).await.expect("set");
+        of_inode.call(Request::Spread { ino: f }).await.expect("spread");
+        drop(server);
+        place.sim.crash("server", CrashKind::Process);
+        of_inode.held.pause.set(LATE);
+        let _server = place.start().await.expect("the server is back");
+        let env = place.sim.node("watch");
+        let begun = env.now();
+        let (object, mtime) = (ObjectId { ino: f, stripe: 1 }, Timespec { sec: 2_000_000_000, nsec: 0 });
+        let write = |block: u64, server_lock| Request::Write {
+            object,
+            offset: (64 << 10) + block * 4096,
+            generation: 0,
+            mtime,
+            server_lock,
+            kill_suidgid: false,
+            checksums: Default::default(),
+            cover: Default::default(),
+        };
+        let range = ByteRange::new(96 << 10, 100 << 10);
+        let part = amphi_wire::BatchPart {
+            object,
+            offset: 80 << 10,
+            len: 4096,
+            generation: 0,
+            mtime,
+            checksums: Default::default(),
+            cover: Default::default(),
+        };
+        let block = || Some(Buf::zeroed(4096));
+        let requests = [
+            (write(0, true), block()),
+            (write(1, false), block()),
+            (Request::WriteBatch { parts: vec![part] }, block()),
+            (Request::Punch { object, range, generation: 0, mtime, server_lock: true }, None),
+            (Request::Allocate { object, range, generation: 0, mtime, server_lock: true }, None),
+            (Request::Read { object, range, server_lock: true, advice: Default::default() }, None),
+            (Request::DataMap { object, offset: 64 << 10, runs_max: 8 }, None),
+        ];
+        let answers = requests.map(|(op, payload)| async {
+            let call = Call { target: TargetId(1), cred: Cred::root(), op: op.clone() };
+            let (answer, _) = of_stripe.link.call(Lane::Normal, call, payload, 0).await.expect("answered");
+            (op, answer.result, env.now().since(begun))
+        });
+        for (op, result, after) in join_all(answers).await {
+            let is_done = result.as_ref().is_ok_and(|reply| match reply {
+                Reply::WrittenBatch(parts) => parts.iter().all(Result::is_ok),
+                _ => true,
+            });
+            assert!(is_done, "{op:?}: {result:?}");
+            assert!(after >= LATE, "{op:?} was carried out before it was known whether the file is open");
+        }
+    };
+    place.sim.block_on(run).expect("no deadlock");
 }

@@ -4,6 +4,7 @@
 use super::data::bytes;
 use super::*;
 use amphi_types::{ByteRange, Layout, Pattern, SetAttr};
+use amphi_wire::{LockExtent, LockMode};
 
 const USER: u32 = 1000;
 
@@ -204,4 +205,52 @@ fn objects_belong_to_inodes() {
         assert!(report.is_clean() && report.objects == 0, "{report:#?}");
     };
     place.sim.block_on(run).expect("no deadlock");
+}
+
+/// Goal: a target that has forgotten what a session may do with a file's stripes, because its table was full, asks the
+/// file's target again, also if a request has passed the first check: no write is refused as one to a file that has
+/// gone. Method: a write, a hole and an allocation wait for the lock of another mount while the table is emptied.
+#[test]
+fn forgotten_rights_are_asked_for_again() {
+    let (range, mtime) = (ByteRange::new(64 << 10, 68 << 10), Timespec { sec: 2_000_000_000, nsec: 0 });
+    let write = |object| Request::Write {
+        object,
+        offset: range.start,
+        generation: 0,
+        mtime,
+        server_lock: true,
+        kill_suidgid: false,
+        checksums: Default::default(),
+        cover: Default::default(),
+    };
+    let punch = |object| Request::Punch { object, range, generation: 0, mtime, server_lock: true };
+    let allocate = |object| Request::Allocate { object, range, generation: 0, mtime, server_lock: true };
+    let kinds: [(&dyn Fn(ObjectId) -> Request, bool); 3] = [(&write, true), (&punch, false), (&allocate, false)];
+    for (seed, (of_object, has_payload)) in (860..).zip(kinds) {
+        let place = Place::new(seed, 2, 1);
+        let run = async {
+            let server = place.start().await.expect("the server starts");
+            let (a, b) = (place.client(1).await.expect("let in"), place.client(2).await.expect("let in"));
+            let f = a.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.expect("made");
+            let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 2, pool: 2 };
+            a.call(Request::SetLayout { ino: f, layout: Some(layout), advice: None }).await.expect("set");
+            a.call(Request::Spread { ino: f }).await.expect("spread");
+            let object = ObjectId { ino: f, stripe: 1 };
+            let lock = Request::LockEnqueue { object, mode: LockMode::Write, range, extent: LockExtent::Exact };
+            b.call(lock).await.expect("granted");
+            b.held.deaf.set(true);
+            let op = of_object(object);
+            let request = a.ask(op.clone(), has_payload.then(|| bytes(1, range.start, 4096)));
+            let forgets = async {
+                let callback = b.held.pushed(|p| matches!(p, Push::Callback { .. }).then(|| p.clone())).await;
+                let target = server.worker.target(object_target(object, 2)).expect("at the only worker");
+                target.files.rights.borrow_mut().forget_session(SessionId(1));
+                b.held.deaf.set(false);
+                b.reply(&callback).await;
+            };
+            let ((result, _), ()) = futures_util::future::join(request, forgets).await;
+            assert!(result.is_ok(), "{op:?}: {result:?}");
+        };
+        place.sim.block_on(run).expect("no deadlock");
+    }
 }
