@@ -76,9 +76,17 @@ impl Found {
     }
 }
 
-fn in_folder(dir: &Path) -> Vec<Found> {
+fn names_in(dir: &Path) -> Vec<Found> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter_map(|entry| Found::of(entry.path())).collect()
+}
+
+/// The sockets of a folder, without what killed processes left.
+pub fn in_folder(dir: &Path) -> Vec<Found> {
+    let mut found = names_in(dir);
+    found.retain(|socket| !socket.is_left());
+    found.sort();
+    found
 }
 
 /// All sockets of this machine that this user can find.
@@ -94,10 +102,11 @@ pub fn all() -> Vec<Found> {
         folders.extend(inside(Path::new("/run/amphi"), ""));
         folders.extend(inside(Path::new("/run/user"), "amphi"));
     }
+    // Two of these may be the same.
+    folders.sort();
+    folders.dedup();
     let mut found: Vec<Found> = folders.iter().flat_map(|dir| in_folder(dir)).collect();
     found.sort();
-    found.dedup_by(|a, b| a.path == b.path || (a.owner, a.pid) == (b.owner, b.pid));
-    found.retain(|socket| !socket.is_left());
     found
 }
 
@@ -124,7 +133,7 @@ impl OwnSocket {
 
     fn at(dir: &Path, owner: Owner, site: impl Site) -> io::Result<OwnSocket> {
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
-        for left in in_folder(dir).into_iter().filter(Found::is_left) {
+        for left in names_in(dir).into_iter().filter(Found::is_left) {
             let _ = std::fs::remove_file(left.path);
         }
         let path = dir.join(format!("{}-{}.sock", owner.word(), std::process::id()));

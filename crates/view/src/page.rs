@@ -36,7 +36,8 @@ mod tests {
         fields(&schema, &mut known);
         let script = include_str!("page/page.js");
         let part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-        let read: BTreeSet<&str> = script.split(|c| !part(c)).filter(|word| word.trim_matches('_').contains('_')).collect();
+        let read: BTreeSet<&str> =
+            script.split(|c| !part(c)).filter(|word| word.trim_matches('_').contains('_')).collect();
         assert!(read.len() > 30, "{read:?}");
         let unknown: Vec<&&str> = read.iter().filter(|word| !known.contains(**word)).collect();
         assert!(unknown.is_empty(), "the script reads {unknown:?}");

@@ -315,6 +315,11 @@ fn limits_of_a_machine() {
     }
     assert!(Calibration { schema: "x".into(), ..calibration.clone() }.limits(&own).is_err());
     after.limits = calibration.limits(&own).expect("counts");
+    assert_eq!(findings(&Change { before: &before, after: &after }), vec![]);
+    let mut busy = snapshot(1, &[], &[], &[("write_bytes", 2 * MIB), ("flush_bytes", 2 * MIB)]);
+    busy.limits = after.limits;
+    let found = findings(&Change { before: &before, after: &busy });
+    assert!(found.len() == 1 && found[0].what.contains("disk written bytes at 100 %"), "{found:?}");
     let screen = shown_at(Screen::Overview, &Change { before: &before, after: &after });
     assert!(screen.contains("disk written bytes") && screen.contains("50.0 % of what was measured"), "{screen}");
 }

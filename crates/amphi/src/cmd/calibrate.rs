@@ -146,9 +146,8 @@ pub fn limits_of(source: &str) -> Option<Result<Limits, String>> {
 }
 
 fn file() -> Outcome<PathBuf> {
-    let dir = state_folder().ok_or_else(|| {
-        Failure::refused("there is no place for a calibration: neither HOME nor AMPHI_STATE is set")
-    })?;
+    let dir = state_folder()
+        .ok_or_else(|| Failure::refused("there is no place for a calibration: neither HOME nor AMPHI_STATE is set"))?;
     Ok(dir.join(FILE))
 }
 

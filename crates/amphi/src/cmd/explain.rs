@@ -4,7 +4,7 @@
 //! Owns: finding the subject of the command, and reading the facts. Does not own: the rules (`amphi_view::explain`).
 
 use super::look::look;
-use super::{stats, status};
+use super::{calibrate, stats, status};
 use amphi_env::{Env, RealEnv};
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -242,6 +242,9 @@ fn mount(path: &Path, seconds: Option<f64>) -> Outcome<Explanation> {
             }
         };
         let mut after = look(&path, now())?;
+        if let Some(Ok(limits)) = calibrate::limits_of(&control::source_of(path).unwrap_or_default()) {
+            after.limits = limits;
+        }
         let before = before.unwrap_or_else(|| {
             after.at = Duration::from_nanos(after.mount.elapsed_ns);
             Snapshot::default()

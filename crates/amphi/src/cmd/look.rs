@@ -26,7 +26,7 @@ pub trait Attributes {
     /// A control attribute.
     ///
     /// Errors: it cannot be read, or the mount has none of this name.
-    fn read(&self, name: &str) -> Outcome<String>;
+    fn attribute(&self, name: &str) -> Outcome<String>;
 
     /// The status of its cluster.
     fn status(&self) -> Outcome<String>;
@@ -34,7 +34,7 @@ pub trait Attributes {
 
 /// The mount of a path, through the kernel.
 impl Attributes for &Path {
-    fn read(&self, name: &str) -> Outcome<String> {
+    fn attribute(&self, name: &str) -> Outcome<String> {
         control::read(self, name)
     }
 
@@ -45,7 +45,7 @@ impl Attributes for &Path {
 
 /// The mount of this process.
 impl Attributes for Client {
-    fn read(&self, name: &str) -> Outcome<String> {
+    fn attribute(&self, name: &str) -> Outcome<String> {
         // A long status is kept for the process that asks; each thread here is one.
         let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
         let ctx = Ctx { pid, ..Ctx::root() };
@@ -58,10 +58,10 @@ impl Attributes for Client {
     }
 
     fn status(&self) -> Outcome<String> {
-        let mut text = self.read("user.amphi.status")?;
+        let mut text = self.attribute("user.amphi.status")?;
         let mut last = text.len();
         while last >= STATUS_PART_BYTES {
-            let more = self.read(&format!("user.amphi.status.from.{}", text.len()))?;
+            let more = self.attribute(&format!("user.amphi.status.from.{}", text.len()))?;
             last = more.len();
             text.push_str(&more);
         }
@@ -73,22 +73,22 @@ impl Attributes for Client {
 ///
 /// Errors: a mount that does not answer, or that belongs to somebody else.
 pub fn look(mount: &impl Attributes, at: Duration) -> Outcome<Snapshot> {
-    let counters = mount.read("user.amphi.stats.json")?;
+    let counters = mount.attribute("user.amphi.stats.json")?;
     let jobs = json!({ "jobs": stats::jobs_of(mount)? }).to_string();
     let cluster = mount.status().unwrap_or_default();
     let known = Snapshot::read(at, Texts { cluster: &cluster, ..Texts::default() }).map_err(Failure::broken)?.cluster;
     let mut by_server = Vec::new();
     for (server, label) in known.servers.iter().zip(known.labels()).filter(|(server, _)| server.up) {
-        if let Ok(rows) = mount.read(&format!("user.amphi.counters.server.{}", server.id)) {
+        if let Ok(rows) = mount.attribute(&format!("user.amphi.counters.server.{}", server.id)) {
             by_server.push((label, stats::servers_json(&rows).to_string()));
         }
     }
     let sums = match by_server.is_empty() {
         // A mount whose program is older knows only these.
-        true => mount.read("user.amphi.counters.server").map(|rows| stats::servers_json(&rows).to_string()),
+        true => mount.attribute("user.amphi.counters.server").map(|rows| stats::servers_json(&rows).to_string()),
         false => Ok(String::new()),
     };
-    let files = mount.read("user.amphi.hot").unwrap_or_default();
+    let files = mount.attribute("user.amphi.hot").unwrap_or_default();
     let texts = Texts {
         mount: &counters,
         servers: sums.as_deref().unwrap_or(""),

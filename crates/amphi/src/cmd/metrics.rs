@@ -13,7 +13,7 @@ use futures_channel::mpsc;
 use futures_util::StreamExt;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Weak;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
@@ -33,7 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(8);
 pub struct Metrics {
     /// Mount point, or any file or directory there; default: the only mount here
     mount: Option<PathBuf>,
-    /// Of a server or mount of this machine, by its socket: the path, or its name in --list, such as server-4711
+    /// Of a server or mount of this machine, by its socket: its path, its name in --list, such as server-4711, or a
+    /// folder in which it is the only one
     #[arg(long, value_name = "SOCKET", conflicts_with = "mount")]
     socket: Option<PathBuf>,
     /// List the sockets of the mounts and servers of this machine: kind, process, path
@@ -58,7 +59,7 @@ impl Metrics {
             return print(&lines);
         }
         let source = match self.socket {
-            Some(socket) => Source::Socket(find(socket)?),
+            Some(socket) => Source::Socket(socket),
             None => Source::Mount(control::find_mount(self.mount, "")?),
         };
         let Some(addr) = self.listen else { return print(&source.text()?) };
@@ -78,23 +79,32 @@ fn print(text: &str) -> Outcome {
     std::io::stdout().write_all(text.as_bytes()).during(|| "write to standard output".into())
 }
 
-/// The socket that is meant: a path, or the name of one that is listed.
-fn find(socket: PathBuf) -> Outcome<PathBuf> {
-    if socket.components().count() > 1 || socket.exists() {
-        return Ok(socket);
+/// The socket that is meant: its path, a folder with one, or the name of one that is listed.
+fn find(socket: &Path) -> Outcome<PathBuf> {
+    let shown = socket.display();
+    let all = if socket.is_dir() { own_socket::in_folder(socket) } else { own_socket::all() };
+    let paths = || all.iter().map(|found| found.path.display().to_string()).collect::<Vec<_>>().join(" ");
+    if socket.is_dir() {
+        return match &all[..] {
+            [only] => Ok(only.path.clone()),
+            [] => Err(Failure::refused(format!("{shown}: no mount or server has a socket in this folder"))),
+            _ => Err(Failure::refused(format!("{shown}: has several sockets, name one of them: {}", paths()))),
+        };
     }
-    let all = own_socket::all();
-    let name = |found: &&Found| found.path.file_stem() == Some(socket.as_os_str());
-    let known = || all.iter().map(|found| found.path.display().to_string()).collect::<Vec<_>>().join(" ");
-    let found = all.iter().find(name).map(|found| found.path.clone());
-    found.ok_or_else(|| Failure::refused(format!("no socket {}; there are: {}", socket.display(), known())))
+    if socket.components().count() > 1 || socket.exists() {
+        return Ok(socket.to_path_buf());
+    }
+    let found = all.iter().find(|found| found.path.file_stem() == Some(socket.as_os_str()));
+    found.map(|found| found.path.clone()).ok_or_else(|| {
+        Failure::refused(format!("no mount or server of this machine has a socket {shown}; there are: {}", paths()))
+    })
 }
 
 /// Where the numbers come from.
 enum Source {
     /// The mount of a path.
     Mount(PathBuf),
-    /// The socket of a mount or a server.
+    /// The socket of a mount or a server, looked for each time: processes start again under other numbers.
     Socket(PathBuf),
 }
 
@@ -102,7 +112,7 @@ impl Source {
     fn text(&self) -> Outcome<String> {
         match self {
             Source::Mount(path) => of_mount(&path.as_path()),
-            Source::Socket(path) => own_socket::read(path, PATH),
+            Source::Socket(socket) => own_socket::read(&find(socket)?, PATH),
         }
     }
 }

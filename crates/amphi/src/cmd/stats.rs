@@ -82,7 +82,7 @@ pub fn jobs_of(mount: &impl Attributes) -> Outcome<Vec<Value>> {
     loop {
         let last = all.last().and_then(|job| job["job"].as_str());
         let name = last.map_or("user.amphi.jobs".into(), |last| format!("user.amphi.jobs.after.{last}"));
-        let text = mount.read(&name)?;
+        let text = mount.attribute(&name)?;
         let mut part: Value =
             serde_json::from_str(&text).map_err(|e| Failure::broken(format!("the jobs of the mount: {e}")))?;
         match part["jobs"].take() {

@@ -28,7 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 async fn ask(link: &Link<RealEnv>, payload: Option<Buf>) -> io::Result<()> {
     let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Map };
     let options = CallOptions { lane: Lane::Normal, pad: 0, deadline: Some(PATIENCE), insist: false };
-    let answer = link.call_with(options, call, payload).await.map_err(|e: LinkError| io::Error::other(e.to_string()))?;
+    let answer =
+        link.call_with(options, call, payload).await.map_err(|e: LinkError| io::Error::other(e.to_string()))?;
     answer.0.result.map(drop).map_err(|e| io::Error::other(e.to_string()))
 }
 
@@ -49,7 +50,13 @@ async fn rate(env: &RealEnv, link: &Link<RealEnv>, lanes: usize, payload: usize,
     Ok(done as f64 / (env.now().0.saturating_sub(begun).max(1) as f64 / 1e9))
 }
 
-async fn server(env: &RealEnv, name: &str, addrs: &[String], proves: &Credentials, long: Duration) -> io::Result<ServerLink> {
+async fn server(
+    env: &RealEnv,
+    name: &str,
+    addrs: &[String],
+    proves: &Credentials,
+    long: Duration,
+) -> io::Result<ServerLink> {
     let (address, link) = connect(env, addrs, proves).await?;
     ask(&link, None).await?;
     let trips = rate(env, &link, 1, 0, long).await?;
