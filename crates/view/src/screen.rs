@@ -244,7 +244,7 @@ fn short(name: &str) -> String {
 fn busy_files(change: &Change<'_>, all: &mut Vec<Line<'static>>) {
     let Contention { lock_waits, lock_wait, callbacks, conflicts, ping_pongs, ping_pong, .. } = contention(change);
     all.push(plain(format!(
-        "locks  waits {:>7}/s, {:>8} a second   given back {:>6}/s   conflicts {:>6}/s   to and fro {:>6}/s, {:>8} a second",
+        "locks  waits {:>6}/s {:>8}/s   given back {:>6}/s   conflicts {:>6}/s   to and fro {:>6}/s {:>8}/s",
         count(lock_waits),
         seconds(lock_wait),
         count(callbacks),

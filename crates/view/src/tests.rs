@@ -92,7 +92,21 @@ fn lines_are_short() {
         ["read_cache_hit", "write_buffered_default", "lookup", "getattr", "open", "create", "unlink", "readdir"]
             .map(|name| (name, 123_456_789, 123_456_789_012_345))
             .to_vec();
-    let after = snapshot(1, &mount, &[("cache_used_bytes", u64::MAX / 2)], &[("unstable_bytes", u64::MAX / 2)]);
+    let mut after = snapshot(1, &mount, &[("cache_used_bytes", u64::MAX / 2)], &[("unstable_bytes", u64::MAX / 2)]);
+    let many = u64::MAX / 8;
+    after.files[0] = HotFile {
+        ino: 7,
+        open: many,
+        read_requests: many,
+        read_bytes: many,
+        write_requests: many,
+        write_bytes: many,
+        lock_wait_ns: many,
+        lock_callbacks: many,
+        contended_told: many,
+        dirty_bytes: many,
+    };
+    after.file_names.insert(7, "/a/long/name".repeat(30));
     for screen in Screen::ALL {
         for line in shown(screen, &nothing(0), &after).lines() {
             assert!(line.chars().count() <= 120, "{line}");
@@ -214,7 +228,7 @@ fn metrics_of_servers() {
     let mut many = cluster(&names);
     let shown = lines(&many);
     assert_eq!(shown.len(), 9);
-    assert_eq!(shown[8], "amphifs_server_requests_total{server=\"_other\",op=\"make\"} 1752");
+    assert_eq!(shown[8], "amphifs_server_requests_total{server=\"_other\",op=\"make\"} 1752.0");
     many.cluster.servers[200].up = false;
     assert_eq!(labels(&many).last().map(String::as_str), Some("s7"));
     many.cluster.servers[200].up = true;

@@ -2,8 +2,13 @@
 // The page of `amphi top --web`. Functions above `start` turn samples (docs/json/top.json) into text and touch nothing
 // else; `start` asks for samples and puts the text into the page.
 
-const SHOWN_S = 300;
+// Samples that are kept, seconds, and the spans of graphs.
+const KEPT_S = 300;
+const SPANS_S = [60, 120, KEPT_S];
 const COLORS = ["var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)", "var(--f)"];
+
+// Room beside a graph.
+const LEFT = 74, RIGHT = 8;
 
 const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
@@ -42,12 +47,15 @@ function ceiling(most, binary) {
   return base * unit;
 }
 
+// The span of a graph of samples of these times, seconds.
+const spanOf = (times) => SPANS_S.find((span) => times.length === 0 || times[0] >= -span) || KEPT_S;
+
 // A graph over the last minutes as SVG. `series`: name, color, values; `times`: seconds before now, ascending to 0.
-function graph(times, series, { show, binary = true, stacked = false, height = 190, at = null }) {
-  const width = 760, left = 74, right = width - 8, top = 8, bottom = height - 22;
+function graph(times, series, { show, binary = true, stacked = false, width = 760, height = 190, at = null }) {
+  const left = LEFT, right = width - RIGHT, top = 8, bottom = height - 22, span = spanOf(times);
   const sums = times.map((_, i) => series.reduce((sum, s) => sum + s.values[i], 0));
   const most = ceiling(Math.max(1e-9, ...(stacked ? sums : series.flatMap((s) => s.values))), binary);
-  const x = (time) => right + (right - left) * Math.max(-SHOWN_S, time) / SHOWN_S;
+  const x = (time) => right + (right - left) * Math.max(-span, time) / span;
   const y = (value) => bottom - (bottom - top) * value / most;
   const point = (i, value) => `${x(times[i]).toFixed(1)},${y(value).toFixed(1)}`;
   let out = `<svg viewBox="0 0 ${width} ${height}" role="img">`;
@@ -56,10 +64,11 @@ function graph(times, series, { show, binary = true, stacked = false, height = 1
     out += `<line class="grid" x1="${left}" x2="${right}" y1="${y(value)}" y2="${y(value)}"/>`;
     if (part % 2 === 0) out += `<text x="${left - 8}" y="${y(value) + 4}" text-anchor="end">${escaped(show(value))}</text>`;
   }
-  for (let minute = 0; minute <= SHOWN_S / 60; minute++) {
-    const anchor = minute === 0 ? "end" : "middle";
-    const label = minute === 0 ? "now" : `-${minute} min`;
-    out += `<text x="${x(-60 * minute)}" y="${bottom + 16}" text-anchor="${anchor}">${label}</text>`;
+  const step = span > 60 ? 60 : 20;
+  for (let back = 0; back <= span; back += step) {
+    const anchor = back === 0 ? "end" : "middle";
+    const label = back === 0 ? "now" : step === 60 ? `-${back / 60} min` : `-${back} s`;
+    out += `<text x="${x(-back)}" y="${bottom + 16}" text-anchor="${anchor}">${label}</text>`;
   }
   const below = times.map(() => 0);
   for (const s of series) {
@@ -170,7 +179,7 @@ const PARTS = {
     const rows = [["calls that waited", c.lock_waits_per_s], ["locks given back", c.lock_callbacks_per_s],
       ["conflicts at servers", c.lock_conflicts_per_s], ["to and fro", c.lock_ping_pongs_per_s],
       ["writers held", c.writers_held_per_s]];
-    return legend(lines, i, percent) + graph(times, lines, { show: percent, binary: false, height: 150, at }) +
+    return legend(lines, i, percent) + graph(times, lines, { show: percent, binary: false, width: 380, height: 130, at }) +
       table(rows, [["", (r) => escaped(r[0])], ["", (r) => `${count(r[1])}/s`, true]], "");
   },
 
@@ -255,7 +264,7 @@ function start() {
       if (got.last < last) all = [];
       last = got.last;
       if (!paused) all.push(...got.samples);
-      all = all.filter((s) => s.at > got.now - SHOWN_S - 5);
+      all = all.filter((s) => s.at > got.now - KEPT_S - 5);
       say(got.failed ? got.failed : paused ? "paused" : "live", Boolean(got.failed));
       if (!paused) draw();
     } catch (e) {
@@ -273,8 +282,9 @@ function start() {
       const svg = event.target.closest("svg");
       if (!svg || all.length === 0) return;
       const box = svg.getBoundingClientRect();
-      const part = ((event.clientX - box.left) / box.width * 760 - 74) / (760 - 8 - 74);
-      const time = all[all.length - 1].at - SHOWN_S * (1 - part);
+      const width = svg.viewBox.baseVal.width, now = all[all.length - 1].at;
+      const part = ((event.clientX - box.left) / box.width * width - LEFT) / (width - RIGHT - LEFT);
+      const time = now - spanOf(all.map((s) => s.at - now)) * (1 - part);
       const distance = (s) => Math.abs(s.at - time);
       pointed = all.reduce((best, s, i) => (distance(s) < distance(all[best]) ? i : best), 0);
       draw();
