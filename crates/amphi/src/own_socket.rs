@@ -1,5 +1,5 @@
-//! The socket at which every mount and every server of this machine gives its numbers: where it lies, making it, finding
-//! those of others.
+//! The socket at which every mount and every server of this machine gives its numbers: where it lies, making it,
+//! finding those of others.
 //!
 //! Owns: the folder, names of sockets, whose they are. Does not own: what is served there (`web`, `cmd::metrics`).
 //!

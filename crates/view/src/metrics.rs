@@ -150,7 +150,8 @@ fn of_servers(snapshot: &Snapshot, all: &mut Families) {
         of_server(OTHERS, &others, all);
     }
     // Of a mount whose program knows no more than the sums.
-    if snapshot.by_server.is_empty() && snapshot.cluster.servers.iter().all(|server| server.up) {
+    let servers = &snapshot.cluster.servers;
+    if snapshot.by_server.is_empty() && !servers.is_empty() && servers.iter().all(|server| server.up) {
         of_server(OTHERS, &snapshot.servers, all);
     }
 }

@@ -82,12 +82,9 @@ impl Calibrate {
     }
 
     fn measure(&self, long: Duration) -> Outcome<Calibration> {
-        let mount = match (control::find_mount(self.mount.clone(), ""), &self.mount) {
-            (Ok(mount), _) => Some(mount),
-            // Without a mount there is the machine itself.
-            (Err(_), None) => None,
-            (Err(e), Some(_)) => return Err(e),
-        };
+        // Without a mount there is the machine itself.
+        let none = self.mount.is_none() && control::mounts().is_empty();
+        let mount = if none { None } else { Some(control::find_mount(self.mount.clone(), "")?) };
         let source = mount.as_deref().map(control::source_of);
         if let (Some(mount), Some(None)) = (&mount, &source) {
             return Err(Failure::refused(format!("{}: is not on an AmphiFS mount", mount.display())));

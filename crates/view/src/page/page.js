@@ -62,7 +62,8 @@ function graph(times, series, { show, binary = true, stacked = false, width = 76
   for (let part = 0; part <= 4; part++) {
     const value = most * part / 4;
     out += `<line class="grid" x1="${left}" x2="${right}" y1="${y(value)}" y2="${y(value)}"/>`;
-    if (part % 2 === 0) out += `<text x="${left - 8}" y="${y(value) + 4}" text-anchor="end">${escaped(show(value))}</text>`;
+    if (part % 2 !== 0) continue;
+    out += `<text x="${left - 8}" y="${y(value) + 4}" text-anchor="end">${escaped(show(value))}</text>`;
   }
   const step = span > 60 ? 60 : 20;
   for (let back = 0; back <= span; back += step) {
@@ -119,16 +120,20 @@ const atLeast = (n, text) => (n > 0 ? escaped(text) : '<span class="soft">-</spa
 
 // The parts of the page, each a function of all samples, their times, and which of them is pointed at.
 const PARTS = {
-  found: (all, times, i) => all[i].findings.map((f) =>
-    `<div class="found ${f.weight === "trouble" ? "trouble" : ""}"><b>${f.weight === "trouble" ? "Trouble" : "Slow"}:</b> ` +
-    `${escaped(f.what)}${f.advice ? `<br><span class="soft">${escaped(f.advice)}</span>` : ""}</div>`).join(""),
+  found: (all, times, i) => all[i].findings.map((f) => {
+    const [kind, word] = f.weight === "trouble" ? ["found trouble", "Trouble"] : ["found", "Slow"];
+    const advice = f.advice ? `<br><span class="soft">${escaped(f.advice)}</span>` : "";
+    return `<div class="${kind}"><b>${word}:</b> ${escaped(f.what)}${advice}</div>`;
+  }).join(""),
 
   rates: (all, times, i, at) => {
     const lines = series(all, [["read", (s) => s.read.bytes_per_s], ["written", (s) => s.write.bytes_per_s]]);
     const show = (n) => `${bytes(n)}/s`;
     const sides = [["reads", all[i].read], ["writes", all[i].write]];
-    const more = sides.map(([name, side]) => `<div><span class="soft">${name}</span><br><b>${count(side.requests_per_s)}/s</b> ` +
-      `<span class="soft">of ${side.requests_per_s > 0 ? bytes(side.bytes_per_s / side.requests_per_s) : "-"}</span></div>`);
+    const more = sides.map(([name, side]) => {
+      const often = side.requests_per_s, size = often > 0 ? bytes(side.bytes_per_s / often) : "-";
+      return `<div><span class="soft">${name}</span><br><b>${count(often)}/s</b> <span class="soft">of ${size}</span></div>`;
+    });
     return legend(lines, i, show, more.join("")) + graph(times, lines, { show, at });
   },
 
@@ -155,7 +160,8 @@ const PARTS = {
   ways: (all, times, i) => [["read", all[i].read], ["write", all[i].write]].map(([name, side]) => {
     const most = Math.max(1, side.bytes_per_s);
     const color = { direct: "var(--b)", buffered: "var(--a)", cache: "var(--d)" };
-    const one = (w) => row(`${w.way} ${w.reason}`, 100 * w.bytes_per_s / most, color[w.way], `${count(w.requests_per_s)}/s`);
+    const one = (w) =>
+      row(`${w.way} ${w.reason}`, 100 * w.bytes_per_s / most, color[w.way], `${count(w.requests_per_s)}/s`);
     return `<div class="soft">${name}</div>` + (side.ways.slice(0, 6).map(one).join("") || nothing("none"));
   }).join(""),
 
@@ -179,7 +185,8 @@ const PARTS = {
     const rows = [["calls that waited", c.lock_waits_per_s], ["locks given back", c.lock_callbacks_per_s],
       ["conflicts at servers", c.lock_conflicts_per_s], ["to and fro", c.lock_ping_pongs_per_s],
       ["writers held", c.writers_held_per_s]];
-    return legend(lines, i, percent) + graph(times, lines, { show: percent, binary: false, width: 380, height: 130, at }) +
+    const form = { show: percent, binary: false, width: 380, height: 130, at };
+    return legend(lines, i, percent) + graph(times, lines, form) +
       table(rows, [["", (r) => escaped(r[0])], ["", (r) => `${count(r[1])}/s`, true]], "");
   },
 
@@ -205,11 +212,12 @@ const PARTS = {
 
   servers: (all, times, i) => table(all[i].servers, [
     ["server", (s) => escaped(s.server)],
-    ["", (s) => (s.up ? `<span class="soft">up ${age(s.uptime_s)}</span>` : '<b style="color:var(--bad)">no answer</b>')],
+    ["", (s) => (s.up ? `<span class="soft">up ${age(s.uptime_s)}</span>`
+      : '<b style="color:var(--bad)">no answer</b>')],
     ["read", (s) => `${bytes(s.read_bytes_per_s)}/s`, true],
     ["written", (s) => `${bytes(s.write_bytes_per_s)}/s`, true],
-    ["disk reads, writes, syncs", (s) => [s.disk_reads_per_s, s.disk_writes_per_s, s.disk_syncs_per_s].map(count).join(", "),
-      true],
+    ["disk reads, writes, syncs",
+      (s) => [s.disk_reads_per_s, s.disk_writes_per_s, s.disk_syncs_per_s].map(count).join(", "), true],
     ["not stable", (s) => bytes(s.unstable_bytes), true],
   ], "No server answers.") + "<br>" + table(all[i].targets.slice(0, 64), [
     ["target", (t) => `${count(t.target)} <span class="soft">${escaped(t.server)}</span>`],
