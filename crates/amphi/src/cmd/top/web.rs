@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -130,7 +130,7 @@ pub(super) fn serve(addr: SocketAddr, path: &Path, interval: Duration, token: Op
 }
 
 /// Takes samples while somebody asks for them.
-fn take(path: &PathBuf, interval: Duration, samples: &Samples) {
+fn take(path: &Path, interval: Duration, samples: &Samples) {
     let ended = RealEnv::run(Duration::ZERO, |env| async move {
         let name = name_of(path);
         loop {
