@@ -93,18 +93,18 @@ fn lines_are_short() {
             .map(|name| (name, 123_456_789, 123_456_789_012_345))
             .to_vec();
     let mut after = snapshot(1, &mount, &[("cache_used_bytes", u64::MAX / 2)], &[("unstable_bytes", u64::MAX / 2)]);
-    let many = u64::MAX / 8;
+    let (many, bytes) = (123_456_789, 123_456_789_012_345);
     after.files[0] = HotFile {
         ino: 7,
         open: many,
         read_requests: many,
-        read_bytes: many,
+        read_bytes: bytes,
         write_requests: many,
-        write_bytes: many,
+        write_bytes: bytes,
         lock_wait_ns: many,
         lock_callbacks: many,
         contended_told: many,
-        dirty_bytes: many,
+        dirty_bytes: bytes,
     };
     after.file_names.insert(7, "/a/long/name".repeat(30));
     for screen in Screen::ALL {
