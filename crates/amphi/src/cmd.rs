@@ -1,5 +1,6 @@
 //! One file per subcommand; each has its arguments and `run`.
 
+pub mod calibrate;
 pub mod evict;
 pub mod explain;
 pub mod fsck;
@@ -11,6 +12,7 @@ pub mod metrics;
 pub mod mount;
 pub mod mount_helper;
 pub mod mpiio;
+mod open_names;
 pub mod publish;
 pub mod quota;
 mod reach;

@@ -19,6 +19,14 @@ const FOLDERS_MAX: usize = 4096;
 /// Name of the file.
 const FILE: &str = "folders";
 
+/// Where this user's notes lie, or those of the machine for root.
+pub fn state_folder() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let system = || rustix::process::geteuid().is_root().then(|| PathBuf::from("/var/lib/amphi-state"));
+    let user = || set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
+    set("AMPHI_STATE").or_else(system).or_else(|| user().map(|dir| dir.join("amphi")))
+}
+
 /// The folders of this user, or of the machine for root.
 pub struct KnownFolders {
     dir: Option<PathBuf>,
@@ -27,10 +35,7 @@ pub struct KnownFolders {
 impl KnownFolders {
     /// The folders that this process uses.
     pub fn here() -> KnownFolders {
-        let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let system = || rustix::process::geteuid().is_root().then(|| PathBuf::from("/var/lib/amphi-state"));
-        let user = || set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
-        KnownFolders { dir: set("AMPHI_STATE").or_else(system).or_else(|| user().map(|dir| dir.join("amphi"))) }
+        KnownFolders { dir: state_folder() }
     }
 
     /// The folders recorded in `dir`.

@@ -6,9 +6,11 @@ mod config_file;
 mod known_folders;
 mod log_limit;
 mod members;
+mod own_socket;
 mod secure;
 mod storage;
 mod storage_kind;
+mod web;
 
 use amphi_bench::demo;
 use amphi_host::failure::Outcome;
@@ -46,6 +48,7 @@ enum Command {
     WhatIf(cmd::what_if::WhatIf),
     Verify(cmd::verify::Verify),
     Metrics(cmd::metrics::Metrics),
+    Calibrate(cmd::calibrate::Calibrate),
     Sync(cmd::sync::Sync),
     Stage(cmd::stage::Stage),
     Publish(cmd::publish::Publish),
@@ -92,6 +95,7 @@ fn run(command: Command) -> Outcome {
         Command::WhatIf(c) => c.run(),
         Command::Verify(c) => c.run(),
         Command::Metrics(c) => c.run(),
+        Command::Calibrate(c) => c.run(),
         Command::Sync(c) => c.run(),
         Command::Stage(c) => c.run(),
         Command::Publish(c) => c.run(),

@@ -45,6 +45,7 @@ mod workload;
 
 use amphi_host::failure::{During, Failure, Outcome};
 use clap::{Args, Subcommand, ValueEnum};
+pub use machine::date;
 pub use run::Run;
 pub use settings::{DEFAULT_SPINS, session_config};
 

@@ -82,7 +82,7 @@ fn storage(dir: &Path, mounts: &str) -> String {
 }
 
 /// A date of the proleptic Gregorian calendar from seconds since 1970.
-fn date(seconds: u64) -> String {
+pub fn date(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let (mut year, mut day) = (1970, days);
     let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));

@@ -360,23 +360,27 @@ impl Mount {
         if targets.is_empty() {
             targets.push(Some(TargetId(0)));
         }
-        let asked: Vec<_> = targets
-            .into_iter()
-            .map(|target| {
-                self.stats.count(Count::Calls);
-                let (answer, answered) = oneshot::channel();
-                let reachable = target.ok_or(Errno::NxIo);
-                let call = Call { target: target.unwrap_or_default(), cred: cred.clone(), op: op.clone() };
-                let (lane, deadline) = (Lane::Normal, Some(SERVER_PATIENCE));
-                let out = Outgoing { lane, call, payload: None, pad: 0, answer, deadline, insist: false };
-                let queued = reachable.and_then(|_| self.queue.push(Item::Call(out)));
-                async move {
-                    queued?;
-                    answered.await.unwrap_or(Err(Errno::NotConnected))?.0.result
-                }
-            })
-            .collect();
-        join_all(asked)
+        join_all(targets.into_iter().map(|target| self.ask_server(target, cred, op)).collect::<Vec<_>>())
+    }
+
+    /// Asks the server of `target` something about itself; without an answer soon it is `TimedOut`.
+    pub(crate) fn ask_server(
+        &self,
+        target: Option<TargetId>,
+        cred: &Cred,
+        op: &Request,
+    ) -> impl Future<Output = Result<Reply>> + Send + use<> {
+        self.stats.count(Count::Calls);
+        let (answer, answered) = oneshot::channel();
+        let reachable = target.ok_or(Errno::NxIo);
+        let call = Call { target: target.unwrap_or_default(), cred: cred.clone(), op: op.clone() };
+        let (lane, deadline) = (Lane::Normal, Some(SERVER_PATIENCE));
+        let out = Outgoing { lane, call, payload: None, pad: 0, answer, deadline, insist: false };
+        let queued = reachable.and_then(|_| self.queue.push(Item::Call(out)));
+        async move {
+            queued?;
+            answered.await.unwrap_or(Err(Errno::NotConnected))?.0.result
+        }
     }
 
     /// The lane of a request that does I/O: where the target locks for it, it may wait for others.

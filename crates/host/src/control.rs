@@ -46,14 +46,24 @@ pub fn source_of(path: &Path) -> Option<String> {
     source_in(&std::fs::read("/proc/self/mounts").ok()?, &std::path::absolute(path).ok()?)
 }
 
-fn source_in(table: &[u8], path: &Path) -> Option<String> {
+/// The mount point of the AmphiFS that contains `path`. Sends no request to the mount.
+pub fn mount_of(path: &Path) -> Option<PathBuf> {
+    Some(mount_in(&std::fs::read("/proc/self/mounts").ok()?, &std::path::absolute(path).ok()?)?.0)
+}
+
+/// Mount point and source.
+fn mount_in(table: &[u8], path: &Path) -> Option<(PathBuf, String)> {
     let mounts = table.split(|b| *b == b'\n').filter_map(|line| {
         let mut fields = line.split(|b| *b == b' ');
         let (source, dir, kind) = (fields.next()?, fields.next()?, fields.next()?);
         (kind == b"fuse.amphi").then(|| (PathBuf::from(OsString::from_vec(unescape(dir))), unescape(source)))
     });
-    let (_, source) = mounts.filter(|(dir, _)| path.starts_with(dir)).max_by_key(|(dir, _)| dir.as_os_str().len())?;
-    Some(String::from_utf8_lossy(&source).into_owned())
+    let (dir, source) = mounts.filter(|(dir, _)| path.starts_with(dir)).max_by_key(|(dir, _)| dir.as_os_str().len())?;
+    Some((dir, String::from_utf8_lossy(&source).into_owned()))
+}
+
+fn source_in(table: &[u8], path: &Path) -> Option<String> {
+    mount_in(table, path).map(|(_, source)| source)
 }
 
 /// The kernel writes blanks and backslashes of mount points as `\040`, `\134` ...

@@ -6,19 +6,21 @@
 
 use crate::mount::detach_all;
 use amphi_client::{Client, ClientConfig, Way};
-use amphi_env::RealEnv;
 use amphi_env::addr::Addr;
+use amphi_env::{Env, RealEnv};
 use amphi_host::client::{AtEnd, Running, first_answer};
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::link::{host_name, link_config};
 use amphi_host::say::say_error;
 use amphi_sched::WorkerConfig;
-use amphi_server::{ServerConfig, ServerError, ServerErrorKind, run_threads};
+use amphi_server::{Server, ServerConfig, ServerError, ServerErrorKind, run_threads};
 use amphi_transport::{ClusterKey, LinkConfig};
 use amphi_wire::Role;
 use futures_channel::oneshot;
 use rustix::process::{Pid, test_kill_process};
 use std::net::IpAddr;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
@@ -88,13 +90,18 @@ pub fn complete(config: &mut ServerConfig) {
     config.owner_uid = rustix::process::geteuid().as_raw();
 }
 
-/// Hooks around the life of the client in an embedded cluster; both default to nothing.
+/// A task on the thread of a server.
+type Beside = Box<dyn FnOnce(Weak<Server<RealEnv>>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+/// Hooks around the life of the client in an embedded cluster; all default to nothing.
 #[derive(Default)]
 pub struct Around {
     /// Run when the server serves and before the client connects; an error ends both.
     pub before: Option<Box<dyn FnOnce() -> Outcome + Send>>,
     /// Run when the client has ended and before the server stops.
     pub after: Option<Box<dyn FnOnce() + Send>>,
+    /// Runs beside the client, on the server's thread.
+    pub beside: Option<Beside>,
 }
 
 impl Around {
@@ -131,7 +138,10 @@ pub fn start_cluster(
         });
         let result = run_threads(server, workers, move |env: RealEnv, server| {
             Box::pin(async move {
-                let Around { before, after } = around;
+                let Around { before, after, beside } = around;
+                if let Some(beside) = beside {
+                    env.spawn(beside(Rc::downgrade(&server)));
+                }
                 let begun = match before {
                     Some(before) => Around::aside(before).await.unwrap_or(Ok(())),
                     None => Ok(()),

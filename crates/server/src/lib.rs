@@ -46,6 +46,6 @@ pub use config::{AuditFull, AuditSink, ServerConfig, WORKERS_MAX};
 pub use error::{ServerError, ServerErrorKind};
 pub use folder::OWN_KEY;
 pub use fsck::{CheckData, Finding, RepairPlan, Report, fsck, fsck_folders, plan_repair};
-pub use server::{Seeds, Server, WorkerSeed, run_worker};
+pub use server::{Observed, Seeds, Server, WorkerSeed, run_worker};
 pub use threads::run_threads;
 pub use tunables::TABLE as TUNABLES;

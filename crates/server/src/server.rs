@@ -32,7 +32,7 @@ use amphi_sched::{MeshRx, Port, mesh};
 use amphi_transport::local::{LocalDialer, pair};
 use amphi_transport::{Connections, ServerAuth, serve, serve_local};
 use amphi_types::{Errno, SessionId, TargetId};
-use amphi_wire::{ClusterMap, ServerInfo};
+use amphi_wire::{ClusterMap, Reply, ServerInfo};
 use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -56,6 +56,18 @@ pub struct Server<E: Env> {
     dialer: LocalDialer,
     addrs: Vec<String>,
     stop_listening: RefCell<Vec<oneshot::Sender<()>>>,
+}
+
+/// What a server says of itself.
+pub struct Observed {
+    /// Its number in the map.
+    pub id: u64,
+    /// The servers of the cluster, as it knows them.
+    pub map: ClusterMap,
+    /// Its answer to `Request::Status`.
+    pub status: Reply,
+    /// Its counters, summed over its targets and workers.
+    pub counters: Vec<(String, u64)>,
 }
 
 /// The values with which the other workers of a server are started.
@@ -292,6 +304,14 @@ impl<E: Env> Server<E> {
     /// Addresses that it listens on, in the order of the configuration.
     pub fn addrs(&self) -> &[String] {
         &self.addrs
+    }
+
+    /// What the server says of itself to its own process.
+    ///
+    /// Errors: a target does not answer any more.
+    pub async fn observe(&self) -> amphi_types::Result<Observed> {
+        let (status, counters) = self.manager.report().await?;
+        Ok(Observed { id: self.cluster.id(), map: self.cluster.map(), status, counters })
     }
 
     /// Returns when every target of this server has answered, and so has every worker that has one. A target that has

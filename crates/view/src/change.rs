@@ -3,7 +3,7 @@
 //! A counter that is smaller than before was reset in between (`amphi stats --reset`, a server that restarted), so its
 //! value now has accumulated since.
 
-use crate::snapshot::{Counter, Snapshot, Way};
+use crate::snapshot::{Counter, OfServer, Snapshot, Way};
 use std::collections::BTreeMap;
 
 /// Two looks at the same mount.
@@ -40,9 +40,34 @@ impl Change<'_> {
         self.delta(name).sum as f64 / self.seconds()
     }
 
-    /// How often it happened at the servers, a second.
+    /// How often it happened at the servers, a second. A server that has not answered both times counts for nothing,
+    /// since all that it ever counted would seem to have happened now.
     pub fn at_servers(&self, name: &str) -> f64 {
-        grown(self.before.of_servers(name), self.after.of_servers(name)) as f64 / self.seconds()
+        if self.after.by_server.is_empty() {
+            return grown(self.before.of_servers(name), self.after.of_servers(name)) as f64 / self.seconds();
+        }
+        self.after.by_server.iter().map(|server| self.at_server(server, name)).sum()
+    }
+
+    /// How often it happened at one of the servers, a second; 0 if it did not answer at the first look.
+    pub fn at_server(&self, after: &OfServer, name: &str) -> f64 {
+        let of = |server: &OfServer| server.rows.get(name).copied().unwrap_or(0);
+        let before = match self.before.of_server(&after.label) {
+            Some(before) => of(before),
+            // The look before everything.
+            None if *self.before == Snapshot::default() => 0,
+            None => return 0.0,
+        };
+        grown(before, of(after)) as f64 / self.seconds()
+    }
+
+    /// How often a value was met at the servers, a second, by the upper bound of its bucket: the rows
+    /// `histogram_WHAT_to_BOUND`.
+    pub fn histogram(&self, what: &str) -> BTreeMap<u64, f64> {
+        let begin = format!("histogram_{what}_to_");
+        let buckets = self.after.servers.range(begin.clone()..).take_while(|(name, _)| name.starts_with(&begin));
+        let bound = |name: &str| name[begin.len()..].parse().ok();
+        buckets.filter_map(|(name, _)| Some((bound(name)?, self.at_servers(name)))).collect()
     }
 
     /// Requests and bytes a second by way and reason, the most bytes first; `prefix` is `read_` or `write_`.
@@ -66,4 +91,16 @@ impl Change<'_> {
     pub fn total(&self, prefix: &str) -> (f64, f64) {
         self.ways(prefix).iter().fold((0.0, 0.0), |all, (_, often, much)| (all.0 + often, all.1 + much))
     }
+}
+
+/// The bound of the bucket below or in which `share` (0 to 1) of the values lie; nothing if there are none.
+pub fn quantile(buckets: &BTreeMap<u64, f64>, share: f64) -> Option<u64> {
+    let wanted = buckets.values().sum::<f64>() * share;
+    let mut seen = 0.0;
+    let mut reaches = |n: f64| {
+        seen += n;
+        // Sums of fractions are not exact.
+        n > 0.0 && seen >= wanted * (1.0 - 1e-9)
+    };
+    buckets.iter().find(|(_, n)| reaches(**n)).map(|(bound, _)| *bound)
 }

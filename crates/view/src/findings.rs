@@ -6,6 +6,7 @@
 //! it that must not.
 
 use crate::change::Change;
+use crate::limits::limits;
 use crate::unit::{bytes, count, seconds, share};
 
 /// How much it matters.
@@ -32,6 +33,9 @@ pub struct Finding {
     pub command: Option<String>,
 }
 
+/// From this share of a limit on it is named.
+const NEAR_PERCENT: f64 = 85.0;
+
 type Rule = fn(&Change<'_>) -> Option<Finding>;
 
 const RULES: &[Rule] = &[
@@ -44,6 +48,7 @@ const RULES: &[Rule] = &[
     throttled,
     memory_short,
     tiny_disk,
+    at_limit,
 ];
 
 /// All findings, the most important first.
@@ -179,4 +184,19 @@ fn tiny_disk(change: &Change<'_>) -> Option<Finding> {
         what,
         "small synchronous or scattered writes: `amphi layout get FILE` shows whether a file is in pieces",
     )
+}
+
+/// A rate that is near what the machine can do.
+fn at_limit(change: &Change<'_>) -> Option<Finding> {
+    let near: Vec<String> = limits(change)
+        .iter()
+        .map(|limit| (limit.what, share(limit.rate, limit.limit)))
+        .filter(|(_, percent)| *percent >= NEAR_PERCENT)
+        .map(|(what, percent)| format!("{what} at {percent:.0} %"))
+        .collect();
+    if near.is_empty() {
+        return None;
+    }
+    let what = format!("this is about what the machine can do: {} of what was measured", near.join(", "));
+    slow("at_limit", what, "more servers, disks or links help, or less to do; `amphi calibrate --show` has the limits")
 }

@@ -1,17 +1,21 @@
 //! What people and monitoring see of a mount and its cluster, from the numbers that both count anyway.
 //!
 //! Owns: the shape of those numbers (`snapshot`), rates between two looks (`change`), the screen of `amphi top`
-//! (`screen`, `terminal`, `report`), findings (`findings`), explanations (`explain`), and the metrics of `amphi
-//! metrics` (`metrics`). Does not own: how the numbers are read, keys and sockets (the `amphi` program).
+//! (`screen`, `terminal`, `report`), busy files (`files`), contention (`contention`), calibrations of a machine
+//! (`limits`), findings (`findings`), explanations (`explain`), and the metrics of `amphi metrics` (`metrics`). Does not own: how the numbers are read, keys and sockets (the `amphi` program).
 //!
 //! Invariants: no I/O and no clock. Unknown counters are shown under their own names, never lost; absent numbers count
 //! as 0, so a newer program can read an older mount.
 #![forbid(unsafe_code)]
 
 pub mod change;
+pub mod contention;
 pub mod explain;
+pub mod files;
 pub mod findings;
+pub mod limits;
 pub mod metrics;
+pub mod page;
 pub mod report;
 pub mod screen;
 pub mod snapshot;

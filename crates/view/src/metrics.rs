@@ -3,8 +3,9 @@
 //! Owns: names, labels and help of the metrics. Does not own: how they are fetched.
 //!
 //! Names are those of Prometheus: base units, `_total` for what only grows. Labels come from closed sets (operations,
-//! ways, reasons, events, numbers of targets); jobs are the `JOBS_MAX` busiest and one `_other`. No path, user or host
-//! appears. Prometheus names a scrape's own label `job`, hence `jobid`.
+//! ways, reasons, events, numbers of targets); jobs are the `JOBS_MAX` busiest and one `_other`, servers the first
+//! `SERVERS_MAX` of the cluster by their names and one `_other`. No path, user or host of a program appears. Prometheus
+//! names a scrape's own label `job`, hence `jobid`.
 
 use crate::snapshot::{Job, Snapshot};
 use prometheus_client::collector::Collector;
@@ -17,6 +18,10 @@ use std::fmt;
 
 /// Most jobs that have series of their own.
 const JOBS_MAX: usize = 64;
+/// Most servers whose counters have series of their own in the metrics of a mount.
+const SERVERS_MAX: usize = 8;
+/// The label of jobs or servers that have none of their own.
+const OTHERS: &str = "_other";
 
 /// Counters of a mount that are operations of programs.
 const OPERATIONS: &[&str] = &[
@@ -101,41 +106,73 @@ fn snapshot_way(name: &str) -> bool {
     ["write_direct_", "write_buffered_", "write_cache_"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-fn of_servers(snapshot: &Snapshot, all: &mut Families) {
-    for (name, value) in &snapshot.servers {
+/// Rows of one server, or of several together.
+fn of_server(label: &str, rows: &BTreeMap<String, u64>, all: &mut Families) {
+    for (name, value) in rows {
         let value = *value as f64;
+        let labels = |name: &'static str, text: &str| vec![("server", label.to_string()), (name, text.to_string())];
         if let Some(op) = name.strip_prefix("request_") {
-            all.count("server_requests", "Requests of mounts.", vec![("op", op.into())], value);
+            all.count("server_requests", "Requests of mounts.", labels("op", op), value);
         } else if let Some((what, bound)) = name.strip_prefix("histogram_").and_then(|rest| rest.rsplit_once("_to_")) {
-            let labels = vec![("what", what.into()), ("upto", bound.into())];
+            let mut labels = labels("what", what);
+            labels.push(("upto", bound.into()));
             all.count("server_sizes", "How often a size or time (us) was met, up to each power of two.", labels, value);
         } else if let Some(what) = name.strip_prefix("time_").and_then(|rest| rest.strip_suffix("_ns")) {
-            all.count("server_time_seconds", "Time that was spent.", vec![("what", what.into())], value / 1e9);
+            all.count("server_time_seconds", "Time that was spent.", labels("what", what), value / 1e9);
         } else if STATES.contains(&name.as_str()) {
-            all.set("server_state", "States of the servers, summed.", vec![("state", name.clone())], value);
+            all.set("server_state", "States of a server.", labels("state", name), value);
         } else if let Some(what) = name.strip_suffix("_bytes") {
-            all.count("server_bytes", "Bytes.", vec![("what", what.into())], value);
+            all.count("server_bytes", "Bytes.", labels("what", what), value);
         } else {
-            all.count("server_events", "Other events of the servers.", vec![("event", name.clone())], value);
+            all.count("server_events", "Other events of a server.", labels("event", name), value);
         }
+    }
+}
+
+/// The servers' rows: the first `SERVERS_MAX` of the cluster by name, the others together. Servers that do not answer
+/// are left out: a gap is what Prometheus can bridge.
+fn of_servers(snapshot: &Snapshot, all: &mut Families) {
+    let labels = snapshot.cluster.labels();
+    let named = |label: &String| labels.iter().position(|known| known == label).is_none_or(|at| at < SERVERS_MAX);
+    // A sum that lacks a server would go back, which Prometheus takes for a restart and counts the whole sum once more
+    // when the server is there again.
+    let up = |at: usize| snapshot.cluster.servers[at].up && snapshot.of_server(&labels[at]).is_some();
+    let all_others = (SERVERS_MAX..labels.len()).all(up);
+    let mut others: BTreeMap<String, u64> = BTreeMap::new();
+    for server in &snapshot.by_server {
+        if named(&server.label) {
+            of_server(&server.label, &server.rows, all);
+        } else {
+            server.rows.iter().for_each(|(name, n)| *others.entry(name.clone()).or_default() += n);
+        }
+    }
+    if all_others {
+        of_server(OTHERS, &others, all);
+    }
+    // Of a mount whose program knows no more than the sums.
+    let servers = &snapshot.cluster.servers;
+    if snapshot.by_server.is_empty() && !servers.is_empty() && servers.iter().all(|server| server.up) {
+        of_server(OTHERS, &snapshot.servers, all);
     }
 }
 
 /// Rows of the servers' counters that say how things are, not how often something happened.
 const STATES: &[&str] = &[
     "unstable_bytes",
-    "write_back_bytes_used",
     "file_locks_held",
     "file_locks_waiting",
     "tokens_held",
     "lock_objects_contended",
-    "read_cache_used_bytes",
+    "read_cache_bytes",
+    "scrub_pass_bytes",
+    "checksum_items",
+    "checksum_damaged_blocks",
 ];
 
 fn of_cluster(snapshot: &Snapshot, all: &mut Families) {
     let cluster = &snapshot.cluster;
-    for server in &cluster.servers {
-        let labels = vec![("server", server.name.clone())];
+    for (server, label) in cluster.servers.iter().zip(cluster.labels()) {
+        let labels = vec![("server", label)];
         all.set("server_up", "Whether the server answers.", labels.clone(), f64::from(u8::from(server.up)));
         all.set("server_uptime_seconds", "Since its start.", labels, server.uptime_s as f64);
     }
@@ -176,7 +213,7 @@ fn of_jobs(snapshot: &Snapshot, all: &mut Families) {
     }
     if !rest.is_empty() {
         let sum = |prefix: &str| rest.iter().map(|job| job.bytes(prefix)).sum();
-        job("_other", [sum("read_"), sum("write_")]);
+        job(OTHERS, [sum("read_"), sum("write_")]);
     }
 }
 
@@ -218,16 +255,13 @@ impl Collector for Values {
     }
 }
 
-/// The metrics of a snapshot as text: OpenMetrics 1.0, which ends with `# EOF`. `version`: of the program.
+/// The metrics of a snapshot as text: OpenMetrics 1.0, which ends with `# EOF`. `version`: of the program. Of a mount or
+/// of a server: what it does not know has no series.
 pub fn text(snapshot: &Snapshot, version: &str) -> String {
     let mut all = Families::default();
     all.set("build_info", "The program that says this.", vec![("version", version.to_string())], 1.0);
     of_mount(snapshot, &mut all);
-    // The servers' counters are sums: without one of them they would go back, which Prometheus takes for a restart and
-    // counts the whole sum once more when it is there again. A gap is what it knows how to bridge.
-    if snapshot.cluster.servers.iter().all(|server| server.up) {
-        of_servers(snapshot, &mut all);
-    }
+    of_servers(snapshot, &mut all);
     of_cluster(snapshot, &mut all);
     of_jobs(snapshot, &mut all);
     let counters = all.counters.into_iter().map(|(name, family)| Metric { is_counter: true, name, family });

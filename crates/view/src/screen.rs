@@ -5,7 +5,10 @@
 //! A screen is a function from a change to lines, so that the same lines go to a terminal, to a pipe and into tests.
 
 use crate::change::Change;
+use crate::contention::{Contention, contention};
+use crate::files::files;
 use crate::findings::{Weight, findings};
+use crate::limits::limits;
 use crate::snapshot::{Job, Target};
 use crate::unit::{bytes, count, seconds, share};
 use ratatui::style::{Color, Modifier, Style};
@@ -22,13 +25,15 @@ pub enum Screen {
     Cluster,
     /// Jobs of the mount.
     Jobs,
+    /// The files with the most to do, and who is in whose way.
+    Files,
     /// Every counter that moves.
     Counters,
 }
 
 impl Screen {
     /// All, in the order of their keys.
-    pub const ALL: [Screen; 4] = [Screen::Overview, Screen::Cluster, Screen::Jobs, Screen::Counters];
+    pub const ALL: [Screen; 5] = [Screen::Overview, Screen::Cluster, Screen::Jobs, Screen::Files, Screen::Counters];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -36,6 +41,7 @@ impl Screen {
             Screen::Overview => "overview",
             Screen::Cluster => "cluster",
             Screen::Jobs => "jobs",
+            Screen::Files => "files",
             Screen::Counters => "counters",
         }
     }
@@ -44,6 +50,10 @@ impl Screen {
 const BAR: usize = 24;
 /// Most rows of a list, so that what follows stays in sight.
 const ROWS: usize = 8;
+/// Limits of the machine on the first screen, the nearest ones.
+const LIMITS: usize = 3;
+/// Widest name of a file.
+const NAME: usize = 44;
 
 fn title(text: &str) -> Line<'static> {
     Line::from(Span::styled(text.to_string(), Style::new().add_modifier(Modifier::BOLD)))
@@ -66,6 +76,7 @@ pub fn lines(screen: Screen, name: &str, change: &Change<'_>) -> Vec<Line<'stati
         Screen::Overview => overview(change, &mut all),
         Screen::Cluster => cluster(change, &mut all),
         Screen::Jobs => jobs(change, &mut all),
+        Screen::Files => busy_files(change, &mut all),
         Screen::Counters => counters(change, &mut all),
     }
     all
@@ -125,6 +136,10 @@ fn overview(change: &Change<'_>, all: &mut Vec<Line<'static>>) {
         gauge("writeback_flight_bytes"),
         bytes(change.after.of_servers("unstable_bytes") as f64)
     )));
+    for limit in limits(change).iter().take(LIMITS) {
+        let part = share(limit.rate, limit.limit);
+        all.push(plain(format!("limit  {:<28}{} {part:>5.1} % of what was measured", limit.what, bar(part))));
+    }
     all.push(Line::default());
     let found = findings(change);
     if found.is_empty() {
@@ -213,6 +228,49 @@ fn jobs(change: &Change<'_>, all: &mut Vec<Line<'static>>) {
     }
     if rows.is_empty() {
         all.push(plain("no job has opened a file on this mount".into()));
+    }
+}
+
+/// The end of a name says most.
+fn short(name: &str) -> String {
+    let length = name.chars().count();
+    if length <= NAME {
+        name.to_string()
+    } else {
+        format!("…{}", name.chars().skip(length + 1 - NAME).collect::<String>())
+    }
+}
+
+fn busy_files(change: &Change<'_>, all: &mut Vec<Line<'static>>) {
+    let Contention { lock_waits, lock_wait, callbacks, conflicts, ping_pongs, ping_pong, .. } = contention(change);
+    all.push(plain(format!(
+        "locks  waits {:>6}/s {:>8}/s   given back {:>6}/s   conflicts {:>6}/s   to and fro {:>6}/s {:>8}/s",
+        count(lock_waits),
+        seconds(lock_wait),
+        count(callbacks),
+        count(conflicts),
+        count(ping_pongs),
+        seconds(ping_pong),
+    )));
+    let files = files(change);
+    all.push(title(&format!(
+        "{:<NAME$} {:>11} {:>11} {:>10} {:>9} {:>9} {:>9}",
+        "file", "read", "written", "requests", "waits", "wanted", "dirty"
+    )));
+    for file in &files {
+        all.push(plain(format!(
+            "{:<NAME$} {:>9}/s {:>9}/s {:>8}/s {:>7}/s {:>7}/s {:>9}",
+            short(&file.name),
+            bytes(file.read),
+            bytes(file.written),
+            count(file.requests),
+            seconds(file.lock_wait),
+            count(file.wanted),
+            bytes(file.dirty as f64)
+        )));
+    }
+    if files.is_empty() {
+        all.push(plain("no open file has anything to do".into()));
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Owns: the shapes of their JSON. Does not own: rates (`change`).
 
+use crate::limits::Limits;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,6 +33,8 @@ pub struct Mount {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Server {
+    /// Its number, in hexadecimal.
+    pub id: String,
     /// Its name.
     pub name: String,
     /// It answers.
@@ -94,6 +97,56 @@ pub struct Cluster {
     pub sessions: Vec<Session>,
 }
 
+/// A label for each of these servers, given as name and number: the name, and the number behind it if several have this
+/// name.
+pub fn labels<'a>(servers: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> Vec<String> {
+    let alike = |name: &str| servers.clone().filter(|(other, _)| *other == name).count();
+    let label = |(name, id): (&str, &str)| if alike(name) > 1 { format!("{name}-{id}") } else { name.to_string() };
+    servers.clone().map(label).collect()
+}
+
+impl Cluster {
+    /// A label for each server, in their order.
+    pub fn labels(&self) -> Vec<String> {
+        labels(self.servers.iter().map(|server| (server.name.as_str(), server.id.as_str())))
+    }
+}
+
+/// What one server has counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OfServer {
+    /// The server's label.
+    pub label: String,
+    /// Its counters, by name.
+    pub rows: BTreeMap<String, u64>,
+}
+
+/// What a file of the mount has had to do since it was known here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct HotFile {
+    /// Its inode number.
+    pub ino: u64,
+    /// How often it is open.
+    pub open: u64,
+    /// Reads.
+    pub read_requests: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// Writes.
+    pub write_requests: u64,
+    /// Their bytes.
+    pub write_bytes: u64,
+    /// Time that calls have waited for its locks, ns.
+    pub lock_wait_ns: u64,
+    /// How often a server asked for one of its locks back.
+    pub lock_callbacks: u64,
+    /// How often a server said that others want it too.
+    pub contended_told: u64,
+    /// Bytes that are not with the servers.
+    pub dirty_bytes: u64,
+}
+
 /// Bytes and requests of a job that went one way for one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -126,7 +179,7 @@ impl Job {
 }
 
 /// The values at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// When, on a clock that does not go back.
     pub at: Duration,
@@ -134,10 +187,18 @@ pub struct Snapshot {
     pub mount: Mount,
     /// Sums over all servers, by name.
     pub servers: BTreeMap<String, u64>,
+    /// The servers that these are the sums of; empty if only the sums are known.
+    pub by_server: Vec<OfServer>,
     /// The cluster; empty without an answer.
     pub cluster: Cluster,
     /// Jobs of the mount.
     pub jobs: Vec<Job>,
+    /// Files that have the most to do, the first of them most.
+    pub files: Vec<HotFile>,
+    /// Names of some of these files, by inode number.
+    pub file_names: BTreeMap<u64, String>,
+    /// What the machine can do, as far as it was measured.
+    pub limits: Limits,
 }
 
 #[derive(Default, Deserialize)]
@@ -146,17 +207,27 @@ struct Jobs {
     jobs: Vec<Job>,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Files {
+    files: Vec<HotFile>,
+}
+
 /// The texts that make a snapshot. All but the first may be empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Texts<'a> {
     /// Of the mount's counters.
     pub mount: &'a str,
-    /// Of the servers' counters.
+    /// Of the servers' counters, their sums; not read if `by_server` has any.
     pub servers: &'a str,
+    /// Of the counters of each server, behind its label.
+    pub by_server: &'a [(String, String)],
     /// Of the cluster.
     pub cluster: &'a str,
     /// Of the jobs.
     pub jobs: &'a str,
+    /// Of the files that have the most to do.
+    pub files: &'a str,
 }
 
 fn read<T: Default + for<'a> Deserialize<'a>>(what: &str, text: &str) -> Result<T, String> {
@@ -172,12 +243,29 @@ impl Snapshot {
     /// Errors: a sentence that names the unreadable text.
     pub fn read(at: Duration, texts: Texts<'_>) -> Result<Snapshot, String> {
         let Jobs { jobs } = read("the jobs of the mount", texts.jobs)?;
+        let Files { files } = read("the busy files of the mount", texts.files)?;
+        let one = |(label, text): &(String, String)| {
+            let rows = read(&format!("the counters of the server {label}"), text)?;
+            Ok(OfServer { label: label.clone(), rows })
+        };
+        let by_server: Vec<OfServer> = texts.by_server.iter().map(one).collect::<Result<_, String>>()?;
+        let mut servers: BTreeMap<String, u64> = BTreeMap::new();
+        for (name, n) in by_server.iter().flat_map(|server| &server.rows) {
+            *servers.entry(name.clone()).or_default() += n;
+        }
+        if by_server.is_empty() {
+            servers = read("the counters of the servers", texts.servers)?;
+        }
         Ok(Snapshot {
             at,
             mount: read("the counters of the mount", texts.mount)?,
-            servers: read("the counters of the servers", texts.servers)?,
+            servers,
+            by_server,
             cluster: read("the status of the cluster", texts.cluster)?,
             jobs,
+            files,
+            file_names: BTreeMap::new(),
+            limits: Limits::default(),
         })
     }
 
@@ -189,6 +277,11 @@ impl Snapshot {
     /// A state of the mount.
     pub fn gauge(&self, name: &str) -> u64 {
         self.mount.gauges.get(name).copied().unwrap_or(0)
+    }
+
+    /// What a server has counted, if it has answered.
+    pub fn of_server(&self, label: &str) -> Option<&OfServer> {
+        self.by_server.iter().find(|server| server.label == label)
     }
 
     /// A counter of all servers.

@@ -1,8 +1,11 @@
 //! Views of made-up numbers: rates, screens, findings, metrics.
 
+use crate::change::quantile;
+use crate::files::files;
 use crate::findings::{Weight, findings};
+use crate::limits::{Asker, Calibration, Disk, FRESH_DAYS, Machine, SCHEMA, limits};
 use crate::screen::{Screen, lines, text};
-use crate::snapshot::{Snapshot, Texts};
+use crate::snapshot::{HotFile, OfServer, Server, Snapshot, Texts};
 use crate::terminal::{History, draw};
 use crate::{Change, metrics, report};
 use ratatui::Terminal;
@@ -30,7 +33,10 @@ fn snapshot(at_s: u64, mount: &[(&str, u64, u64)], gauges: &[(&str, u64)], serve
         "locks":3}]}"#;
     let jobs =
         r#"{"jobs":[{"job":"train","counters":{"read_cache_hit":{"bytes":100,"requests":1}},"open":1,"opens":2}]}"#;
-    let texts = Texts { mount: &mount, servers: &servers, cluster, jobs };
+    let by_server = [("a".to_string(), servers)];
+    let files = r#"{"files":[{"ino":7,"open":1,"read_requests":0,"read_bytes":0,"write_requests":0,"write_bytes":0,
+        "lock_wait_ns":0,"lock_callbacks":0,"contended_told":0,"dirty_bytes":9}]}"#;
+    let texts = Texts { mount: &mount, by_server: &by_server, cluster, jobs, files, ..Texts::default() };
     Snapshot::read(Duration::from_secs(at_s), texts).expect("readable")
 }
 
@@ -39,7 +45,11 @@ fn nothing(at_s: u64) -> Snapshot {
 }
 
 fn shown(screen: Screen, before: &Snapshot, after: &Snapshot) -> String {
-    text(&lines(screen, "/mnt", &Change { before, after }))
+    shown_at(screen, &Change { before, after })
+}
+
+fn shown_at(screen: Screen, change: &Change<'_>) -> String {
+    text(&lines(screen, "/mnt", change))
 }
 
 /// Goal: rates are differences by time, and a counter that began anew counts from zero. Method: two looks 2 s apart.
@@ -82,7 +92,21 @@ fn lines_are_short() {
         ["read_cache_hit", "write_buffered_default", "lookup", "getattr", "open", "create", "unlink", "readdir"]
             .map(|name| (name, 123_456_789, 123_456_789_012_345))
             .to_vec();
-    let after = snapshot(1, &mount, &[("cache_used_bytes", u64::MAX / 2)], &[("unstable_bytes", u64::MAX / 2)]);
+    let mut after = snapshot(1, &mount, &[("cache_used_bytes", u64::MAX / 2)], &[("unstable_bytes", u64::MAX / 2)]);
+    let (many, bytes) = (123_456_789, 123_456_789_012_345);
+    after.files[0] = HotFile {
+        ino: 7,
+        open: many,
+        read_requests: many,
+        read_bytes: bytes,
+        write_requests: many,
+        write_bytes: bytes,
+        lock_wait_ns: many,
+        lock_callbacks: many,
+        contended_told: many,
+        dirty_bytes: bytes,
+    };
+    after.file_names.insert(7, "/a/long/name".repeat(30));
     for screen in Screen::ALL {
         for line in shown(screen, &nothing(0), &after).lines() {
             assert!(line.chars().count() <= 120, "{line}");
@@ -150,9 +174,9 @@ fn metrics_text() {
         "amphifs_client_events_total{event=\"write_throttled\"} 2",
         "amphifs_client_event_amount_total{event=\"lock_wait\"} 999",
         "amphifs_client_state{state=\"cache_used_bytes\"} 9",
-        "amphifs_server_requests_total{op=\"make\"} 6",
-        "amphifs_server_bytes_total{what=\"write\"} 70",
-        "amphifs_server_sizes_total{what=\"disk_us_write\",upto=\"512\"} 3",
+        "amphifs_server_requests_total{server=\"a\",op=\"make\"} 6",
+        "amphifs_server_bytes_total{server=\"a\",what=\"write\"} 70",
+        "amphifs_server_sizes_total{server=\"a\",what=\"disk_us_write\",upto=\"512\"} 3",
         "amphifs_server_up{server=\"a\"} 1",
         "amphifs_target_space_bytes{target=\"0\",state=\"used\"} 1638400",
         "amphifs_build_info{version=\"1.2.3\"} 1",
@@ -169,10 +193,149 @@ fn metrics_text() {
     let many = metrics::text(&now, "1.2.3");
     assert_eq!(many.matches("amphifs_job_bytes_total{").count(), 2 * 65, "the busiest and a rest");
     assert!(many.contains("jobid=\"_other\",op=\"read\"} 93600"));
-    // A sum that lacks a server would go back.
+    // Of a server that does not answer there is nothing, and the others stay.
     now.cluster.servers[0].up = false;
+    now.by_server.clear();
     let less = metrics::text(&now, "1.2.3");
     assert!(less.contains("amphifs_server_up{server=\"a\"} 0") && !less.contains("amphifs_server_requests_total"));
+}
+
+/// Goal: each server has series of its own, servers of one name too, and a large cluster has a bounded number of them;
+/// a sum that lacks a server is left out, since it would go back. Method: clusters of made-up servers.
+#[test]
+fn metrics_of_servers() {
+    let cluster = |names: &[&str]| {
+        let mut now = snapshot(1, &[], &[], &[("request_make", 6), ("histogram_disk_us_write_to_8", 1)]);
+        let (server, rows) = (now.cluster.servers[0].clone(), now.by_server[0].rows.clone());
+        let one =
+            |(at, name): (usize, &&str)| Server { id: format!("{at:x}"), name: name.to_string(), ..server.clone() };
+        now.cluster.servers = names.iter().enumerate().map(one).collect();
+        let labels = now.cluster.labels();
+        now.by_server = labels.into_iter().map(|label| OfServer { label, rows: rows.clone() }).collect();
+        now
+    };
+    let lines = |now: &Snapshot| -> Vec<String> {
+        let text = metrics::text(now, "1");
+        text.lines().filter(|line| line.starts_with("amphifs_server_requests_total")).map(String::from).collect()
+    };
+    let labels = |now: &Snapshot| -> Vec<String> {
+        lines(now).iter().map(|line| line.split('"').nth(1).unwrap_or_default().to_string()).collect()
+    };
+    assert_eq!(labels(&cluster(&["a", "b"])), ["a", "b"]);
+    assert_eq!(labels(&cluster(&["a", "b", "a"])), ["a-0", "b", "a-2"]);
+    let names: Vec<String> = (0..300).map(|n| format!("s{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut many = cluster(&names);
+    let shown = lines(&many);
+    assert_eq!(shown.len(), 9);
+    assert_eq!(shown[8], "amphifs_server_requests_total{server=\"_other\",op=\"make\"} 1752.0");
+    many.cluster.servers[200].up = false;
+    assert_eq!(labels(&many).last().map(String::as_str), Some("s7"));
+    many.cluster.servers[200].up = true;
+    many.by_server.remove(200);
+    assert_eq!(lines(&many).len(), 8);
+    let session = many.cluster.sessions[0].clone();
+    many.cluster.sessions = vec![session; 1000];
+    let series = metrics::text(&many, "1").lines().filter(|line| !line.starts_with('#')).count();
+    assert!(series < 1500, "{series} series");
+}
+
+/// Goal: servers that were away, or started again, do not look as if everything happened now. Method: a server that is
+/// in one of two looks, one that began anew, and a look since the beginning.
+#[test]
+fn rates_of_servers() {
+    let look = |servers: &[(&str, u64)]| {
+        let mut now = nothing(if servers.len() == 1 { 1 } else { 3 });
+        let of = |(label, n): &(&str, u64)| OfServer {
+            label: label.to_string(),
+            rows: [("disk_syncs".to_string(), *n)].into(),
+        };
+        now.by_server = servers.iter().map(of).collect();
+        now
+    };
+    let (one, two) = (look(&[("a", 10)]), look(&[("a", 30), ("b", 1_000_000)]));
+    assert_eq!(Change { before: &one, after: &two }.at_servers("disk_syncs"), 10.0);
+    let anew = look(&[("a", 6), ("b", 1_000_000)]);
+    assert_eq!(Change { before: &one, after: &anew }.at_servers("disk_syncs"), 3.0);
+    let all = Change { before: &Snapshot::default(), after: &two };
+    assert_eq!((all.at_servers("disk_syncs") * 3.0).round(), 1_000_030.0);
+}
+
+/// Goal: quantiles of rates by powers of two. Method: a table.
+#[test]
+fn quantiles() {
+    let buckets = [(8, 10.0), (16, 80.0), (512, 10.0), (1024, 0.0)].into();
+    for (share, bound) in [(0.01, 8), (0.1, 8), (0.5, 16), (0.9, 16), (0.99, 512), (1.0, 512)] {
+        assert_eq!(quantile(&buckets, share), Some(bound), "{share}");
+    }
+    assert_eq!(quantile(&[(8, 0.0)].into(), 0.5), None);
+}
+
+/// Goal: busy files are told by what they did between two looks, with their names where they are known, those that wait
+/// before those that only write a little. Method: three files, one of them new.
+#[test]
+fn busy_files() {
+    let file = |ino, write_bytes, lock_wait_ns| HotFile {
+        ino,
+        write_requests: write_bytes / 4096,
+        write_bytes,
+        lock_wait_ns,
+        ..HotFile::default()
+    };
+    let (mut before, mut after) = (nothing(0), nothing(2));
+    before.files = vec![file(1, 9 * MIB, 0), file(2, 0, 0), file(4, 5, 5)];
+    after.files = vec![file(1, 11 * MIB, 0), file(2, 8192, 1_000_000_000), file(3, 900 * MIB, 0), file(4, 5, 5)];
+    after.file_names.insert(2, "/mnt/log".into());
+    let change = Change { before: &before, after: &after };
+    let shown: Vec<(String, f64, f64)> = files(&change).into_iter().map(|f| (f.name, f.written, f.lock_wait)).collect();
+    assert_eq!(shown, [("/mnt/log".into(), 4096.0, 0.5), ("inode 1".into(), MIB as f64, 0.0)]);
+    let screen = shown_at(Screen::Files, &change);
+    assert!(screen.contains("/mnt/log") && screen.contains("1.0 MiB/s"), "{screen}");
+    assert_eq!(report::json("m", &change)["files"][0]["file"], "/mnt/log");
+}
+
+/// Goal: a calibration counts where and while it is true, and only for what was measured; shares are of the limit.
+/// Method: one for a cluster, asked for by it, another one, another machine, and too late.
+#[test]
+fn limits_of_a_machine() {
+    let calibration = Calibration {
+        schema: SCHEMA.into(),
+        unix_s: 1_000_000,
+        machine: Machine { host: "n1".into(), cores: 4, memory_bytes: 1 },
+        source: "/data".into(),
+        copy_bytes_per_s: 8.0 * MIB as f64,
+        disks: vec![Disk { write_bytes_per_s: 2.0 * MIB as f64, small_writes_per_s: 50.0, ..Disk::default() }; 2],
+        ..Calibration::default()
+    };
+    let text = serde_json::to_string(&calibration).expect("JSON");
+    assert_eq!(serde_json::from_str::<Calibration>(&text).ok().as_ref(), Some(&calibration));
+    let own = Asker { host: "n1", cores: 4, unix_s: 1_000_000, source: "/data" };
+    let mut after = snapshot(1, &[("cache_copied_in", 4, 2 * MIB)], &[], &[("write_bytes", MIB), ("flush_bytes", MIB)]);
+    let before = snapshot(0, &[], &[], &[]);
+    let mut shown = |asker: &Asker<'_>| -> Vec<(&str, f64)> {
+        after.limits = calibration.limits(asker).expect("counts");
+        let all = limits(&Change { before: &before, after: &after });
+        all.into_iter().map(|limit| (limit.what, limit.rate / limit.limit)).collect()
+    };
+    assert_eq!(shown(&own), [("disk written bytes", 0.5), ("memory copies", 0.25), ("disk writes", 0.0)]);
+    assert_eq!(shown(&Asker { source: "/other", ..own.clone() }), [("memory copies", 0.25)]);
+    let late = Asker { unix_s: 1_000_000 + FRESH_DAYS * 86_400, ..own.clone() };
+    for (asker, why) in [
+        (late, "30 days old"),
+        (Asker { host: "n2", ..own.clone() }, "is of n1 with 4 cores"),
+        (Asker { cores: 8, ..own.clone() }, "is of n1 with 4 cores"),
+    ] {
+        assert!(calibration.limits(&asker).is_err_and(|e| e.contains(why)), "{why}");
+    }
+    assert!(Calibration { schema: "x".into(), ..calibration.clone() }.limits(&own).is_err());
+    after.limits = calibration.limits(&own).expect("counts");
+    assert_eq!(findings(&Change { before: &before, after: &after }), vec![]);
+    let mut busy = snapshot(1, &[], &[], &[("write_bytes", 2 * MIB), ("flush_bytes", 2 * MIB)]);
+    busy.limits = after.limits;
+    let found = findings(&Change { before: &before, after: &busy });
+    assert!(found.len() == 1 && found[0].what.contains("disk written bytes at 100 %"), "{found:?}");
+    let screen = shown_at(Screen::Overview, &Change { before: &before, after: &after });
+    assert!(screen.contains("disk written bytes") && screen.contains("50.0 % of what was measured"), "{screen}");
 }
 
 /// Goal: an unreadable text is an error that names it; unknown fields do not matter. Method: by hand.
@@ -207,7 +370,7 @@ fn terminals() {
 #[test]
 fn json_of_a_look() {
     let after = snapshot(2, &[("read_cache_hit", 4, 8 * MIB)], &[("memory_short", 1)], &[]);
-    let json = report::json(&Change { before: &nothing(0), after: &after });
+    let json = report::json("/mnt", &Change { before: &nothing(0), after: &after });
     assert_eq!((&json["schema"], &json["read"]["bytes_per_s"]), (&"amphi.top/1".into(), &(4.0 * MIB as f64).into()));
     assert_eq!((&json["read"]["ways"][0]["reason"], &json["findings"][0]["weight"]), (&"hit".into(), &"slow".into()));
 }

@@ -4,7 +4,7 @@
 //! Owns: finding the subject of the command, and reading the facts. Does not own: the rules (`amphi_view::explain`).
 
 use super::look::look;
-use super::{stats, status};
+use super::{calibrate, stats, status};
 use amphi_env::{Env, RealEnv};
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -156,7 +156,7 @@ impl Cluster {
             return Cluster::default();
         }
         let text = status::of_mount(path.to_path_buf()).unwrap_or_default();
-        let seen = Snapshot::read(Duration::ZERO, Texts { mount: "", servers: "", cluster: &text, jobs: "" });
+        let seen = Snapshot::read(Duration::ZERO, Texts { cluster: &text, ..Texts::default() });
         let targets = seen.unwrap_or_default().cluster.targets.into_iter().map(|t| (t.target, t.server)).collect();
         Cluster { tunables, targets }
     }
@@ -236,12 +236,15 @@ fn mount(path: &Path, seconds: Option<f64>) -> Outcome<Explanation> {
         let before = match seconds {
             None => None,
             Some(seconds) => {
-                let before = look(path, now())?;
+                let before = look(&path, now())?;
                 env.sleep(Duration::from_secs_f64(seconds.clamp(0.1, 86_400.0))).await;
                 Some(before)
             }
         };
-        let mut after = look(path, now())?;
+        let mut after = look(&path, now())?;
+        if let Some(Ok(limits)) = calibrate::limits_of(&control::source_of(path).unwrap_or_default()) {
+            after.limits = limits;
+        }
         let before = before.unwrap_or_else(|| {
             after.at = Duration::from_nanos(after.mount.elapsed_ns);
             Snapshot::default()

@@ -1,5 +1,6 @@
 //! `amphi mount`: the client side alone.
 
+use super::metrics;
 use super::up::Mounting;
 use crate::secure::LeastSecure;
 use crate::storage::spin_us;
@@ -54,8 +55,10 @@ impl Mount {
                 return Err(e);
             }
         };
+        let numbers = metrics::serve_mount(running.client.clone());
         self.mounting.say_ready(session.mount_point());
         stop.wait();
+        drop(numbers);
         amphi_host::notify::stopping("Writing back what the mount has");
         amphi_process::mount::end(&session, running)
     }

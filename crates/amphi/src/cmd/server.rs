@@ -1,5 +1,6 @@
 //! `amphi server`: the storage side alone.
 
+use super::metrics;
 use crate::config_file::{ConfigFile, EXAMPLE};
 use crate::members;
 use crate::secure::{level, split_listen};
@@ -195,6 +196,7 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
     let (woken, ended) = (stop.also(), stop.also());
     let panicked = Arc::<AtomicBool>::default();
     let flag = panicked.clone();
+    let (numbers, questions) = metrics::serve_server();
     let thread = std::thread::spawn(move || {
         let _end = AtEnd(move |panic| {
             flag.store(panic, Ordering::Release);
@@ -205,6 +207,7 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
                 if let Some(every) = amphi_host::notify::watchdog() {
                     env.spawn(feed_watchdog(env.clone(), Rc::downgrade(&server), every));
                 }
+                env.spawn(metrics::answer(Rc::downgrade(&server), questions));
                 let _ = up.send(server.addrs().to_vec());
                 let _ = woken.send(());
                 let _ = ends.await;
@@ -235,6 +238,7 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
             amphi_host::notify::stopping("Writing checkpoints");
         }
     }
+    drop(numbers);
     let _ = end.send(());
     match thread.join() {
         Ok(result) => result.map_err(amphi_process::cluster::server_failure).and(kept),

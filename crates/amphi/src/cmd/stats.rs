@@ -1,5 +1,6 @@
 //! `amphi stats`: counters of a mount, of its jobs, or of a file.
 
+use super::look::Attributes;
 use amphi_host::control;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::size;
@@ -70,13 +71,18 @@ fn of_file(path: &Path, json: bool) -> Outcome<String> {
     })
 }
 
-/// All jobs, part by part: an attribute holds so many.
+/// All jobs of the mount of a path.
 pub fn jobs(path: &Path) -> Outcome<Vec<Value>> {
+    jobs_of(&path)
+}
+
+/// All jobs, part by part: an attribute holds so many.
+pub fn jobs_of(mount: &impl Attributes) -> Outcome<Vec<Value>> {
     let mut all: Vec<Value> = Vec::new();
     loop {
         let last = all.last().and_then(|job| job["job"].as_str());
         let name = last.map_or("user.amphi.jobs".into(), |last| format!("user.amphi.jobs.after.{last}"));
-        let text = control::read(path, &name)?;
+        let text = mount.attribute(&name)?;
         let mut part: Value =
             serde_json::from_str(&text).map_err(|e| Failure::broken(format!("the jobs of the mount: {e}")))?;
         match part["jobs"].take() {

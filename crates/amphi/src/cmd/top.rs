@@ -1,24 +1,34 @@
-//! `amphi top`: what a mount and its cluster are doing, live.
+//! `amphi top`: what a mount and its cluster are doing, live, in a terminal, as JSON or in a browser.
+
+mod web;
 
 use super::look::look;
+use super::{calibrate, open_names};
+use crate::web::read_token;
 use amphi_env::{Env, RealEnv};
 use amphi_host::control;
 use amphi_host::failure::{During, Outcome};
+use amphi_view::limits::Limits;
 use amphi_view::screen::{Screen, lines, text};
 use amphi_view::terminal::{History, draw};
 use amphi_view::{Change, Snapshot, report};
 use clap::Args;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Shortest time between two looks, seconds: a look asks every server.
 const INTERVAL_MIN: f64 = 0.1;
+/// Where the page is served unless something else is said: at any free port, for this machine alone.
+const WEB_DEFAULT: &str = "127.0.0.1:0";
 
 /// Show what a mount is doing, live: rates, which way requests go and why, cache, servers, jobs, and what stands out.
 ///
-/// Keys: 1 to 4 or Tab for the screens, q to leave. Without a terminal it prints one screen after the other.
+/// Keys: 1 to 5 or Tab for the screens, q to leave. Without a terminal it prints one screen after the other. With --web
+/// it serves a page with graphs, at an address that it prints.
 #[derive(Args, Debug)]
 pub struct Top {
     /// Mount point, or any file or directory there; default: the only mount here
@@ -35,6 +45,23 @@ pub struct Top {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
+    /// Serve a page with live graphs, and print its address; port 0 takes a free one
+    #[arg(
+        long,
+        value_name = "ADDR",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = WEB_DEFAULT,
+        conflicts_with_all = ["once", "batch", "json"]
+    )]
+    web: Option<SocketAddr>,
+    /// File with the token that the page's readers have to know; readable by its user alone [default: a random one, of
+    /// an address of this machine]
+    #[arg(long, value_name = "FILE", requires = "web")]
+    token: Option<PathBuf>,
+    /// Serve the page, also to other machines, without a token
+    #[arg(long, requires = "web", conflicts_with = "token")]
+    open: bool,
 }
 
 impl Top {
@@ -42,6 +69,10 @@ impl Top {
     pub fn run(self) -> Outcome {
         let path = control::find_mount(self.mount, "")?;
         let interval = Duration::from_secs_f64(self.interval.clamp(INTERVAL_MIN, 3600.0));
+        if let Some(addr) = self.web {
+            let token = self.token.as_deref().map(read_token).transpose()?;
+            return web::serve(addr, &path, interval, token, self.open);
+        }
         let looks = if self.once { Some(1) } else { self.batch };
         if looks.is_none() && !self.json && io::stdout().is_terminal() {
             return live(&path, interval);
@@ -59,18 +90,38 @@ fn name_of(path: &Path) -> String {
 /// Looks at one mount, one after the other.
 struct Looks<'a> {
     path: &'a Path,
+    /// The mount point.
+    mount: PathBuf,
     env: RealEnv,
     before: Snapshot,
+    limits: Limits,
 }
 
 impl<'a> Looks<'a> {
     fn begin(path: &'a Path, env: RealEnv) -> Outcome<Looks<'a>> {
-        let before = look(path, Duration::from_nanos(env.now().0))?;
-        Ok(Looks { path, env, before })
+        let before = look(&path, Duration::from_nanos(env.now().0))?;
+        let limits = match calibrate::limits_of(&control::source_of(path).unwrap_or_default()) {
+            Some(Ok(limits)) => limits,
+            Some(Err(why)) => {
+                tracing::warn!("no shares of limits: {why}");
+                Limits::default()
+            }
+            None => Limits::default(),
+        };
+        let mount = control::mount_of(path).unwrap_or_else(|| path.to_path_buf());
+        Ok(Looks { path, mount, env, before, limits })
     }
 
     fn next(&mut self) -> Outcome<(Snapshot, Snapshot)> {
-        let after = look(self.path, Duration::from_nanos(self.env.now().0))?;
+        let mut after = look(&self.path, Duration::from_nanos(self.env.now().0))?;
+        after.limits = self.limits;
+        // Names are looked for when files turn up that have none yet.
+        let wanted: BTreeSet<u64> = after.files.iter().map(|file| file.ino).collect();
+        after.file_names = std::mem::take(&mut self.before.file_names);
+        after.file_names.retain(|ino, _| wanted.contains(ino));
+        if wanted.iter().any(|ino| !after.file_names.contains_key(ino)) {
+            after.file_names.extend(open_names::paths(&self.mount, &wanted));
+        }
         Ok((std::mem::replace(&mut self.before, after.clone()), after))
     }
 }
@@ -86,7 +137,7 @@ fn print(path: &Path, interval: Duration, looks: Option<u64>, json: bool) -> Out
             let (before, after) = all.next()?;
             let change = Change { before: &before, after: &after };
             let shown = match json {
-                true => format!("{}\n", report::json(&change)),
+                true => format!("{}\n", report::json(&name, &change)),
                 false => text(&lines(Screen::Overview, &name, &change)),
             };
             let mut out = io::stdout().lock();

@@ -1,5 +1,6 @@
 //! `amphi up`: server and mount in one process, in the foreground; further servers as children.
 
+use super::metrics;
 use crate::known_folders::KnownFolders;
 use crate::members::{Members, SERVERS_MAX, Site};
 use crate::secure::{level, split_listen};
@@ -162,7 +163,7 @@ impl Up {
         let key = self.key.clone().or_else(|| own.as_ref().map(|own| own.path.clone()));
         let keep = move || own.map_or(Ok(()), |own| own.keep());
         if site.servers == 1 {
-            let around = Around { before: Some(Box::new(keep)), after: None };
+            let around = Around { before: Some(Box::new(keep)), ..Around::default() };
             return self.serve(config, client, around, stop, &site, &known);
         }
         site.lead(&mut config);
@@ -183,6 +184,7 @@ impl Up {
                     members.stop();
                 }
             })),
+            beside: None,
         };
         let data = self.storage.data.clone();
         let ended = self.serve(config, client, around, stop, &site, &known);
@@ -225,6 +227,9 @@ impl Up {
             workers.cores = Cores::Kept;
         }
         let is_new = !site.has_first_zones();
+        let (server_numbers, questions) = metrics::serve_server();
+        let beside = move |server| Box::pin(metrics::answer(server, questions)) as _;
+        let around = Around { beside: Some(Box::new(beside)), ..around };
         let running = amphi_process::cluster::start_cluster(config, workers, client, around, stop.also())?;
         if is_new {
             amphi_host::say::say(&format!("a new cluster begins in {}", site.data().display()));
@@ -246,8 +251,10 @@ impl Up {
                 return Err(e);
             }
         };
+        let mount_numbers = metrics::serve_mount(running.client.clone());
         self.mounting.say_ready(session.mount_point());
         stop.wait();
+        drop((mount_numbers, server_numbers));
         amphi_host::notify::stopping("Writing back what the mount has");
         amphi_process::mount::end(&session, running)
     }

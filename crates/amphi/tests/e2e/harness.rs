@@ -5,11 +5,17 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// The binary under test. Its record of folders is not that of the user.
+/// The binary under test. Its record of folders is not that of the user, and its sockets lie apart.
 pub fn amphi() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_amphi"));
     command.env("AMPHI_STATE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("amphi-state"));
+    command.env("AMPHI_RUNTIME", sockets());
     command
+}
+
+/// Where the processes of tests have their sockets.
+pub fn sockets() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("amphi-runtime")
 }
 
 /// The arguments, with what the first start of a server needs if its folder holds nothing.

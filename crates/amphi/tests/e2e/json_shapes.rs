@@ -1,6 +1,6 @@
 //! The JSON that commands print against its schemas in `docs/json`.
 
-use crate::harness::{Place, run};
+use crate::harness::{Place, amphi, run};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Goal: `--json` of status, stats, top, explain and quota has the fields that the schemas promise, and no others.
+/// Goal: `--json` of status, stats, top, calibrate, explain and quota has the fields that the schemas promise, and no others.
 /// Method: a mount that has written, read and opened files, of two servers.
 #[test]
 fn outputs_are_as_their_schemas_say() {
@@ -76,13 +76,18 @@ fn outputs_are_as_their_schemas_say() {
         ("stats_servers", vec!["stats", "--servers", "--json", &mount]),
         ("stats_file", vec!["stats", "--json", &file]),
         ("top", vec!["top", "--once", "--json", &mount]),
+        ("calibration", vec!["calibrate", "--seconds", "0.1", "--json", &mount]),
+        ("calibration", vec!["calibrate", "--show", "--json"]),
+        // With limits now.
+        ("top", vec!["top", "--once", "--json", &mount]),
         ("explain", vec!["explain", "--json", &mount]),
         ("explain", vec!["explain", "--json", &file]),
         ("quota", vec!["quota", "list", "--json", "-m", &mount]),
     ] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/json/{schema}.json"));
         let described: Value = serde_json::from_slice(&std::fs::read(path).expect("read")).expect("JSON");
-        let out = run(&args);
+        // A calibration of so short measurements is for this test alone.
+        let out = amphi().env("AMPHI_STATE", place.path("state")).args(&args).output().expect("amphi starts");
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         let mut found = Vec::new();
         for object in serde_json::Deserializer::from_slice(&out.stdout).into_iter::<Value>() {

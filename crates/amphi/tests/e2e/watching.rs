@@ -1,11 +1,13 @@
 //! `amphi top` and `amphi metrics`: their output for a mount under load, and faulty readers of that output.
 
 use crate::bad_input::refused;
-use crate::harness::{Place, amphi, pattern, run};
+use crate::harness::{Place, amphi, eventually, pattern, run, sockets};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -72,7 +74,7 @@ fn listening(args: &[&str]) -> (std::process::Child, SocketAddr) {
     let mut said = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().expect("a pipe")), &mut said)
         .expect("a line");
-    let addr = said.trim().strip_prefix("ready http://").and_then(|rest| rest.strip_suffix("/metrics"));
+    let addr = said.trim().strip_prefix("ready http://").and_then(|rest| rest.split('/').next());
     (child, addr.unwrap_or_else(|| panic!("{said}")).parse().expect("an address"))
 }
 
@@ -120,5 +122,127 @@ fn metrics_are_served() {
     let loose = place.text("loose");
     fs::write(&loose, "x").expect("write");
     refused(&["metrics", "--listen", "127.0.0.1:0", "--token", &loose, &dir], "chmod 600");
+    up.stop();
+}
+
+/// Goal: every mount and every server gives its numbers at a private socket, by the server's name, also while another
+/// server is away, and the socket goes with its process. Method: two servers and a mount; the list, `--socket` by name
+/// and by path, a scrape over HTTP; one server is stopped in between, and killed at the end.
+#[test]
+fn mounts_and_servers_have_sockets() {
+    let place = Place::new();
+    let (mut first, mut second) = (place.member(0, &["--name", "alpha"]), place.member(1, &[]));
+    let mut mount = place.mount_at("mount", &[]);
+    fs::write(place.mount().join("f"), pattern(1, 300_000)).expect("write");
+    text(&["sync", &place.text("mount")]);
+    let list = text(&["metrics", "--list"]);
+    let socket = |kind: &str, pid: u32| sockets().join(format!("{kind}-{pid}.sock"));
+    let pids = [("server", first.pid()), ("server", second.pid()), ("mount", mount.pid())];
+    for (kind, pid) in pids {
+        let path = socket(kind, pid);
+        let line = format!("{kind} {pid} {}", path.display());
+        assert!(list.lines().any(|shown| shown == line), "{line} in\n{list}");
+        let found = fs::metadata(&path).expect("a socket");
+        assert!(found.file_type().is_socket() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
+    }
+    let rows = |text: &str, begin: &str| -> Vec<String> {
+        text.lines().filter(|line| line.starts_with(begin)).map(String::from).collect()
+    };
+    let own = text(&["metrics", "--socket", &format!("server-{}", first.pid())]);
+    assert!(own.ends_with("# EOF\n") && own.contains("amphifs_server_up{server=\"alpha\"} 1"), "{own}");
+    let requests = rows(&own, "amphifs_server_requests_total");
+    assert!(!requests.is_empty() && requests.iter().all(|row| row.contains("{server=\"alpha\",op=\"")), "{requests:?}");
+    let targets = rows(&own, "amphifs_target_damaged_blocks");
+    assert_eq!(targets.len(), 4, "its own targets alone: {targets:?}");
+    assert!(!own.contains("server=\"s1\"") && !own.contains("amphifs_client_"), "{own}");
+
+    let mut stream = UnixStream::connect(socket("mount", mount.pid())).expect("connect");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("send");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).expect("a page");
+    assert!(page.starts_with("HTTP/1.0 200 OK\r\n") && page.contains("application/openmetrics-text"), "{page}");
+    let printed = text(&["metrics", &place.text("mount")]);
+    for text in [&page, &printed] {
+        let written = rows(text, "amphifs_client_io_bytes_total{op=\"write\"");
+        let bytes: f64 = written.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+        assert_eq!(bytes, 300_000.0);
+        for server in ["alpha", "s1"] {
+            let begin = format!("amphifs_server_bytes_total{{server=\"{server}\",what=\"write\"}}");
+            assert_eq!(rows(text, &begin).len(), 1, "{begin}");
+        }
+    }
+    let stopped = second.pause();
+    let path = socket("mount", mount.pid()).display().to_string();
+    let less = text(&["metrics", "--socket", &path]);
+    assert!(less.contains("amphifs_server_up{server=\"s1\"} 0"), "{less}");
+    assert!(rows(&less, "amphifs_server_requests_total{server=\"s1\"").is_empty());
+    assert!(!rows(&less, "amphifs_server_requests_total{server=\"alpha\"").is_empty());
+    drop(stopped);
+
+    mount.stop();
+    first.stop();
+    second.kill();
+    let left = text(&["metrics", "--list"]);
+    assert!(!pids.iter().any(|(kind, pid)| left.contains(&format!("{kind} {pid} "))), "{left}");
+    assert!(!socket(pids[0].0, pids[0].1).exists() && !socket(pids[2].0, pids[2].1).exists());
+    refused(&["metrics", "--socket", "server-0"], "has a socket server-0");
+}
+
+/// Goal: the page is served with the samples that it draws, to whoever has its token; names of files that are open are
+/// in them. Method: a program that writes an open file; the page, then samples until they show it; wrong tokens.
+#[test]
+fn the_page_gets_samples() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let dir = place.text("mount");
+    let mut top =
+        amphi().args(["top", "--web", "--interval", "0.2", &dir]).stdout(Stdio::piped()).spawn().expect("top starts");
+    let mut said = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(top.stdout.take().expect("a pipe")), &mut said)
+        .expect("a line");
+    let address = said.trim().strip_prefix("ready http://127.0.0.1:").unwrap_or_else(|| panic!("{said}"));
+    let (port, token) = address.split_once("/#").expect("a token");
+    let addr: SocketAddr = format!("127.0.0.1:{port}").parse().expect("an address");
+    let get = |path: &str, token: &str| {
+        ask(addr, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n"))
+    };
+    let page = get("/", "");
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains("default-src 'none'"), "{page}");
+    assert!(page.contains("<title>AmphiFS</title>") && page.ends_with("</html>\n"));
+    for wrong in ["", "x", &token[1..]] {
+        assert!(get("/v1/top?after=0", wrong).starts_with("HTTP/1.1 401"), "{wrong}");
+    }
+    assert!(get("/other", token).starts_with("HTTP/1.1 404"));
+
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut file = fs::File::create(place.mount().join("written")).expect("create");
+            while !stop.load(Relaxed) {
+                file.write_all(&pattern(1, 100_000)).expect("write");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let name = format!("{dir}/written");
+        let mut last = 0;
+        let mut samples: Vec<Value> = Vec::new();
+        eventually("a sample shows the file", || {
+            let answer = get(&format!("/v1/top?after={last}"), token);
+            let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+            let got: Value = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {answer}"));
+            let before = last;
+            last = got["last"].as_u64().expect("a number");
+            let new = got["samples"].as_array().expect("samples");
+            assert!(new.len() as u64 <= last - before, "none comes twice");
+            samples.extend(new.iter().map(|sample| sample["sample"].clone()));
+            let shows = |file: &Value| file["file"] == name.as_str() && file["write_bytes_per_s"].as_f64() > Some(1e5);
+            samples.iter().any(|sample| sample["files"].as_array().is_some_and(|files| files.iter().any(shows)))
+        });
+        stop.store(true, Relaxed);
+        assert!(samples.iter().all(|sample| sample["schema"] == "amphi.top/1"));
+    });
+    top.kill().expect("kill");
+    top.wait().expect("wait");
+    refused(&["top", "--web=0.0.0.0:0", &dir], "give a token");
     up.stop();
 }

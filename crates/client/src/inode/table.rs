@@ -202,6 +202,18 @@ impl InodeTable {
         known.or_else(|| self.untold.secret())
     }
 
+    /// Files that are open or have bytes to write back, at most `most`. If there are more, each call begins elsewhere.
+    pub(crate) fn busy(&self, most: usize) -> Vec<Arc<Inode>> {
+        let begin = tick() as usize;
+        let mut busy = Vec::new();
+        for shard in (0..TABLE_SHARDS).map(|at| &self.shards[(begin + at) % TABLE_SHARDS]) {
+            let shard = shard.lock();
+            let works = |file: &&Arc<Inode>| file.open_count() > 0 || file.cached.dirty_bytes.load(SeqCst) > 0;
+            busy.extend(shard.files.values().filter(works).take(most - busy.len()).cloned());
+        }
+        busy
+    }
+
     /// All files, in order of inode numbers.
     pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
         let mut all: Vec<_> =

@@ -12,6 +12,7 @@
 
 mod control;
 mod extents;
+mod hot_files;
 mod layout;
 pub(crate) mod quota;
 mod record;

@@ -16,7 +16,7 @@ mod portrait;
 
 pub(crate) use by_reason::ByReason;
 pub(crate) use closed::ClosedFiles;
-pub(crate) use file::{FileEvent, FileStats, row_json};
+pub(crate) use file::{FileEvent, FileStats, FileSums, row_json};
 pub(crate) use ledger::Ledger;
 pub(crate) use portrait::Portrait;
 

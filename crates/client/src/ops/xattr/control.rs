@@ -3,11 +3,13 @@
 //! Attributes that can be read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as
 //! fit), `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the status of the cluster; its
 //! beginning if it is long) and `status.from.N` (from byte N on, of the status that this process read last),
-//! `counters.server`, `error` (why the last change was refused), `pid` (the mount's process). Attributes that can be
-//! written: `stats` = `reset`, `set` = `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not
+//! `counters.server` (lines `name value`, sums over all servers) and `counters.server.ID` (of the server to which the
+//! status gives this number), `hot` (JSON, the files with the most to do), `error` (why the last change was refused),
+//! `pid` (the mount's process). Attributes that can be written: `stats` = `reset`, `set` = `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not
 //! pass on). Tunables that begin with `server.` belong to the servers: the master's values are shown, and lines that
 //! begin with `#` name other servers with other values, or without an answer.
 
+use super::hot_files;
 use crate::api::Ctx;
 use crate::conn::replies::unexpected;
 use crate::mount::Mount;
@@ -27,6 +29,8 @@ const SERVER: &str = "server.";
 const STATUS_FROM: &str = "status.from.";
 /// With the last job of the print before.
 const JOBS_AFTER: &str = "jobs.after.";
+/// With the hexadecimal number of a server.
+const COUNTERS_OF: &str = "counters.server.";
 /// Processes that may read a long status at the same time.
 const SHOWN_MAX: usize = 8;
 
@@ -94,8 +98,9 @@ fn means_server(pattern: &str) -> bool {
 
 /// Whether there is a control attribute of this name to read.
 fn is_known(name: &str) -> bool {
-    matches!(name, "stats" | "stats.json" | "jobs" | "error" | "pid" | "status" | "counters.server" | "tunables")
-        || [STATUS_FROM, JOBS_AFTER, "tunables."].iter().any(|prefix| name.starts_with(prefix))
+    matches!(name, "stats" | "stats.json" | "jobs" | "hot" | "error" | "pid" | "status")
+        || matches!(name, "counters.server" | "tunables")
+        || [STATUS_FROM, JOBS_AFTER, COUNTERS_OF, "tunables."].iter().any(|prefix| name.starts_with(prefix))
 }
 
 pub(super) async fn get(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8]) -> Result<Vec<u8>> {
@@ -125,10 +130,11 @@ pub(super) async fn get(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8]) -> Result<Ve
             let from = name[STATUS_FROM.len()..].parse().map_err(|_| Errno::NoData)?;
             return Ok(status_part(mount, ctx, from));
         }
-        "counters.server" => server_counters(mount, ctx).await?.iter().fold(String::new(), |mut out, (name, value)| {
-            let _ = writeln!(out, "{name} {value}");
-            out
-        }),
+        "hot" => hot_files::json(mount),
+        "counters.server" => counter_lines(server_counters(mount, ctx).await?),
+        name if name.starts_with(COUNTERS_OF) => {
+            counter_lines(counters_of(mount, ctx, &name[COUNTERS_OF.len()..]).await?)
+        }
         name if name.starts_with(JOBS_AFTER) => mount.booked_jobs().json(name.strip_prefix(JOBS_AFTER)),
         _ => {
             let pattern = match name.strip_prefix("tunables") {
@@ -184,6 +190,27 @@ pub(super) async fn set(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8], text: &str) 
             Ok(())
         }
         _ => Err(mount.complain("no such control attribute".into())),
+    }
+}
+
+/// Lines `name value`.
+fn counter_lines(rows: impl IntoIterator<Item = (String, u64)>) -> String {
+    rows.into_iter().fold(String::new(), |mut out, (name, value)| {
+        let _ = writeln!(out, "{name} {value}");
+        out
+    })
+}
+
+/// Counters of the server with this number.
+///
+/// Errors: `NoData` if the cluster has no such server.
+async fn counters_of(mount: &Mount, ctx: &Ctx, id: &str) -> Result<Vec<(String, u64)>> {
+    let id = u64::from_str_radix(id, 16).map_err(|_| Errno::NoData)?;
+    let server = mount.cluster.map.lock().servers.iter().find(|s| s.id == id).cloned().ok_or(Errno::NoData)?;
+    let target = server.targets.first().copied();
+    match mount.ask_server(target, &ctx.cred, &Request::Counters { reset: false }).await? {
+        Reply::Counters(rows) => Ok(rows),
+        other => Err(unexpected(&other)),
     }
 }
 

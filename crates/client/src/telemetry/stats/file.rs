@@ -3,7 +3,8 @@
 //! Owns: them, and the open files that have not booked theirs yet. Does not own: which file a message is about
 //! (`conn::messages`).
 
-use super::{ByReason, Count, Ledger, NAMES, Portrait};
+use super::{ByReason, Count, Ledger, NAMES, Portrait, Way};
+use amphi_types::limits::BLOCK;
 use parking_lot::Mutex;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -38,6 +39,31 @@ pub(crate) struct FileStats {
     reads_by: AtomicUsize,
     /// Of its open files.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
+    /// What `heat` returned last, and the effort of the file then.
+    heat: Mutex<(u64, u64)>,
+}
+
+/// What a file has had to do so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileSums {
+    /// Requests and bytes of reads.
+    pub(crate) reads: (u64, u64),
+    /// Requests and bytes of writes.
+    pub(crate) writes: (u64, u64),
+    /// Time that calls have waited for its locks, ns.
+    pub(crate) lock_wait_ns: u64,
+    /// How often a server asked for one of its locks back.
+    pub(crate) callbacks: u64,
+    /// How often a server said that others want it too.
+    pub(crate) contended: u64,
+}
+
+impl FileSums {
+    /// Bytes of effort: a request counts as a block, and so does each microsecond that was waited.
+    fn effort(&self) -> u64 {
+        let waits = self.lock_wait_ns / 1000 + self.reads.0 + self.writes.0;
+        self.reads.1.saturating_add(self.writes.1).saturating_add(waits.saturating_mul(BLOCK))
+    }
 }
 
 impl FileStats {
@@ -49,7 +75,29 @@ impl FileStats {
             lock_wait_ns: AtomicU64::new(0),
             reads_by: AtomicUsize::new(0),
             ledgers: Mutex::default(),
+            heat: Mutex::default(),
         }
+    }
+
+    /// The sums of all requests until now.
+    pub(crate) fn sums(&self) -> FileSums {
+        self.book();
+        FileSums {
+            reads: self.by_reason.sum(Way::Read),
+            writes: self.by_reason.sum(Way::Write),
+            lock_wait_ns: self.lock_wait_ns.load(Relaxed),
+            callbacks: self.events[FileEvent::LockCallback as usize].load(Relaxed),
+            contended: self.events[FileEvent::Contended as usize].load(Relaxed),
+        }
+    }
+
+    /// How much the file has had to do since the last call, and half of what it had before: of files that rest it
+    /// fades.
+    pub(crate) fn heat(&self, sums: &FileSums) -> u64 {
+        let mut heat = self.heat.lock();
+        let effort = sums.effort();
+        *heat = (heat.0 / 2 + effort.saturating_sub(heat.1), effort);
+        heat.0
     }
 
     pub(crate) fn count(&self, event: FileEvent) {
@@ -143,4 +191,33 @@ impl FileStats {
 /// `"read_direct_large":{"requests":3,"bytes":25165824}`.
 pub(crate) fn row_json((name, requests, bytes): &(String, u64, u64)) -> String {
     format!("\"{name}\":{{\"requests\":{requests},\"bytes\":{bytes}}}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::decision::Reason;
+
+    /// Goal: the heat of a file follows what it has to do now, not what it ever had. Method: a burst of one file, then
+    /// looks while another one works and while nobody does.
+    #[test]
+    fn heat_fades() {
+        let (old, new) = (FileStats::new(), FileStats::new());
+        let heat = |file: &FileStats| file.heat(&file.sums());
+        old.by_reason.add(Way::Write, Reason::DirectLarge, 1, 8 << 20);
+        assert_eq!((heat(&old), heat(&new)), ((8 << 20) + BLOCK, 0));
+        for _ in 0..4 {
+            new.by_reason.add(Way::Read, Reason::CacheHit, 1, 1 << 20);
+            heat(&old);
+            heat(&new);
+        }
+        assert!(heat(&new) > heat(&old), "{:?} {:?}", new.heat, old.heat);
+        new.waited_for_lock(3_000_000);
+        assert_eq!(new.sums().lock_wait_ns, 3_000_000);
+        assert!(heat(&new) > 3000 * BLOCK, "waits count as well");
+        for _ in 0..64 {
+            heat(&new);
+        }
+        assert_eq!(heat(&new), 0);
+    }
 }

@@ -66,6 +66,13 @@ impl<E: Env> SessionManager<E> {
         by.or_else(name).unwrap_or_default()
     }
 
+    /// The status of this server, and its counters, for its own process.
+    pub(crate) async fn report(self: &Rc<Self>) -> Result<(Reply, Vec<(String, u64)>)> {
+        let status = self.status(Viewer::Anybody).await?;
+        let Reply::Counters(rows) = self.counters(false).await? else { return Err(Errno::Proto) };
+        Ok((status, rows))
+    }
+
     /// Shows tunables, or sets them; then every target has taken them over.
     async fn tunables(&self, pattern: &str, value: Option<&str>, by: &str) -> Result<Reply> {
         let applied = self.worker.tunables.apply(pattern, value);
