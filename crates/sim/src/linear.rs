@@ -355,8 +355,8 @@ mod tests {
         assert!(seen.refuse(refused).is_err());
     }
 
-    /// Goal: the position behind an append is the end of its own bytes, and one that nobody looks at is any. Method: two
-    /// appends at the same time; one returns each of the two positions, the other one that does not fit, or none.
+    /// Goal: the position behind an append is the end of its own bytes, and one that nobody looks at is any. Method:
+    /// two appends at the same time; one returns each of the two positions, the other one that does not fit, or none.
     #[test]
     fn positions_are_ends_of_appends() {
         for position in [1, 2] {

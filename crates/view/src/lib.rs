@@ -2,7 +2,9 @@
 //!
 //! Owns: the shape of those numbers (`snapshot`), rates between two looks (`change`), the screen of `amphi top`
 //! (`screen`, `terminal`, `report`), busy files (`files`), contention (`contention`), calibrations of a machine
-//! (`limits`), findings (`findings`), explanations (`explain`), and the metrics of `amphi metrics` (`metrics`). Does not own: how the numbers are read, keys and sockets (the `amphi` program).
+//! (`limits`), findings (`findings`), explanations (`explain`), the page of `amphi top --web` (`page`), and the
+//! metrics of `amphi metrics` (`metrics`). Does not own: how the numbers are read, keys and sockets (the `amphi`
+//! program).
 //!
 //! Invariants: no I/O and no clock. Unknown counters are shown under their own names, never lost; absent numbers count
 //! as 0, so a newer program can read an older mount.

@@ -255,8 +255,8 @@ impl Collector for Values {
     }
 }
 
-/// The metrics of a snapshot as text: OpenMetrics 1.0, which ends with `# EOF`. `version`: of the program. Of a mount or
-/// of a server: what it does not know has no series.
+/// The metrics of a snapshot as text: OpenMetrics 1.0, which ends with `# EOF`. `version`: of the program. Of a mount
+/// or of a server: what it does not know has no series.
 pub fn text(snapshot: &Snapshot, version: &str) -> String {
     let mut all = Families::default();
     all.set("build_info", "The program that says this.", vec![("version", version.to_string())], 1.0);

@@ -7,7 +7,7 @@ use crate::contention::contention;
 use crate::files::files;
 use crate::findings::{Weight, findings};
 use crate::limits::limits;
-use crate::snapshot::{Job, Target};
+use crate::snapshot::{Job, Server, Session, Target};
 use crate::unit::share;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -113,13 +113,16 @@ fn jobs(change: &Change<'_>) -> Vec<Value> {
     let mut jobs: Vec<_> = change.after.jobs.iter().map(|job| (rate(job, "read_"), rate(job, "write_"), job)).collect();
     jobs.sort_by(|a, b| (b.0 + b.1).total_cmp(&(a.0 + a.1)));
     jobs.truncate(JOBS_MAX);
-    let one = |(read, written, job): (f64, f64, &Job)| json!({ "job": job.job, "read_bytes_per_s": read, "write_bytes_per_s": written, "open": job.open });
+    let one = |(read, written, job): (f64, f64, &Job)| {
+        let Job { job, open, .. } = job;
+        json!({ "job": job, "read_bytes_per_s": read, "write_bytes_per_s": written, "open": open })
+    };
     jobs.into_iter().map(one).collect()
 }
 
 fn servers(change: &Change<'_>) -> Vec<Value> {
     let cluster = &change.after.cluster;
-    let one = |(server, label): (&crate::snapshot::Server, String)| {
+    let one = |(server, label): (&Server, String)| {
         let counted = change.after.of_server(&label);
         let rate = |name: &str| counted.map_or(0.0, |counted| change.at_server(counted, name));
         json!({
@@ -153,6 +156,9 @@ fn mounts(change: &Change<'_>) -> Vec<Value> {
     let mut mounts: Vec<_> = change.after.cluster.sessions.iter().collect();
     mounts.sort_by_key(|mount| std::cmp::Reverse((mount.locks, mount.opens)));
     mounts.truncate(MOUNTS_MAX);
-    let one = |mount: &crate::snapshot::Session| json!({ "mount": mount.name, "connected": mount.connected, "open": mount.opens, "locks": mount.locks });
+    let one = |mount: &Session| {
+        let Session { name, connected, opens, locks } = mount;
+        json!({ "mount": name, "connected": connected, "open": opens, "locks": locks })
+    };
     mounts.into_iter().map(one).collect()
 }

@@ -25,8 +25,8 @@ const PATH: &str = "/metrics";
 /// How long a server may take to answer its own process.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Print the numbers of a mount, its servers and its jobs, or of a server of this machine, in the OpenMetrics format, or
-/// serve them to Prometheus.
+/// Print the numbers of a mount, its servers and its jobs, or of a server of this machine, in the OpenMetrics format,
+/// or serve them to Prometheus.
 ///
 /// Every mount and every server also serves them itself, at a socket of its own: --list shows where.
 #[derive(Args, Debug)]

@@ -288,6 +288,7 @@ mod tests {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         let name = "cmd::server::tests::a_panic_while_it_starts_ends_a_server";
         command.args(["--exact", name, "--nocapture"]).env(PART, format!("{part} {}", folder.display()));
+        command.env("AMPHI_RUNTIME", folder);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts")
     }
 

@@ -49,8 +49,8 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Goal: `--json` of status, stats, top, calibrate, explain and quota has the fields that the schemas promise, and no others.
-/// Method: a mount that has written, read and opened files, of two servers.
+/// Goal: `--json` of status, stats, top, calibrate, explain and quota has the fields that the schemas promise, and no
+/// others. Method: a mount that has written, read and opened files, of two servers.
 #[test]
 fn outputs_are_as_their_schemas_say() {
     let place = Place::new();

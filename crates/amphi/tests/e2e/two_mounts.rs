@@ -275,8 +275,8 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
 }
 
 /// Goal: Promise S1, S3 across mounts: programs on several mounts that have the same pages of a file mapped shared all
-/// the time see each other's synced stores, and whatever else is done to the file. Method: the random-operation tester on
-/// two and on three mounts, each of which has the start of the file mapped, stores there and looks at it.
+/// the time see each other's synced stores, and whatever else is done to the file. Method: the random-operation tester
+/// on two and on three mounts, each of which has the start of the file mapped, stores there and looks at it.
 fn random_operations_with_common_pages_mapped(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "8M"]);
     for seed in 60..63 {

@@ -34,8 +34,8 @@ pub(super) fn keeps_pages(file: &OpenFile) -> bool {
     file.flags().direct && !file.flags().append
 }
 
-/// Whether a write goes to the end of the file. One to the end that the kernel knows goes elsewhere if another mount was
-/// let in meanwhile.
+/// Whether a write goes to the end of the file. One to the end that the kernel knows goes elsewhere if another mount
+/// was let in meanwhile.
 fn appends(hints: Hints) -> bool {
     matches!(hints.to, WriteTo::End | WriteTo::KnownEnd)
 }

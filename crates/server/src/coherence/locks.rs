@@ -497,8 +497,8 @@ mod tests {
     }
 
     /// Goal: a lock that a session returned while the answer to its first presentation was on its way keeps nobody
-    /// waiting, and what the session was granted since stays. Method: two locks are presented; another session waits for
-    /// one; a third lock is granted in this run; the session presents again, without the lock that is waited for.
+    /// waiting, and what the session was granted since stays. Method: two locks are presented; another session waits
+    /// for one; a third lock is granted in this run; the session presents again, without the lock that is waited for.
     #[test]
     fn what_is_not_presented_again_is_released() {
         let (locks, _) = locks();

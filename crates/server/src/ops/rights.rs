@@ -7,10 +7,10 @@
 //! target when a session first accesses the file, and remembers the answer until the session ends or the objects of the
 //! inode are destroyed: then a request costs one look-up in a table. A close removes no right, since a session that has
 //! closed a file could as well have kept it open. An answer stays valid: the layout of a spread file is fixed, and an
-//! answer that was under way while the objects were destroyed is not stored. A session that is still to reconnect to the
-//! inode's target after a restart is waited for: a mount reaches the targets of a server by several connections, and
-//! which of them is back first is chance. To refuse its request as one for a file that has gone would let a write that
-//! goes to several targets fail in the middle.
+//! answer that was under way while the objects were destroyed is not stored. A session that is still to reconnect to
+//! the inode's target after a restart is waited for: a mount reaches the targets of a server by several connections,
+//! and which of them is back first is chance. To refuse its request as one for a file that has gone would let a write
+//! that goes to several targets fail in the middle.
 //!
 //! Invariant: an object is created only while its inode exists (and is marked as spread, unless it is stripe 0), on the
 //! target that the layout names, so the destruction of the inode finds it. Each change checks twice: before it waits

@@ -24,7 +24,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Calls of each player.
-const CALLS: u64 = 50;
+const CALLS: u64 = 30;
 /// Players on each mount.
 const PLAYERS: usize = 2;
 /// More cells than this are cut off.
@@ -168,8 +168,10 @@ impl Player {
             if self.table.story.is_wrong() {
                 break;
             }
-            if self.dice.one_in(3) {
+            // Where nobody locks, a position can be judged only while the other mounts rest.
+            if !self.table.locked || self.dice.one_in(3) {
                 let us = if self.dice.one_in(6) { 300_000 } else { 8_000 };
+                let us = if self.table.locked { us } else { us.max(100_000) };
                 self.table.cluster.env.sleep(Duration::from_micros(self.dice.below(us))).await;
             }
             if self.dice.one_in(10) {
@@ -269,11 +271,13 @@ impl Player {
         }
         self.told = others.filter(|_| appended.told && is_known);
         if is_known {
-            self.table.tally.borrow_mut().positions += 1;
+            self.table.tally.borrow_mut().positions.0 += 1;
             return self.end(call, "append", &Cells(vec![appended.position / PAGE]));
         }
-        self.table.tally.borrow_mut().positions_open += 1;
-        self.table.story.note(&self.who, &format!("  ... append, position {:x}, others: {others:?}", appended.position));
+        self.table.tally.borrow_mut().positions.1 += 1;
+        self.table
+            .story
+            .note(&self.who, &format!("  ... append, position {:x}, others: {others:?}", appended.position));
         self.table.history.borrow_mut().end_unseen(call)
     }
 

@@ -5,9 +5,10 @@
 //! beginning if it is long) and `status.from.N` (from byte N on, of the status that this process read last),
 //! `counters.server` (lines `name value`, sums over all servers) and `counters.server.ID` (of the server to which the
 //! status gives this number), `hot` (JSON, the files with the most to do), `error` (why the last change was refused),
-//! `pid` (the mount's process). Attributes that can be written: `stats` = `reset`, `set` = `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not
-//! pass on). Tunables that begin with `server.` belong to the servers: the master's values are shown, and lines that
-//! begin with `#` name other servers with other values, or without an answer.
+//! `pid` (the mount's process). Attributes that can be written: `stats` = `reset`, `set` = `PATTERN=VALUE`, `sync` =
+//! `all` (what syncfs would do, which the kernel does not pass on). Tunables that begin with `server.` belong to the
+//! servers: the master's values are shown, and lines that begin with `#` name other servers with other values, or
+//! without an answer.
 
 use super::hot_files;
 use crate::api::Ctx;
