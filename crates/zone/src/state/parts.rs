@@ -15,6 +15,7 @@ use amphi_env::Env;
 use amphi_types::TargetId;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A written group with a record that points at data, while nothing on the medium proves that both were synced.
@@ -36,6 +37,8 @@ pub struct Queue {
     pub wanted_lsn: u64,
     /// Area of the group that is being written.
     pub writing_area: Option<usize>,
+    /// Hashes of the keys that this group changes, in the order of its changes.
+    pub writing_hashes: Vec<u32>,
 }
 
 /// How far records have got: `stable <= synced <= written <= kept`.
@@ -78,10 +81,17 @@ pub struct LogBounds {
 /// The changes of the log over the segments: the work of the next checkpoint.
 pub struct Unmerged {
     pub dirty: Changes,
-    /// Bytes of changes that a running checkpoint has taken.
-    pub frozen_bytes: u64,
+    /// The changes that a running checkpoint has taken: older than the others, newer than the segments.
+    pub frozen: Option<Rc<Changes>>,
     /// Deletions since the last full merge: what it could win back.
     pub deletions: u64,
+}
+
+impl Unmerged {
+    /// Bytes of changes that a running checkpoint has taken.
+    pub fn frozen_bytes(&self) -> u64 {
+        self.frozen.as_ref().map_or(0, |frozen| frozen.cost())
+    }
 }
 
 /// The contents of the medium beside the log.
@@ -89,7 +99,8 @@ pub struct Medium {
     /// The record of a loss in the next root.
     pub lost: bool,
     pub root: Superblock,
-    pub segments: Vec<Segment>,
+    /// The segments, oldest first. Each checkpoint makes another list.
+    pub segments: Rc<Vec<Rc<Segment>>>,
     pub slots: SlotMap,
 }
 
