@@ -48,7 +48,7 @@ pub const fn is(_mistake: Mistake) -> bool {
 }
 
 #[cfg(test)]
-pub use switch::{is, plant};
+pub use switch::{is, is_none, plant};
 
 #[cfg(test)]
 mod switch {
@@ -61,6 +61,10 @@ mod switch {
 
     pub fn plant(mistake: Option<Mistake>) {
         PLANTED.set(mistake);
+    }
+
+    pub fn is_none() -> bool {
+        PLANTED.get().is_none()
     }
 
     pub fn is(mistake: Mistake) -> bool {

@@ -3,7 +3,8 @@
 //! After a crash of the process every record whose `kept` returned must be there; if the memory that outlives it is
 //! lost as well, every one whose `written` returned; and after a loss of power, every one whose `stable` returned. The
 //! surviving records are a prefix of the appended ones, each complete, and a record that points at data comes with the
-//! data; under `Load::Data` blocks are reused when the record that freed them is stable. Then a second life continues
+//! data; under `Load::Data` blocks are reused when the record that freed them is stable. Each item is also read one by
+//! one, and all of them in scans. Then a second life continues
 //! and is stopped too, so that groups which the first crash left behind the cut meet new groups.
 
 use super::*;
@@ -171,7 +172,8 @@ fn verify(sim: &Sim, track: &Track, crash: Crash) -> Result<(Zone<SimEnv>, u64),
     if model != found.items {
         return Err(format!("the items are not those after record {n}"));
     }
-    if n.is_multiple_of(4) {
+    // Reads take time, by which the sweeps with planted mistakes, which are others, would find theirs later.
+    if crate::planted::is_none() {
         compare_reads(sim, &zone, &model);
     }
     if zone.appended_lsn().0 != n {
@@ -493,7 +495,7 @@ fn planted_mistakes_are_found() {
         (Mistake::AreaReused, KILL, Load::Data),
     ] {
         plant(Some(mistake));
-        let found = (40..80).find_map(|seed| sweep(seed, kinds, load, 40).err());
+        let found = (40..60).find_map(|seed| sweep(seed, kinds, load, 40).err());
         plant(None);
         assert!(found.is_some(), "{mistake:?} was not noticed");
         println!("{mistake:?}: {found:?}");
