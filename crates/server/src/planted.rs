@@ -27,6 +27,8 @@ pub enum Mistake {
     Unverified,
     /// The record of a write does not say that it follows its bytes, also not of one that gives them checksums.
     UnorderedWrite,
+    /// Not a mistake: no value of an extended attribute stays in memory that may go.
+    NoValueKept,
 }
 
 /// Whether `mistake` is planted.

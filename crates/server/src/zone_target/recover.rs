@@ -50,11 +50,18 @@ pub struct Loading {
     wrong: Option<String>,
 }
 
+/// Most bytes of values of extended attributes that a target keeps in memory.
+fn values_max() -> usize {
+    if planted::is(Mistake::NoValueKept) { 0 } else { VALUES_BYTES_MAX }
+}
+
 impl Loading {
     /// For a target with this many blocks of data.
     pub fn new(target: TargetId, data_blocks: u64) -> Loading {
+        let mut meta = MetaStore::empty(target);
+        meta.set_values_max(values_max());
         Loading {
-            meta: MetaStore::empty(target),
+            meta,
             data: DataStore::new(data_blocks),
             slots: Slots::default(),
             sessions: BTreeMap::new(),
@@ -130,6 +137,7 @@ impl<E: Env> Target<E> {
         if is_empty {
             let root = (id == Ino::ROOT.target()).then_some(root_owner);
             (meta, txn) = MetaStore::format(id, env.rand(), env.wall(), root, pool);
+            meta.set_values_max(values_max());
         }
         let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
         let (flush_bell, flush_rung) = mpsc::channel(1);

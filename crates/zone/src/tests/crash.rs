@@ -4,8 +4,8 @@
 //! lost as well, every one whose `written` returned; and after a loss of power, every one whose `stable` returned. The
 //! surviving records are a prefix of the appended ones, each complete, and a record that points at data comes with the
 //! data; under `Load::Data` blocks are reused when the record that freed them is stable. Each item is also read one by
-//! one, and all of them in scans. Then a second life continues
-//! and is stopped too, so that groups which the first crash left behind the cut meet new groups.
+//! one, and all of them in scans. Then a second life continues and is stopped too, so that groups which the first crash
+//! left behind the cut meet new groups.
 
 use super::*;
 use crate::layout::Superblock;
