@@ -14,11 +14,12 @@
 //! The number that drove the design: a value may have 64 KiB and an inode 128 KiB of them, ten thousand times what the
 //! inode takes itself.
 
-use crate::shards;
 use amphi_types::acl;
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 
+/// Name of the attribute with the shards of a directory (`shards`). No program can name it.
+pub(crate) const SHARDS: &[u8] = b"amphi.shards";
 /// Longest value that is always in memory, bytes.
 pub(crate) const ALWAYS_BYTES: usize = 64;
 /// Entries of the order in which values go that may be out of use, beside as many as are in use.
@@ -122,7 +123,7 @@ impl Attributes {
     pub(crate) fn insert(&mut self, local: u64, name: &[u8], bytes: Box<[u8]>) {
         let of = (local, Box::from(name));
         self.forget(&of);
-        let may_go = bytes.len() > ALWAYS_BYTES && ![acl::ACCESS, acl::DEFAULT, shards::LIST].contains(&name);
+        let may_go = bytes.len() > ALWAYS_BYTES && ![acl::ACCESS, acl::DEFAULT, SHARDS].contains(&name);
         if may_go {
             self.held += 1;
             self.held_bytes += bytes.len();
@@ -176,7 +177,8 @@ impl Attributes {
 /// Two that have the same attributes are equal, whichever values are in memory.
 impl PartialEq for Attributes {
     fn eq(&self, other: &Attributes) -> bool {
-        let same = |(a, b): (&Value, &Value)| a.len == b.len && (a.bytes == b.bytes || a.bytes.is_none() || b.bytes.is_none());
+        let same =
+            |(a, b): (&Value, &Value)| a.len == b.len && (a.bytes == b.bytes || a.bytes.is_none() || b.bytes.is_none());
         self.all.keys().eq(other.all.keys()) && self.all.values().zip(other.all.values()).all(same)
     }
 }
@@ -204,7 +206,8 @@ mod tests {
             all.trim();
             assert_eq!(all.get(2, b"user.00").and_then(Value::bytes), Some(&*value(0)), "it is used all the time");
         }
-        let held: Vec<_> = all.of(2).filter(|(_, value)| value.bytes.is_some()).map(|(name, _)| name.to_vec()).collect();
+        let held: Vec<_> =
+            all.of(2).filter(|(_, value)| value.bytes.is_some()).map(|(name, _)| name.to_vec()).collect();
         assert_eq!((held.len(), all.held, all.held_bytes()), (10, 10, 10_000));
         assert!(held.contains(&b"user.19".to_vec()) && held.contains(&b"user.00".to_vec()), "{held:?}");
         assert!(all.of(2).all(|(_, value)| value.len() == 1000) && all.of(2).count() == 20);

@@ -13,15 +13,13 @@
 //! attributes. The mtime of a shard is that of its last change of names since an mtime of the directory was set
 //! explicitly, or 0. So the mtime of the directory is the latest of its shards, or its own if all are 0.
 
+use crate::attributes::SHARDS;
 use crate::codec::ItemKey;
 use crate::inode::{InodeFlags, InodeTimes};
 use crate::store::Dirty;
 use crate::{MetaStore, Part};
 use amphi_types::{Acls, Advice, FileFlags, Ino, Layout, Owner, Result, Timespec};
 use serde::{Deserialize, Serialize};
-
-/// Name of the attribute with the numbers of the shards, 8 bytes each. No program can name it.
-pub(crate) const LIST: &[u8] = b"amphi.shards";
 
 /// The attributes of a directory that its shards have as well, and its times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,7 +51,7 @@ impl SharedAttrs {
 impl MetaStore {
     /// The shards of a directory, in their order; none if its names lie in itself.
     pub fn shards(&self, dir: Ino) -> Vec<Ino> {
-        let list = self.xattrs.list(dir.local(), LIST);
+        let list = self.xattrs.list(dir.local(), SHARDS);
         let numbers = list.into_iter().flat_map(|list| list.as_chunks::<8>().0);
         numbers.map(|number| Ino(u64::from_le_bytes(*number))).collect()
     }
@@ -104,8 +102,8 @@ impl MetaStore {
 
     pub(crate) fn put_shards(&mut self, dir: Ino, shards: &[Ino], dirty: &mut Dirty) {
         let list: Vec<u8> = shards.iter().flat_map(|shard| shard.0.to_le_bytes()).collect();
-        self.xattrs.insert(dir.local(), LIST, list.into());
-        dirty.mark(ItemKey::Xattr { local: dir.local(), name: LIST.into() });
+        self.xattrs.insert(dir.local(), SHARDS, list.into());
+        dirty.mark(ItemKey::Xattr { local: dir.local(), name: SHARDS.into() });
         self.edit(dir, dirty, |inode| inode.flags.set(InodeFlags::SHARDED, true));
     }
 

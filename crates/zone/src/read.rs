@@ -147,18 +147,21 @@ impl<E: Env> Shared<E> {
 
     /// Reads a segment from a place on.
     async fn reader(&self, segment: &Segment, place: (usize, usize)) -> Result<SegmentReader<'_, E::Disk>, ZoneError> {
-        let memory = self.spare_page.take();
+        let memory = self.reads.spare_page.take();
         SegmentReader::from(&*self.disk, self.geometry, self.ids.zone, segment, place, memory).await
     }
 
     /// Keeps the memory of a reader for the next one, and reports what was damaged.
     fn end_reading(&self, mut reader: SegmentReader<'_, E::Disk>) {
         for (address, mended) in std::mem::take(reader.mended()) {
-            // The next merge of the segment writes it anew.
+            // The next merge of the segment writes it anew; until then each read meets it.
+            if !self.reads.damaged.borrow_mut().insert(address) {
+                continue;
+            }
             tracing::warn!("{}: {}: the block at byte {address} was damaged and was rebuilt", self.path, mended.place);
             self.state.borrow_mut().counters.rebuilt_blocks += 1;
         }
-        self.spare_page.set(Some(reader.into_memory()));
+        self.reads.spare_page.set(Some(reader.into_memory()));
     }
 }
 

@@ -20,7 +20,7 @@ use crate::options::{OnFailure, OpenOptions};
 use crate::planted::{self, Mistake};
 use crate::stats::ZoneStats;
 use crate::{ZoneError, ZoneErrorKind};
-use amphi_env::{Buf, Env};
+use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, TargetId};
@@ -126,8 +126,8 @@ pub struct Shared<E: Env> {
     pub backing: Cell<bool>,
     /// Memory that outlives the process.
     pub kept: KeptMemory<E>,
-    /// Memory of a page, for the next read.
-    pub spare_page: Cell<Option<Buf>>,
+    /// Reads of items.
+    pub reads: Reads,
     pub state: RefCell<State>,
     /// Events for which agents and callers wait.
     pub events: Events,
@@ -207,7 +207,7 @@ impl<E: Env> Shared<E> {
             on_failure: options.on_failure.clone(),
             backing: Cell::new(false),
             kept: KeptMemory { areas: RefCell::new(keep), used: Cell::new(options.keeps) },
-            spare_page: Cell::new(None),
+            reads: Reads::default(),
             state: RefCell::new(state),
             events: Events {
                 queued: Event::default(),

@@ -379,7 +379,8 @@ impl<E: Env> Zone<E> {
     /// present value when the function returns. An item that is not among the changes of the log costs one disk read;
     /// one more if it spans pages, and one more for each segment that is taken for one that has it, one in 120.
     ///
-    /// Errors: `Io` when the zone has failed or the item cannot be read, `Corrupt`. Dropping the future changes nothing.
+    /// Errors: `Io` when the zone has failed or the item cannot be read, `Corrupt`. Dropping the future changes
+    /// nothing.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, ZoneError> {
         self.shared.get(key).await
     }

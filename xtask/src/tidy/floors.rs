@@ -105,6 +105,7 @@ const HOUSES: &[House] = &[
     House {
         name: "meta",
         floors: &[
+            "attributes",
             "early_names",
             "index",
             "inode",
@@ -443,6 +444,7 @@ const HOUSES: &[House] = &[
             "recover",
             "commit",
             "checkpoint",
+            "read",
             "zone",
             "fsck",
             "lib",

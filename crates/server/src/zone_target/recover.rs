@@ -5,6 +5,7 @@
 
 use crate::coherence::Coherence;
 use crate::counters::Counters;
+use crate::planted::{self, Mistake};
 use crate::records::{self, Intent, Item, SessionRecord};
 use crate::session::open_files::OpenFiles;
 use crate::session::opens::Opens;
@@ -34,6 +35,10 @@ use futures_channel::mpsc;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+
+/// Most bytes of values of extended attributes that a target keeps in memory, beside short ones: enough for those of
+/// 4,000 files with 4 KiB each, and a small part of what a server takes anyway.
+const VALUES_BYTES_MAX: usize = 16 << 20;
 
 /// The state that is built from the items of a zone, one by one, so that no item is in memory twice.
 pub struct Loading {
@@ -179,5 +184,37 @@ impl<E: Env> Target<E> {
         });
         env.spawn(release_freed(Rc::downgrade(&target), rung));
         (target, flush_rung)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amphi_meta::{NodeSpec, XattrMode};
+    use amphi_types::{Cred, Name, Timespec};
+
+    /// Goal: values of extended attributes take a bounded part of the memory of a server from its start on, however
+    /// many there are. Method: items of 24 MiB of values.
+    #[test]
+    fn values_take_bounded_memory() {
+        let (cred, now, id) = (Cred::root(), Timespec::default(), TargetId(0));
+        let (mut meta, txn) = MetaStore::format(id, 1, now, Some((0, 0)), 1);
+        let mut loading = Loading::new(id, 1000);
+        let mut take = |txn: &Txn| {
+            txn.changes().for_each(|change| loading.take(change.key(), change.value().expect("nothing is deleted")));
+        };
+        take(&txn);
+        for n in 0..400 {
+            let mut txn = Txn::default();
+            let name = Name::new(format!("f{n}")).expect("a name");
+            let ino = meta.make(&cred, Ino::ROOT, &name, &NodeSpec::file(0o600), now, &mut txn).expect("made");
+            let value = vec![n as u8; 60_000];
+            meta.setxattr(&cred, ino, b"user.a", &value, XattrMode::Set, now, &mut txn).expect("set");
+            take(&txn);
+        }
+        loading.finish().expect("it fits");
+        assert!(meta.value_bytes() == 400 * 60_000 && meta.value_bytes() > VALUES_BYTES_MAX);
+        let kept = loading.meta.value_bytes();
+        assert!(kept <= VALUES_BYTES_MAX && kept > VALUES_BYTES_MAX / 2, "{kept} bytes");
     }
 }

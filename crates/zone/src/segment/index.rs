@@ -82,7 +82,8 @@ impl Index {
             if at == NO_FIRST {
                 continue;
             }
-            let [key_len, filter_len] = [take(&mut rest)?, take(&mut rest)?].map(|n| usize::from(u16::from_le_bytes(*n)));
+            let [key_len, filter_len] =
+                [take(&mut rest)?, take(&mut rest)?].map(|n| usize::from(u16::from_le_bytes(*n)));
             let (key, behind) = rest.split_at_checked(key_len)?;
             let (filter, behind) = behind.split_at_checked(filter_len)?;
             rest = behind;
@@ -190,7 +191,8 @@ mod tests {
         builder.finish()
     }
 
-    /// Goal: every key is found in its page, and few others in any. Method: numbers, of which every second one is there.
+    /// Goal: every key is found in its page, and few others in any. Method: numbers, of which every second one is
+    /// there.
     #[test]
     fn filters_know_their_keys() {
         let index = index();

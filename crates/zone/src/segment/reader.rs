@@ -3,9 +3,9 @@
 //! Owns: where changes begin and end in the pages, and the index that lies behind them. Does not own: reading one page
 //! (`page`).
 
-use super::Segment;
 use super::index::{Index, IndexBuilder};
 use super::page::PageReader;
+use super::run::Segment;
 use crate::ZoneError;
 use crate::layout::{Geometry, NO_SLOT, NamedSegment, PAGE_PAYLOAD};
 use crate::parity::MendedBlocks;

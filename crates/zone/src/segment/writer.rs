@@ -3,8 +3,8 @@
 //! Owns: the page that is being filled. Does not own: which slots are free (`SlotMap`), or when the segment is named
 //! (`checkpoint`).
 
-use super::Segment;
 use super::index::IndexBuilder;
+use super::run::Segment;
 use crate::layout::{
     Geometry, NO_SLOT, PAGE_HEADER, PAGE_MAGIC, PAGE_PARITY, PAGE_PAYLOAD, PAGE_PAYLOAD_BARE, PageHeader, SLOT_BYTES,
     block_crc, blocks_for,
@@ -80,11 +80,7 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
         Ok(())
     }
 
-    async fn push(
-        &mut self,
-        mut part: &[u8],
-        take_slot: &mut impl FnMut() -> Option<u32>,
-    ) -> Result<(), WriteError> {
+    async fn push(&mut self, mut part: &[u8], take_slot: &mut impl FnMut() -> Option<u32>) -> Result<(), WriteError> {
         while !part.is_empty() {
             self.make_room(take_slot).await?;
             let n = part.len().min(self.payload_max - self.fill);
@@ -126,10 +122,7 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
     }
 
     /// Writes the index and the last page. `None` if nothing was put.
-    pub async fn finish(
-        &mut self,
-        take_slot: &mut impl FnMut() -> Option<u32>,
-    ) -> Result<Option<Segment>, WriteError> {
+    pub async fn finish(&mut self, take_slot: &mut impl FnMut() -> Option<u32>) -> Result<Option<Segment>, WriteError> {
         if self.segment.slots.is_empty() {
             return Ok(None);
         }

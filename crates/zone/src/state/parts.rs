@@ -11,10 +11,10 @@ use crate::keep::Keep;
 use crate::layout::Superblock;
 use crate::log_point::LogPoint;
 use crate::segment::{Segment, SlotMap};
-use amphi_env::Env;
+use amphi_env::{Buf, Env};
 use amphi_types::TargetId;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -159,6 +159,15 @@ pub struct KeptMemory<E: Env> {
     /// Memory that outlives the process, if there is any, and whether it is used.
     pub areas: RefCell<Option<Keep<E>>>,
     pub used: Cell<bool>,
+}
+
+/// What reads of items share.
+#[derive(Default)]
+pub struct Reads {
+    /// Memory of a page, for the next read.
+    pub spare_page: Cell<Option<Buf>>,
+    /// Addresses of damaged blocks that reads have met and reported.
+    pub damaged: RefCell<BTreeSet<u64>>,
 }
 
 /// Events for which agents and callers wait.
