@@ -37,6 +37,7 @@ mod pipeline;
 mod policy;
 mod server;
 mod servers;
+mod shards;
 mod sharing;
 mod sim_clock;
 mod small_files_ahead;

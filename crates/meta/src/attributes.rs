@@ -14,12 +14,11 @@
 //! The number that drove the design: a value may have 64 KiB and an inode 128 KiB of them, ten thousand times what the
 //! inode takes itself.
 
+use crate::shared_attrs::LIST;
 use amphi_types::acl;
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Name of the attribute with the shards of a directory (`shards`). No program can name it.
-pub(crate) const SHARDS: &[u8] = b"amphi.shards";
 /// Longest value that is always in memory, bytes.
 pub(crate) const ALWAYS_BYTES: usize = 64;
 /// Entries of the order in which values go that may be out of use, beside as many as are in use.
@@ -123,7 +122,7 @@ impl Attributes {
     pub(crate) fn insert(&mut self, local: u64, name: &[u8], bytes: Box<[u8]>) {
         let of = (local, Box::from(name));
         self.forget(&of);
-        let may_go = bytes.len() > ALWAYS_BYTES && ![acl::ACCESS, acl::DEFAULT, SHARDS].contains(&name);
+        let may_go = bytes.len() > ALWAYS_BYTES && ![acl::ACCESS, acl::DEFAULT, LIST].contains(&name);
         if may_go {
             self.held += 1;
             self.held_bytes += bytes.len();

@@ -14,8 +14,9 @@
 
 use crate::inode::InodeFlags;
 use crate::inodes::Brief;
+use crate::shared_attrs::SharedAttrs;
 use crate::store::Dirty;
-use crate::{Inode, MetaStore, Named, SharedAttrs};
+use crate::{Inode, MetaStore, Named};
 use amphi_types::item::Txn;
 use amphi_types::{Acls, Advice, Errno, Ino, Kind, Layout, Name, TargetId, Timespec, limits};
 use serde::{Deserialize, Serialize};
@@ -211,7 +212,21 @@ impl Part {
 impl MetaStore {
     /// Whether `apply_parts` would succeed. Changes nothing.
     pub fn check_parts(&self, parts: &[Part]) -> Result<(), Refusal> {
+        if parts.iter().any(|part| self.leaves_shards(part, parts)) {
+            return Err(Refusal::Conflict);
+        }
         parts.iter().try_for_each(|part| self.check_part(part))
+    }
+
+    /// Whether this is the removal of a directory that has got shards since it was planned. The first shard, which lies
+    /// beside the directory, stands for all.
+    fn leaves_shards(&self, part: &Part, parts: &[Part]) -> bool {
+        let Part::Unlink { ino, kind: Kind::Dir } = part else { return false };
+        if !self.is_sharded(*ino) {
+            return false;
+        }
+        let first = self.shards(*ino).first().copied();
+        !parts.iter().any(|other| matches!(other, Part::Unlink { ino, .. } if Some(*ino) == first))
     }
 
     /// An inode that a plan has used and that may be gone since.

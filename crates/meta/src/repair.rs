@@ -3,9 +3,11 @@
 //! Owns: which names are removed, and what is put into `lost+found`. Does not own: whether that is allowed, and the
 //! log.
 //!
-//! Rules: no existing inode is ever removed. A name is removed only if it leads to nothing, or if it is a second name
-//! of a directory. An inode that nobody can reach gets a name in `lost+found`. A second run changes nothing more, so a
-//! run that was cut short is finished by the next one.
+//! Rules: no existing inode is ever removed. A name is removed only if it leads to nothing, if it is a second name of a
+//! directory, or if it lies where nobody looks (`shards`). An inode that nobody can reach gets a name in `lost+found`.
+//! A second run changes nothing more, so a run that was cut short is finished by the next one.
+
+mod shards;
 
 use crate::codec::ItemKey;
 use crate::inode::InodeFlags;
@@ -48,6 +50,7 @@ pub fn repair_cluster(stores: &mut [&mut MetaStore], now: Timespec) -> Result<Re
     if work.stores.iter().any(|store| store.reserved == 0) {
         return Err(amphi_types::Errno::NoEnt);
     }
+    work.agree_shards();
     work.remove_names();
     work.name_the_nameless()?;
     work.break_circles()?;

@@ -1,7 +1,8 @@
 //! Directories in shards: a directory whose names lie in several hidden directories, which may be on other targets.
 //!
-//! Owns: the list of a directory's shards, and the attributes that a directory and its shards have in common. Does not
-//! own: which shard has a name (`Name::shard`), and making them on several targets (`server`).
+//! Owns: the list of a directory's shards, and changes of the attributes that a directory and its shards have in common
+//! (`shared_attrs`). Does not own: which shard has a name (`Name::shard`), and making them on several targets
+//! (`server`).
 //!
 //! A *shard* is a directory without a name, whose number says its place (`Ino::shard`). Entries, link count and times
 //! of changes are its own. Everything that permission checks and new inodes take from a directory is a copy of what the
@@ -13,45 +14,18 @@
 //! attributes. The mtime of a shard is that of its last change of names since an mtime of the directory was set
 //! explicitly, or 0. So the mtime of the directory is the latest of its shards, or its own if all are 0.
 
-use crate::attributes::SHARDS;
 use crate::codec::ItemKey;
-use crate::inode::{InodeFlags, InodeTimes};
+use crate::inode::InodeFlags;
+use crate::shared_attrs::{LIST, SharedAttrs};
 use crate::store::Dirty;
-use crate::{MetaStore, Part};
-use amphi_types::{Acls, Advice, FileFlags, Ino, Layout, Owner, Result, Timespec};
-use serde::{Deserialize, Serialize};
-
-/// The attributes of a directory that its shards have as well, and its times.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedAttrs {
-    perm: u16,
-    owner: Owner,
-    flags: FileFlags,
-    layout: Layout,
-    advice: Advice,
-    acls: Acls,
-    times: InodeTimes,
-    /// A change that sets the mtime: what the shards say of theirs does not count any more.
-    sets_mtime: bool,
-}
-
-impl SharedAttrs {
-    /// Bytes of items that setting them may add.
-    pub fn growth(&self) -> u64 {
-        if self.acls == Acls::default() { 0 } else { self.acls.stored_bytes() + 128 }
-    }
-
-    /// Whether a shard with `other` has what this directory has.
-    pub(crate) fn agrees(&self, other: &SharedAttrs) -> bool {
-        let shared = |attrs: &SharedAttrs| SharedAttrs { times: self.times, sets_mtime: false, ..attrs.clone() };
-        shared(self) == shared(other)
-    }
-}
+use crate::{MetaStore, NewInode, Part};
+use amphi_types::item::Txn;
+use amphi_types::{Acls, Ino, Kind, Result, Timespec};
 
 impl MetaStore {
     /// The shards of a directory, in their order; none if its names lie in itself.
     pub fn shards(&self, dir: Ino) -> Vec<Ino> {
-        let list = self.xattrs.list(dir.local(), SHARDS);
+        let list = self.xattrs.list(dir.local(), LIST);
         let numbers = list.into_iter().flat_map(|list| list.as_chunks::<8>().0);
         numbers.map(|number| Ino(u64::from_le_bytes(*number))).collect()
     }
@@ -100,10 +74,33 @@ impl MetaStore {
         })
     }
 
+    /// Lets a shard of a damaged store have the attributes of its directory, and makes it if it is gone.
+    pub(crate) fn mend_shard(&mut self, dir: Ino, shard: Ino, wanted: &SharedAttrs, now: Timespec, txn: &mut Txn) {
+        if !self.inodes.contains(shard.local()) {
+            let new = NewInode {
+                ino: shard,
+                kind: Kind::Dir,
+                perm: wanted.perm,
+                uid: wanted.owner.uid,
+                gid: wanted.owner.gid,
+                rdev: 0,
+                symlink: Vec::new(),
+                parent: dir,
+                layout: wanted.layout,
+                advice: wanted.advice,
+                linked: true,
+            };
+            self.apply_parts(&[Part::MakeInode(new)], now, txn);
+        }
+        let mut dirty = Dirty::default();
+        self.put_shared(shard, wanted, &mut dirty);
+        self.emit(dirty, txn);
+    }
+
     pub(crate) fn put_shards(&mut self, dir: Ino, shards: &[Ino], dirty: &mut Dirty) {
         let list: Vec<u8> = shards.iter().flat_map(|shard| shard.0.to_le_bytes()).collect();
-        self.xattrs.insert(dir.local(), SHARDS, list.into());
-        dirty.mark(ItemKey::Xattr { local: dir.local(), name: SHARDS.into() });
+        self.xattrs.insert(dir.local(), LIST, list.into());
+        dirty.mark(ItemKey::Xattr { local: dir.local(), name: LIST.into() });
         self.edit(dir, dirty, |inode| inode.flags.set(InodeFlags::SHARDED, true));
     }
 

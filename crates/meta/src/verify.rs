@@ -7,7 +7,7 @@
 
 use crate::MetaStore;
 use crate::inode::InodeFlags;
-use amphi_types::{Acls, Ino, Kind, acl};
+use amphi_types::{Acls, Ino, Kind, Name, acl};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most findings that are reported, because a damaged store could have millions.
@@ -132,14 +132,17 @@ pub fn verify_cluster(stores: &[&MetaStore]) -> Vec<String> {
 /// Violations between directories and their shards. Returns the shards of directories that have a name.
 fn verify_shards(stores: &[&MetaStore], findings: &mut Vec<String>) -> BTreeSet<Ino> {
     let store_of = |ino: Ino| stores.iter().find(|store| store.target == ino.target());
-    let mut listed = BTreeSet::new();
+    let (mut listed, mut places) = (BTreeSet::new(), BTreeMap::new());
     for (dir, inode) in stores.iter().flat_map(|store| store.inodes()).filter(|(_, inode)| inode.is_sharded()) {
         if inode.nlink == 0 {
             continue;
         }
         let shared = store_of(dir).and_then(|store| store.shared_attrs(dir));
-        for (place, shard) in store_of(dir).map(|store| store.shards(dir)).unwrap_or_default().into_iter().enumerate() {
+        let shards = store_of(dir).map(|store| store.shards(dir)).unwrap_or_default();
+        let count = shards.len();
+        for (place, shard) in shards.into_iter().enumerate() {
             listed.insert(shard);
+            places.insert(shard, (place, count));
             if shard.shard_place().map(usize::from) != Some(place) {
                 findings.push(format!("shard {shard} of directory {dir} is not at its place {place}"));
             }
@@ -155,6 +158,14 @@ fn verify_shards(stores: &[&MetaStore], findings: &mut Vec<String>) -> BTreeSet<
             if !shared.as_ref().is_some_and(|shared| shared.agrees(&attrs)) {
                 findings.push(format!("shard {shard} has other permissions or settings than its directory {dir}"));
             }
+        }
+    }
+    for (shard, _, entry) in stores.iter().flat_map(|store| store.dentries()).filter(|(dir, ..)| dir.is_shard()) {
+        let is_elsewhere =
+            |(place, count): &(usize, usize)| Name::new(&*entry.name).is_ok_and(|name| name.shard(*count) != *place);
+        if places.get(&shard).is_some_and(is_elsewhere) {
+            let name = String::from_utf8_lossy(&entry.name).escape_debug().to_string();
+            findings.push(format!("the name {name} does not belong in shard {shard}"));
         }
     }
     for (ino, inode) in stores.iter().flat_map(|store| store.inodes()) {

@@ -11,11 +11,11 @@
 //! Invariants: an inode with a list has `InodeFlags::LISTS`, others have not. The permission bits are those of the list
 //! that decides about access. A list that says no more than the bits is not stored.
 
-use crate::attributes::SHARDS;
 use crate::codec::ItemKey;
 use crate::inode::InodeFlags;
 use crate::perm::{self, SETGID, STICKY, Want};
 use crate::setattr::CAPABILITY;
+use crate::shared_attrs::LIST;
 use crate::store::Dirty;
 use crate::{Facts, MetaStore};
 use amphi_types::item::{Key, Txn};
@@ -126,7 +126,7 @@ impl MetaStore {
     pub fn listxattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>> {
         self.inode(ino)?;
         let mut list = Vec::new();
-        for (name, _) in self.xattrs.of(ino.local()).filter(|(name, _)| *name != SHARDS) {
+        for (name, _) in self.xattrs.of(ino.local()).filter(|(name, _)| *name != LIST) {
             if cred.may(Caps::SYS_ADMIN) || !name.starts_with(b"trusted.") {
                 list.extend_from_slice(name);
                 list.push(0);

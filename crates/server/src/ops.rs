@@ -218,6 +218,7 @@ pub async fn execute<E: Env>(
 }
 
 async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) -> Result<(Reply, Option<Buf>)> {
+    shards::check(&op)?;
     let reply = match op {
         Request::Lookup { dir, name } => cx.lookup(dir, &name).await,
         Request::Parent { dir } => cx.parent(dir).await,

@@ -29,6 +29,14 @@ pub enum Mistake {
     UnorderedWrite,
     /// Not a mistake: no value of an extended attribute stays in memory that may go.
     NoValueKept,
+    /// A change of the attributes of a directory leaves out its last shard.
+    ShardLeftOut,
+    /// The removal of a directory does not hold the gate of its shards.
+    ShardUnguarded,
+    /// Mounts are told of shards while names of the directory itself may be cached.
+    ShardsToldEarly,
+    /// A server that was started again tells of shards before all mounts have come back.
+    ShardsToldAtStart,
 }
 
 /// Whether `mistake` is planted.

@@ -25,10 +25,19 @@ pub(crate) fn are_on() -> bool {
     ON.get()
 }
 
+fn count_of(dir: Ino) -> u64 {
+    2 + dir.local() % 3
+}
+
+/// Whether so many inodes may be left when all that programs made is removed: the root, and its shards if it has some.
+pub(crate) fn is_root_alone(inodes: u64) -> bool {
+    inodes == 1 || are_on() && inodes == 1 + count_of(Ino::ROOT)
+}
+
 /// Gives a directory shards, if it is one that gets them, and still empty.
 pub(crate) async fn give(client: &Client, dir: Ino) {
     if are_on() && (dir == Ino::ROOT || !dir.local().is_multiple_of(3)) {
-        let count = (2 + dir.local() % 3).to_string();
+        let count = count_of(dir).to_string();
         // It may have shards already, or names, or be gone.
         let _ = client.setxattr(&Ctx::root(), dir, SHARDS, count.as_bytes(), XattrMode::Set).await;
     }

@@ -47,6 +47,10 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request, keys: &[TokenKey]) -> O
             state.begin_removal(ino);
             Reach::Removal(ino)
         }
+        _ if mount.coherence.shards.has(ino) => {
+            state.begin_wide();
+            Reach::Wide
+        }
         _ => {
             state.begin(ino);
             Reach::One(ino)
@@ -69,7 +73,13 @@ impl Change {
         let mut state = self.mount.coherence.directories.change();
         match self.reach {
             Reach::Wide => state.ended_wide(),
-            Reach::One(ino) => state.ended(ino, self.rule, after(ino)),
+            Reach::One(ino) => {
+                state.ended(ino, self.rule, after(ino));
+                if self.mount.coherence.shards.has(ino) {
+                    // This mount has learned of its shards meanwhile, which have changed with it.
+                    state.forget_all();
+                }
+            }
             Reach::Removal(dir) => state.ended_removal(dir, self.rule, after(dir), removed),
         }
     }
@@ -100,22 +110,31 @@ pub(crate) fn asking(mount: &Mount) -> Asked {
     Asked { rule, events: mount.coherence.directories.state.lock().events }
 }
 
-/// Notes what the answer to such a request shows of a directory.
-pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr) {
+/// Notes what the answer to such a request shows of a directory. `sharded`: its names lie in shards.
+pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr, sharded: bool) {
     let Asked { rule, events } = asked;
     if rule & 1 == 1 && mount.coherence.sharing.rule() == rule {
-        mount.coherence.directories.change().shown(attr.ino, rule, events, attr);
+        mount.coherence.directories.change().shown(rule, events, attr, sharded);
     }
 }
 
-/// The attributes of a directory, if they are known in sole mode.
+/// The attributes of a directory whose names lie in itself, if they are known in sole mode.
 pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
+    known(mount, ino, false)
+}
+
+/// The own attributes of a directory whose names lie in shards, if they are known in sole mode.
+pub(crate) fn own(mount: &Mount, ino: Ino) -> Option<Attr> {
+    known(mount, ino, true)
+}
+
+fn known(mount: &Mount, ino: Ino, sharded: bool) -> Option<Attr> {
     let rule = mount.coherence.sharing.rule();
     if rule & 1 == 0 {
         return None;
     }
     let state = mount.coherence.directories.state.lock();
-    let attr = state.known(ino, rule)?;
+    let attr = state.known(ino, rule, sharded)?;
     (state.unsure_until_ns == 0 || mount.clock.boot_ns() >= state.unsure_until_ns).then_some(attr)
 }
 

@@ -10,12 +10,12 @@ use amphi_types::{Caps, Cred, Ino, Kind, Name, Result};
 use amphi_wire::{Make, Reply, Request};
 use std::sync::Arc;
 
-/// A request under way that makes a directory.
+/// A request under way that makes a directory, or shards of one.
 pub(crate) struct Making {
     mount: Arc<Mount>,
     generation: u64,
     rule: u64,
-    made: Option<Ino>,
+    made: Vec<Ino>,
 }
 
 /// To be called before a request is sent that may make names or directories. `alone`: in sole mode, which lasts until
@@ -23,11 +23,7 @@ pub(crate) struct Making {
 pub(crate) fn sending(mount: &Arc<Mount>, op: &Request, alone: bool) -> Option<Making> {
     let new = &mount.coherence.new_directories;
     let making = match op {
-        Request::Make { make: Make::Dir, .. } if alone => {
-            let (mount, generation) = (mount.clone(), new.making());
-            let rule = mount.coherence.sharing.rule();
-            Some(Making { mount, generation, rule, made: None })
-        }
+        Request::Make { make: Make::Dir, .. } if alone => Making::begin(mount),
         _ => None,
     };
     match op {
@@ -39,20 +35,32 @@ pub(crate) fn sending(mount: &Arc<Mount>, op: &Request, alone: bool) -> Option<M
 }
 
 impl Making {
+    /// To be called before a request is sent that makes directories. `None` in shared mode.
+    pub(crate) fn begin(mount: &Arc<Mount>) -> Option<Making> {
+        let (mount, generation) = (mount.clone(), mount.coherence.new_directories.making());
+        let rule = mount.coherence.sharing.rule();
+        let making = Making { mount, generation, rule, made: Vec::new() };
+        (rule & 1 == 1).then_some(making)
+    }
+
+    /// It has given a directory these shards, which were empty.
+    pub(crate) fn made(&mut self, shards: &[Ino]) {
+        self.made.extend_from_slice(shards);
+    }
+
     /// The answer has arrived.
     pub(crate) fn ends(&mut self, result: &Result<Reply>) {
         if let Ok(Reply::Made { inode, created: true, .. }) = result
             && inode.attr.kind == Kind::Dir
         {
-            self.made = Some(inode.attr.ino);
+            self.made.push(inode.attr.ino);
         }
     }
 }
 
 impl Drop for Making {
     fn drop(&mut self) {
-        let made = self.made.map(|ino| (ino, self.rule));
-        self.mount.coherence.new_directories.made(self.generation, made);
+        self.mount.coherence.new_directories.made(self.generation, self.rule, &self.made);
     }
 }
 

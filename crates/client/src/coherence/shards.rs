@@ -10,10 +10,11 @@
 //! that is under way.
 
 use crate::api::Ctx;
-use crate::coherence::{attributes, tokens};
-use crate::conn::replies::unexpected;
+use crate::coherence::new_directories::Making;
+use crate::coherence::{attributes, directories, tokens};
+use crate::conn::replies::{inode_reply, unexpected};
 use crate::mount::Mount;
-use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, Timespec};
+use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, Timespec, TokenKey};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
@@ -34,6 +35,22 @@ pub(crate) async fn of(mount: &Arc<Mount>, cred: &Cred, dir: Ino) -> Result<Opti
         }
         other => Err(unexpected(&other)),
     }
+}
+
+/// Gives an empty directory so many shards; 0: one on each target. In sole mode it is known from then on which names
+/// they lack, as with a directory that this mount has made.
+pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) -> Result<()> {
+    let mut making = Making::begin(mount);
+    let op = Request::SetShards { ino: dir, count };
+    let mut told = tokens::call(mount, dir.target(), cred, op, &[TokenKey::Attributes(dir)]).await?;
+    let view = inode_reply(told.take()?)?;
+    told.keep_view(view);
+    drop(told);
+    // The shards are there, whether it is known where or not.
+    if let (Some(making), Ok(Some(shards))) = (&mut making, of(mount, cred, dir).await) {
+        making.made(&shards);
+    }
+    Ok(())
 }
 
 /// After a server has refused names of these directories (`Remote`): learns where they lie.
@@ -79,7 +96,7 @@ pub(crate) async fn shown(mount: &Arc<Mount>, ctx: &Ctx, attr: Attr) -> Result<A
 /// As `shown`, from what is known under tokens; sends nothing.
 pub(crate) fn known(mount: &Mount, dir: Ino) -> Option<Attr> {
     let shards = mount.coherence.shards.of(dir)?;
-    let own = tokens::view(mount, dir)?.attr;
+    let own = directories::own(mount, dir).or_else(|| Some(tokens::view(mount, dir)?.attr))?;
     let told: Option<Vec<Attr>> = shards.iter().map(|shard| tokens::attr(mount, *shard)).collect();
     Some(joined(own, &told?))
 }

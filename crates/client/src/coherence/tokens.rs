@@ -195,8 +195,8 @@ impl Told {
             mount.coherence.new_directories.removed(view.attr.ino);
         }
         if let Some((directory, bare)) = self.asked {
-            if view.attr.kind == Kind::Dir && !view.sharded {
-                crate::coherence::directories::shown(mount, directory, view.attr);
+            if view.attr.kind == Kind::Dir {
+                crate::coherence::directories::shown(mount, directory, view.attr, view.sharded);
             }
             crate::coherence::bare::shown(mount, bare, &view);
         }

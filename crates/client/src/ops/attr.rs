@@ -33,9 +33,10 @@ const LEARN_NS: u64 = 1_000_000_000;
 
 pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Attr> {
     mount.stats.count(Count::GetAttr);
-    match ask(&mount, &ctx.cred, ino).await {
+    let asked = async { shards::shown(&mount, &ctx, ask(&mount, &ctx.cred, ino).await?.1).await };
+    match asked.await {
         Err(Errno::Stale) => mount.coherence.unlinked.attr(ino, mount.wall()),
-        answer => shards::shown(&mount, &ctx, answer?.1).await,
+        answer => answer,
     }
 }
 
@@ -83,9 +84,11 @@ pub(crate) async fn setattr(
     open: Option<Arc<OpenFile>>,
 ) -> Result<Attr> {
     mount.stats.count(Count::SetAttr);
-    match set_attr(mount.clone(), ctx.clone(), ino, set, open).await {
+    let done = set_attr(mount.clone(), ctx.clone(), ino, set, open).await;
+    let done = async { shards::shown(&mount, &ctx, done?).await };
+    match done.await {
         Err(Errno::Stale) => mount.coherence.unlinked.change(ino, &set, mount.wall()),
-        answer => shards::shown(&mount, &ctx, answer?).await,
+        answer => answer,
     }
 }
 

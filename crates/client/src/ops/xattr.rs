@@ -197,7 +197,7 @@ pub(crate) async fn set(
             }
             b"shards" => {
                 let count = layout::shards_of(text).map_err(|text| mount.complain(text))?;
-                Request::SetShards { ino, count }
+                return shards::give(&mount, &ctx.cred, ino, count).await;
             }
             own if quota::is_own(own) => return quota::set(&mount, &ctx, ino, own, text).await,
             b"record" => return record::set(&mount, &ctx, text),

@@ -1,10 +1,14 @@
 //! Directories whose names lie in shards: cookies, attributes in common, what the checker finds.
 
 use super::harness::{dump, recover};
+use crate::inode::InodeFlags;
 use crate::plan::{self, NodeSpec};
-use crate::{MetaStore, Part, verify_cluster};
+use crate::shared_attrs::LIST;
+use crate::store::Dirty;
+use crate::{MetaStore, Part, Refusal, repair_cluster, verify_cluster};
 use amphi_types::item::Txn;
 use amphi_types::{Cred, Errno, Ino, Kind, Name, SHARD_COOKIE_SHIFT, SetAttr, TargetId, TimeSet, Timespec};
+use std::collections::BTreeSet;
 
 const NOW: Timespec = Timespec { sec: 1000, nsec: 0 };
 
@@ -119,4 +123,68 @@ fn removal_asks_every_shard() {
         let made = store.make(&Cred::root(), shard, &name(1), &NodeSpec::file(0o644), NOW, &mut txn);
         assert_eq!(made, Err(Errno::NoEnt));
     }
+}
+
+/// Goal: a removal that was planned before the directory got shards leaves none of them behind. Method: plans of both
+/// from the same facts, in either order.
+#[test]
+fn removal_meets_new_shards() {
+    let (mut store, _) = MetaStore::format(TargetId(0), 7, NOW, Some((0, 0)), 1);
+    let mut txn = Txn::default();
+    let d = Name::new(b"d".to_vec()).expect("a name");
+    let dir = store.make(&Cred::root(), Ino::ROOT, &d, &NodeSpec::dir(0o755), NOW, &mut txn).expect("made");
+    let shard = Ino::shard(store.alloc_ino(&mut txn).expect("a number"), 0).expect("it fits");
+    let (root, empty) = (store.facts(Ino::ROOT).expect("there"), store.facts(dir).expect("there"));
+    let removal = plan::rmdir(&Cred::root(), &root, &d, &empty).expect("planned");
+    let shards = plan::shards(&Cred::root(), &empty, &[shard]).expect("planned");
+    let mut removed = store.clone();
+    removed.apply_parts(&removal, NOW, &mut txn);
+    assert!(removed.check_parts(&shards).is_err(), "there is no such directory");
+    store.apply_parts(&shards, NOW, &mut txn);
+    assert_eq!(store.check_parts(&removal), Err(Refusal::Conflict), "it has to be planned again");
+    let removal = plan::rmdir(&Cred::root(), &root, &d, &store.facts(dir).expect("there")).expect("planned");
+    store.check_parts(&removal).expect("with its shards");
+    store.apply_parts(&removal, NOW, &mut txn);
+    assert_eq!(verify_cluster(&[&store]), Vec::<String>::new());
+}
+
+/// Goal: what is damaged in a directory with shards is found, and mended so that no file is lost. Method: one damage
+/// after the other to a directory with a file in each shard; repair, and where the files are afterwards.
+#[test]
+fn damaged_shards_are_mended() {
+    type Damage = fn(&mut MetaStore, Ino, &[Ino]);
+    let damages: [(&str, Damage); 6] = [
+        ("other permissions", |store, _, shards| edit(store, shards[1], |inode| inode.perm = 0)),
+        ("which does not exist", |store, _, shards| store.inodes.remove(shards[2].local())),
+        ("belongs to", |store, _, shards| edit(store, shards[0], |inode| inode.dir.parent = Ino::ROOT)),
+        ("do not agree", |store, dir, _| edit(store, dir, |inode| inode.flags.set(InodeFlags::SHARDED, false))),
+        ("do not agree", |store, dir, _| drop(store.xattrs.remove(&(dir.local(), LIST.into())))),
+        ("is none of directory", |store, dir, _| {
+            let list = store.xattrs.get_mut(&(dir.local(), LIST.into())).expect("a list");
+            *list = list[..24].into();
+        }),
+    ];
+    for (finding, damage) in damages {
+        let (mut store, dir, shards) = sharded(4);
+        let mut txn = Txn::default();
+        let mut files = BTreeSet::new();
+        for i in 0..40 {
+            let at = shards[name(i).shard(4)];
+            let file = store.make(&Cred::root(), at, &name(i), &NodeSpec::file(0o644), NOW, &mut txn).expect("made");
+            files.insert(file);
+        }
+        damage(&mut store, dir, &shards);
+        let findings = verify_cluster(&[&store]);
+        assert!(findings.iter().any(|found| found.contains(finding)), "{finding}: {findings:?}");
+        let repair = repair_cluster(&mut [&mut store], NOW).expect("it can be mended");
+        assert!(!repair.steps.is_empty() && !repair.changes.is_empty());
+        assert_eq!(verify_cluster(&[&store]), Vec::<String>::new(), "{finding}: {:?}", repair.steps);
+        let named: BTreeSet<Ino> = store.dentries().map(|(_, _, entry)| entry.child).collect();
+        assert!(files.is_subset(&named), "{finding}: each file has a name");
+        assert_eq!(repair_cluster(&mut [&mut store], NOW).expect("sound").steps, Vec::<String>::new());
+    }
+}
+
+fn edit(store: &mut MetaStore, ino: Ino, change: impl FnOnce(&mut crate::Inode)) {
+    store.edit(ino, &mut Dirty::default(), change);
 }

@@ -157,6 +157,10 @@ impl<E: Env> RequestCx<E> {
         let is_writer = self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write);
         let set = SetAttr { open_for_write: set.open_for_write && is_writer, ..set };
         if self.target.meta.borrow().is_sharded(ino) {
+            self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
+            if let Some(project) = set.project {
+                self.keep_border(ino, project).await?;
+            }
             let _admitted = self.admit_gift(ino, set.uid, set.gid, set.project).await?;
             let (cred, now) = (&self.cred, self.now);
             let change = |meta: &mut MetaStore, txn: &mut Txn| meta.setattr(cred, ino, &set, now, txn).map(|_| ());

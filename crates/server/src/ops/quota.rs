@@ -221,8 +221,10 @@ impl<E: Env> RequestCx<E> {
             return Ok(None);
         }
         let blocks = self.target.data.borrow().objects_of(ino).map(|(_, o)| o.blocks).sum();
-        // Accounts that own the data already need space for it once more. This is too strict rather than too lax.
-        admit(&self.worker, &self.target, after, Amount { blocks, inodes: 1 }, &|| self.alive()).await
+        // A directory goes with its shards. Accounts that own the data already need space for it once more. This is too
+        // strict rather than too lax.
+        let inodes = 1 + self.target.meta.borrow().shards(ino).len() as u64;
+        admit(&self.worker, &self.target, after, Amount { blocks, inodes }, &|| self.alive()).await
     }
 
     /// An object that may have been made is counted for its owner.

@@ -1,7 +1,15 @@
 //! Directories whose names lie in shards, as servers have them.
 
 use super::*;
+use crate::planted::{Mistake, plant};
+use amphi_env::sim::CrashKind;
 use amphi_types::{Caps, FileFlags, SetAttr};
+use futures_util::future::{Either, join, select};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+
+/// Distances in time between two requests.
+const DISTANCES: u64 = 40;
 
 /// Names that lie in different shards, one for each of `count`.
 fn one_for_each(count: usize) -> Vec<String> {
@@ -12,6 +20,13 @@ fn one_for_each(count: usize) -> Vec<String> {
             .expect("a name for each shard")
     };
     (0..count).map(in_shard).collect()
+}
+
+/// Whether two seconds are too short for an answer.
+async fn is_late<T>(place: &Place, asked: impl Future<Output = T>) -> bool {
+    let clock = place.sim.node("client");
+    let wait = pin!(clock.sleep(Duration::from_secs(2)));
+    matches!(select(pin!(asked), wait).await, Either::Right(_))
 }
 
 /// Goal: the inodes of a directory with shards lie beside their names on all targets, a look at the directory itself is
@@ -111,12 +126,7 @@ fn cached_names_go_before_shards_are_told() {
                 let (target, id, keys) = holder.held.revoked().await;
                 let is_name = keys.contains(&TokenKey::Name(dir, name("x").token_hash()));
                 if is_name {
-                    let clock = place.sim.node("client");
-                    let asked = std::pin::pin!(holder.shards(dir));
-                    let wait = std::pin::pin!(clock.sleep(Duration::from_secs(2)));
-                    let first = futures_util::future::select(asked, wait).await;
-                    let is_late = matches!(first, futures_util::future::Either::Right(_));
-                    assert!(is_late, "the name may still be cached");
+                    assert!(is_late(&place, holder.shards(dir)).await, "the name may still be cached");
                 }
                 holder.reply(&Push::Revoke { target, id, upto: 0, keys }).await;
                 if is_name {
@@ -124,11 +134,134 @@ fn cached_names_go_before_shards_are_told() {
                 }
             }
         };
-        futures_util::future::join(set, answers).await;
+        join(set, answers).await;
         holder.held.deaf.set(false);
         assert_eq!(c.shards(dir).await.unwrap().len(), 2);
         c.create(dir, "x").await.unwrap();
         drop(server);
     };
     place.sim.block_on(run).unwrap();
+}
+
+/// Goal: whoever names a shard itself changes nothing of it. Method: each request that could.
+#[test]
+fn shards_are_not_changed_alone() {
+    let place = Place::new(904, 2, 1);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+        c.call(Request::SetShards { ino: dir, count: 2 }).await.unwrap();
+        for ino in c.shards(dir).await.unwrap() {
+            let (name, value, mode) = (b"user.a".to_vec(), b"1".to_vec(), amphi_wire::XattrMode::Set);
+            for op in [
+                Request::SetAttr { ino, set: SetAttr { perm: Some(0o777), ..SetAttr::default() } },
+                Request::SetXattr { ino, name: name.clone(), value, mode },
+                Request::RemoveXattr { ino, name },
+                Request::SetLayout { ino, layout: None, advice: None },
+                Request::SetShards { ino, count: 2 },
+            ] {
+                assert_eq!(c.call(op.clone()).await, Err(Errno::Inval), "{op:?}");
+            }
+        }
+        drop(server);
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: a target that was started again tells of shards only when every mount has come back, and has dropped the names
+/// that it cached before. Method: a mount that holds a name as absent stands still while the server is killed.
+#[test]
+fn shards_wait_for_every_mount() {
+    let place = Place::new(903, 2, 1);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let (c, holder) =
+            (place.client(1).await.unwrap(), place.client_on("other", 2, "other:2", Role::Mount).await.unwrap());
+        let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+        assert_eq!(holder.lookup(dir, "x").await.map(drop), Err(Errno::NoEnt));
+        c.call(Request::SetShards { ino: dir, count: 2 }).await.unwrap();
+        place.sim.stop("other");
+        place.sim.crash("server", CrashKind::Process);
+        drop(server);
+        let server = place.start().await.unwrap();
+        assert!(is_late(&place, c.shards(dir)).await, "a mount may still cache names");
+        place.sim.go_on("other");
+        assert_eq!(c.shards(dir).await.unwrap().len(), 2);
+        assert_eq!(holder.lookup(dir, "x").await.map(drop), Err(Errno::NoEnt));
+        drop(server);
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: a name made in a shard while the directory is removed, or the directory getting shards at that time, comes
+/// before the removal or after it. Method: both at once, with different distances in time; one succeeds, and the zones
+/// are one whole.
+#[test]
+fn removals_meet_names_and_shards() {
+    for distance in 0..DISTANCES {
+        let place = Place::new(910 + distance, 3, 3);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+            let clock = place.sim.node("client");
+            let pause = async |micros| clock.sleep(Duration::from_micros(micros)).await;
+            let (before, after) =
+                (20 * distance.saturating_sub(DISTANCES / 2), 20 * (DISTANCES / 2).saturating_sub(distance));
+            let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+            c.call(Request::SetShards { ino: dir, count: 3 }).await.unwrap();
+            let shards = c.shards(dir).await.unwrap();
+            let make = Make::File { open: None, exclusive: true };
+            let make = Request::Make { dir: shards[2], name: name("x"), make, perm: 0o644, umask: 0 };
+            let made = async {
+                pause(before).await;
+                other.ask(make, None).await.0.map(drop)
+            };
+            let removed = async {
+                pause(after).await;
+                c.rmdir(Ino::ROOT, "d").await
+            };
+            match join(made, removed).await {
+                (Ok(()), Err(Errno::NotEmpty)) => {}
+                (Err(Errno::NoEnt | Errno::Stale), Ok(())) => {}
+                both => panic!("a name and the removal of its directory: {both:?}"),
+            }
+            let dir = c.mkdir(Ino::ROOT, "e").await.unwrap();
+            let set = async {
+                pause(before).await;
+                other.ask(Request::SetShards { ino: dir, count: 3 }, None).await.0.map(drop)
+            };
+            let removed = async {
+                pause(after).await;
+                c.rmdir(Ino::ROOT, "e").await
+            };
+            match join(set, removed).await {
+                (Ok(()) | Err(Errno::NoEnt | Errno::Stale), Ok(())) => {}
+                both => panic!("shards and the removal of their directory: {both:?}"),
+            }
+            c.call(Request::Goodbye).await.unwrap();
+            other.call(Request::Goodbye).await.unwrap();
+            server.stop().await.unwrap();
+            let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+            assert!(report.is_clean(), "{report:?}");
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: the tests of shards see the mistakes that servers could make with them. Method: each is planted.
+#[test]
+fn mistakes_with_shards_are_found() {
+    let tests: [(Mistake, fn()); 4] = [
+        (Mistake::ShardLeftOut, shards_have_what_the_directory_has),
+        (Mistake::ShardUnguarded, removals_meet_names_and_shards),
+        (Mistake::ShardsToldEarly, cached_names_go_before_shards_are_told),
+        (Mistake::ShardsToldAtStart, shards_wait_for_every_mount),
+    ];
+    for (mistake, test) in tests {
+        plant(Some(mistake));
+        let found = catch_unwind(AssertUnwindSafe(test)).is_err();
+        plant(None);
+        assert!(found, "{mistake:?} was not found");
+    }
 }

@@ -25,6 +25,7 @@ pub mod decided;
 pub(super) mod predicted;
 
 use crate::message::{Decision, TargetReply, TargetRequest};
+use crate::planted::{self, Mistake};
 use crate::records::{self, Intent, TxId};
 use crate::worker::Worker;
 use crate::zone_target::gate::Hold;
@@ -60,6 +61,7 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
         Part::MakeInode(new) => vec![alone(&new.ino)],
         Part::SetAcls { ino, .. } | Part::SetProject { ino, .. } => vec![alone(ino)],
         Part::SetShards { ino, .. } | Part::SetShared { ino, .. } => vec![alone(ino)],
+        Part::Unlink { ino, .. } if ino.is_shard() && planted::is(Mistake::ShardUnguarded) => Vec::new(),
         Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } => vec![alone(ino)],
         Part::TouchCtime { ino } => vec![shared(ino)],
     }

@@ -9,7 +9,7 @@ use crate::observe::Tree;
 use crate::op::Op;
 use crate::perform::{Files, perform};
 use crate::program::Program;
-use crate::shared;
+use crate::{shards, shared};
 use amphi_client::Ctx;
 use amphi_env::Env;
 use amphi_types::Ino;
@@ -77,7 +77,7 @@ impl Run {
         self.cluster.stop_servers().await.map_err(line)?;
         let report = self.cluster.fsck().await?;
         let (orphans, objects, inodes) = (report.orphans, report.objects, report.inodes);
-        if (orphans, objects, inodes) != (0, 0, 1) {
+        if (orphans, objects) != (0, 0) || !shards::is_root_alone(inodes) {
             let left = format!("{inodes} inodes, {orphans} of them without a name, and {objects} objects");
             return Err(vec![format!("{left} are left after everything was removed, should be the root alone")]);
         }

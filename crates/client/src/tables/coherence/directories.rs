@@ -19,6 +19,8 @@
 //!   changes brought no attributes, nothing is recorded.
 //! * A rename touches inodes that it does not name. While a rename is under way nothing is shown, and all records are
 //!   dropped. The same holds for the removal of a directory until the answer names it.
+//! * A change of a directory with shards changes its shards as well, so it counts like a rename. Its own attributes are
+//!   recorded apart from those of other directories, since programs see them joined with those of the shards.
 //! * A change whose answer was lost may still be carried out, so nothing is recorded for a while.
 //!
 //! Bound: 4,096 directories, about 200 bytes each.
@@ -41,6 +43,8 @@ struct Entry {
     last: Option<(u64, Attr)>,
     /// The number of the caching mode in which all of these changes were sent.
     rule: u64,
+    /// Its names lie in shards, so its attributes are only a part of what programs see.
+    sharded: bool,
 }
 
 #[derive(Default)]
@@ -117,12 +121,14 @@ impl State {
         self.ended(dir, rule, after);
     }
 
-    /// An answer shows a directory. The request for it was sent when `State::events` was `events`.
-    pub(crate) fn shown(&mut self, ino: Ino, rule: u64, events: u64, attr: Attr) {
+    /// An answer shows a directory. The request for it was sent when `State::events` was `events`. `sharded`: its names
+    /// lie in shards.
+    pub(crate) fn shown(&mut self, rule: u64, events: u64, attr: Attr, sharded: bool) {
+        let ino = attr.ino;
         let busy = self.wide + self.removals > 0 || self.entries.get(&ino).is_some_and(|entry| entry.under_way > 0);
         if self.events == events && !busy {
             self.make_room();
-            self.entries.insert(ino, Entry { last: Some((0, attr)), rule, ..Entry::default() });
+            self.entries.insert(ino, Entry { last: Some((0, attr)), rule, sharded, ..Entry::default() });
         }
     }
 
@@ -141,8 +147,10 @@ impl State {
         }
     }
 
-    pub(crate) fn known(&self, ino: Ino, rule: u64) -> Option<Attr> {
-        let entry = self.entries.get(&ino).filter(|entry| entry.under_way == 0 && entry.rule == rule)?;
+    /// The attributes of a directory, with names in shards or without.
+    pub(crate) fn known(&self, ino: Ino, rule: u64, sharded: bool) -> Option<Attr> {
+        let fits = |entry: &&Entry| entry.under_way == 0 && entry.rule == rule && entry.sharded == sharded;
+        let entry = self.entries.get(&ino).filter(fits)?;
         entry.last.filter(|_| self.wide + self.removals == 0).map(|(_, attr)| attr)
     }
 }
@@ -301,8 +309,8 @@ mod tests {
                                 }
                                 What::Question(at, events) => {
                                     if let Some((_, attr)) = brings {
-                                        state.shown(Ino(at as u64), 1, events, attr);
-                                        kept += usize::from(state.known(Ino(at as u64), 1).is_some());
+                                        state.shown(1, events, Attr { ino: Ino(at as u64), ..attr }, false);
+                                        kept += usize::from(state.known(Ino(at as u64), 1, false).is_some());
                                     }
                                 }
                             }
@@ -311,7 +319,7 @@ mod tests {
                     _ => {}
                 }
                 for at in 0..2 {
-                    let known = state.known(Ino(at as u64), 1);
+                    let known = state.known(Ino(at as u64), 1, false);
                     let touches = |what: &What| match what {
                         What::Of(of) => *of == at,
                         What::Wide | What::Removal => true,
@@ -320,7 +328,7 @@ mod tests {
                     let busy = all.iter().any(|(what, _)| touches(what));
                     assert!(known.is_none() || !busy, "seed {seed}: a change is under way");
                     assert!(known.is_none_or(|a| a.nlink == truth[at]), "seed {seed}: {known:?}, {truth:?}");
-                    assert_eq!(state.known(Ino(at as u64), 3), None, "another rule");
+                    assert_eq!(state.known(Ino(at as u64), 3, false), None, "another rule");
                     shown += usize::from(known.is_some());
                 }
             }

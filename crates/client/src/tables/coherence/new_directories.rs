@@ -5,6 +5,8 @@
 //! directory does not exist, and the look-up needs no message: one of three for each file of a tree that is unpacked or
 //! copied.
 //!
+//! The shards of a directory (`coherence::shards`) that this mount has given it are such directories as well.
+//!
 //! Owns: the hashes of names that requests may have made. Does not own: requests (`coherence::new_directories`), the
 //! caching mode (`sharing`).
 //!
@@ -85,12 +87,17 @@ impl NewDirectories {
         state.generation
     }
 
-    /// The request has ended: with a directory that was made in this time of sole mode, or without one.
-    pub(crate) fn made(&self, generation: u64, made: Option<(Ino, u64)>) {
+    /// The request has ended: with the directories that were made in this time of sole mode, or without any.
+    pub(crate) fn made(&self, generation: u64, rule: u64, made: &[Ino]) {
         let state = &mut *self.state.lock();
         state.making -= 1;
-        let unknown = |dir: &Ino| state.meanwhile.as_ref().is_some_and(|dirs| !dirs.contains(dir));
-        if let Some((dir, rule)) = made.filter(|(dir, _)| generation == state.generation && unknown(dir)) {
+        if generation != state.generation {
+            return;
+        }
+        for &dir in made {
+            if state.meanwhile.as_ref().is_none_or(|dirs| dirs.contains(&dir)) {
+                continue;
+            }
             if state.directories.len() >= DIRECTORIES_MAX {
                 state.forget_oldest();
             }
@@ -154,7 +161,7 @@ mod tests {
         let new = NewDirectories::default();
         let asked = new.making();
         new.name(Ino(7), 1);
-        new.made(asked, Some((Ino(5), 3)));
+        new.made(asked, 3, &[Ino(5)]);
         assert!(new.lacks(Ino(5), 1, 3) && !new.lacks(Ino(5), 1, 5), "another time of sole mode");
         assert!(!new.lacks(Ino(7), 2, 3), "not made here");
         new.name(Ino(5), 1);
@@ -162,22 +169,22 @@ mod tests {
         // Another thread finds the directory before the answer has come.
         let asked = new.making();
         new.name(Ino(6), 9);
-        new.made(asked, Some((Ino(6), 3)));
+        new.made(asked, 3, &[Ino(6)]);
         assert!(!new.lacks(Ino(6), 1, 3));
         // All records are dropped while a directory is being made.
         let asked = new.making();
         new.forget_all();
-        new.made(asked, Some((Ino(8), 3)));
+        new.made(asked, 3, &[Ino(8)]);
         assert!(!new.lacks(Ino(8), 1, 3) && !new.lacks(Ino(5), 2, 3));
         let asked = new.making();
-        new.made(asked, None);
+        new.made(asked, 1, &[]);
     }
 
     /// Goal: the record stays within its bounds. Method: more directories and names than there is room for.
     #[test]
     fn bounds() {
         let new = NewDirectories::default();
-        let make = |dir: u64| new.made(new.making(), Some((Ino(dir), 1)));
+        let make = |dir: u64| new.made(new.making(), 1, &[Ino(dir)]);
         (0..3 * DIRECTORIES_MAX as u64).for_each(|dir| {
             make(dir);
             if dir % 3 == 0 {
@@ -193,7 +200,7 @@ mod tests {
         // While a directory is being made, too many others get names.
         let asked = new.making();
         (0..2 * MEANWHILE_MAX as u64).for_each(|dir| new.name(Ino(1_000_000 + dir), 1));
-        new.made(asked, Some((Ino(5_000_000), 1)));
+        new.made(asked, 1, &[Ino(5_000_000)]);
         assert!(!new.lacks(Ino(5_000_000), 1, 1));
         make(5_000_001);
         assert!(new.lacks(Ino(5_000_001), 1, 1), "later ones count again");
