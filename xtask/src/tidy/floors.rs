@@ -105,11 +105,11 @@ const HOUSES: &[House] = &[
     House {
         name: "meta",
         floors: &[
-            "attributes",
             "early_names",
             "index",
             "inode",
             "shared_attrs",
+            "attributes",
             "inodes",
             "codec",
             "perm",
