@@ -9,7 +9,7 @@
 //! which checks need that cannot wait.
 //!
 //! Invariants: the length of a value is known, so that limits can be checked without the value. A value goes only in
-//! `trim`, which is called when the change that put it in has been logged.
+//! `trim`, which is called when the record of the change that put it in has been made.
 //!
 //! The number that drove the design: a value may have 64 KiB and an inode 128 KiB of them, ten thousand times what the
 //! inode takes itself.
@@ -152,7 +152,7 @@ impl Attributes {
         }
     }
 
-    /// Lets values go until the others are within the bound. All changes must have been logged.
+    /// Lets values go until the others are within the bound. The records of all changes must have been made.
     pub(crate) fn trim(&mut self) {
         while self.held_bytes > self.bytes_max
             && let Some(of) = self.order.pop_front()
