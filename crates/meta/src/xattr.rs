@@ -256,7 +256,7 @@ impl MetaStore {
             let changed = self.xattrs.list(local, name) != value.as_deref();
             match value {
                 Some(value) => self.xattrs.insert(local, name, value.into()),
-                None => drop(self.xattrs.remove(local, name)),
+                None => _ = self.xattrs.remove(local, name),
             };
             if changed {
                 dirty.mark(ItemKey::Xattr { local, name: name.into() });
@@ -269,7 +269,7 @@ impl MetaStore {
     fn change_xattr(&mut self, ino: Ino, name: &[u8], value: Option<&[u8]>, now: Timespec, txn: &mut Txn) {
         match value {
             Some(value) => self.xattrs.insert(ino.local(), name, value.into()),
-            None => drop(self.xattrs.remove(ino.local(), name)),
+            None => _ = self.xattrs.remove(ino.local(), name),
         };
         let mut dirty = Dirty::default();
         dirty.mark(ItemKey::Xattr { local: ino.local(), name: name.into() });
