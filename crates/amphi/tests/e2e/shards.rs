@@ -1,15 +1,12 @@
 //! Directories whose names lie in shards over the targets of several servers, through real mounts.
 
-use crate::harness::{errno, eventually, rerrno, run};
+use crate::harness::{errno, rerrno, run};
 use crate::two_mounts::Pair;
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, fstat, linkat, open, renameat_with};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, fstat, linkat, open, renameat_with};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
 
 const ENOTEMPTY: i32 = 39;
 const ENOENT: i32 = 2;
@@ -138,141 +135,5 @@ fn shards_are_refused_with_reasons() {
     assert!(said(&pair.a.join("full/f"), "2").contains("no directory"));
     fs::create_dir(pair.a.join("e")).expect("mkdir");
     assert!(said(&pair.a.join("e"), "many").contains("neither a number"));
-    pair.stop();
-}
-
-/// Goal: Promise S7: a listing over shards while entries come and go has every lasting entry exactly once, and its
-/// positions lead back to where they were. Method: names made and removed by another mount during a listing; a listing
-/// that goes back to many of its positions.
-#[test]
-fn listings_keep_their_positions() {
-    let pair = Pair::new(2, &[], &[]);
-    let (a, b) = (sharded(&pair.a, "d"), pair.b.join("d"));
-    let lasting: BTreeSet<String> = (0..1500).map(|i| format!("lasting{i}")).collect();
-    for name in &lasting {
-        fs::write(a.join(name), b"").expect("made");
-    }
-    let mut seen = Vec::new();
-    for (changes, entry) in fs::read_dir(&a).expect("open").enumerate() {
-        let name = entry.expect("an entry").file_name().into_string().expect("text");
-        if changes < 400 {
-            fs::write(b.join(format!("new{changes}")), b"").expect("made");
-            if changes >= 2 {
-                fs::remove_file(b.join(format!("new{}", changes - 2))).expect("removed");
-            }
-        }
-        if lasting.contains(&name) {
-            seen.push(name);
-        }
-    }
-    assert_eq!(seen.len(), lasting.len(), "none twice, none missing");
-    assert_eq!(seen.into_iter().collect::<BTreeSet<_>>(), lasting);
-    let mut dir =
-        Dir::read_from(open(&b, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("open")).expect("it");
-    let mut all = Vec::new();
-    while let Some(entry) = dir.read() {
-        let entry = entry.expect("an entry");
-        all.push((entry.offset(), entry.file_name().to_owned()));
-    }
-    assert!(all.len() >= 1502);
-    for at in (0..all.len() - 1).step_by(97).rev() {
-        dir.seek(all[at].0).expect("seekdir");
-        let next = dir.read().expect("not the end").expect("an entry");
-        assert_eq!(next.file_name(), all[at + 1].1.as_c_str(), "behind entry {at}");
-    }
-    dir.rewind();
-    assert_eq!(dir.count(), all.len());
-    pair.stop();
-}
-
-/// Goal: a file without a name gets one in a shard, and a limit on inodes counts shards and their files. Method: by
-/// hand, with names in all shards; a user whose limit is used up there.
-#[test]
-fn nameless_files_and_limits() {
-    let pair = Pair::new(3, &[], &[]);
-    let a = sharded(&pair.a, "d");
-    for i in 0..12 {
-        let file = open(&a, OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o600)).expect("O_TMPFILE");
-        assert_eq!(rustix::io::pwrite(&file, b"tmp", 0).expect("write"), 3);
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
-        linkat(CWD, &path, CWD, a.join(format!("named{i}")), AtFlags::SYMLINK_FOLLOW).expect("linkat names it");
-        assert_eq!(fs::read(pair.b.join("d").join(format!("named{i}"))).expect("read"), b"tmp");
-    }
-    assert_eq!(names(&a).len(), 12);
-    let (user, mount) = (1700, pair.a.to_str().expect("a path"));
-    let set = run(&["quota", "set", "--user", "1700", "--inodes", "20", "-m", mount]);
-    assert!(set.status.success(), "{set:?}");
-    std::os::unix::fs::chown(&a, Some(user), Some(user)).expect("chown by root");
-    let used = || {
-        let out = run(&["quota", "list", "--json", "-m", mount]);
-        let all: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
-        let is_it = |account: &&serde_json::Value| account["kind"] == "user" && account["id"] == user;
-        let found = all["accounts"].as_array().expect("a list").iter().find(is_it);
-        found.map_or(0, |account| account["used_inodes"].as_u64().expect("a number"))
-    };
-    let shards = String::from_utf8(run(&["layout", "get", a.to_str().expect("a path")]).stdout).expect("text");
-    let shards = shards.lines().last().expect("a line").split(',').count() as u64;
-    eventually("the directory and its shards are his", || used() == 1 + shards);
-    let made = (0..40).take_while(|i| {
-        let script = format!("touch '{}'/u{i}", a.display());
-        let by = ["--reuid", "1700", "--regid", "1700", "--clear-groups", "bash", "-c", &script];
-        Command::new("setpriv").args(by).stderr(Stdio::null()).status().expect("setpriv (util-linux) runs").success()
-    });
-    assert_eq!(made.count() as u64, 20 - 1 - shards, "the rest of the limit");
-    fs::remove_dir_all(&a).expect("removed");
-    eventually("nothing is charged", || used() == 0);
-    pair.stop();
-}
-
-/// Goal: what was acknowledged is there, and nothing else, when a server of shards is killed at any moment of creates,
-/// renames and removals in them. Method: two mounts at work while one server after the other is killed and started
-/// again. (Promises S9, S12)
-#[test]
-fn creates_go_on_over_kills() {
-    let mut pair = Pair::new(3, &[], &[]);
-    let (a, b) = (sharded(&pair.a, "d"), pair.b.join("d"));
-    let stop = AtomicBool::new(false);
-    let kept: Vec<BTreeSet<String>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = [(&a, "a"), (&b, "b")]
-            .into_iter()
-            .map(|(dir, of)| {
-                let stop = &stop;
-                scope.spawn(move || {
-                    let mut kept = BTreeSet::new();
-                    for i in 0.. {
-                        if stop.load(Relaxed) {
-                            break;
-                        }
-                        let (made, moved) = (format!("{of}{i}"), format!("{of}{i}.moved"));
-                        fs::write(dir.join(&made), &made).expect("made");
-                        match i % 3 {
-                            0 => drop(kept.insert(made)),
-                            1 => {
-                                fs::rename(dir.join(&made), dir.join(&moved)).expect("renamed");
-                                kept.insert(moved);
-                            }
-                            _ => fs::remove_file(dir.join(&made)).expect("removed"),
-                        }
-                    }
-                    kept
-                })
-            })
-            .collect();
-        for round in 0..6 {
-            std::thread::sleep(Duration::from_millis(300));
-            pair.restart_server(round % 3);
-        }
-        stop.store(true, Relaxed);
-        workers.into_iter().map(|worker| worker.join().expect("it goes on")).collect()
-    });
-    let kept: BTreeSet<String> = kept.into_iter().flatten().collect();
-    assert!(kept.len() > 20, "{} names", kept.len());
-    for dir in [&a, &b] {
-        let found = names(dir);
-        assert_eq!((found.len(), found.into_iter().collect::<BTreeSet<_>>()), (kept.len(), kept.clone()));
-    }
-    for name in &kept {
-        assert_eq!(fs::read_to_string(b.join(name)).expect("read"), name.trim_end_matches(".moved"));
-    }
     pair.stop();
 }

@@ -57,13 +57,6 @@ impl Pair {
         self.servers = (0..servers).map(|k| self.place.member(k, &[])).collect();
     }
 
-    /// Kills a server and starts it again.
-    pub fn restart_server(&mut self, at: usize) {
-        let old = self.servers.remove(at);
-        old.kill();
-        self.servers.insert(at, self.place.member(at, &[]));
-    }
-
     fn both(&self) -> [(&PathBuf, &PathBuf); 2] {
         [(&self.a, &self.b), (&self.b, &self.a)]
     }

@@ -96,7 +96,8 @@ fn shards_have_what_the_directory_has() {
         for text in &names {
             assert_eq!(c.rmdir(dir, text).await, Err(Errno::Perm), "{text}: names are added alone");
         }
-        set(SetAttr { flags: Some(FileFlags::NONE), project: Some(3), ..SetAttr::default() }).await.unwrap();
+        set(SetAttr { flags: Some(FileFlags::NONE), ..SetAttr::default() }).await.unwrap();
+        set(SetAttr { project: Some(3), ..SetAttr::default() }).await.unwrap();
         for text in &names {
             c.rmdir(dir, text).await.unwrap();
         }
@@ -212,7 +213,7 @@ fn removals_meet_names_and_shards() {
             c.call(Request::SetShards { ino: dir, count: 3 }).await.unwrap();
             let shards = c.shards(dir).await.unwrap();
             let make = Make::File { open: None, exclusive: true };
-            let make = Request::Make { dir: shards[2], name: name("x"), make, perm: 0o644, umask: 0 };
+            let make = Request::Make { dir: shards[2], name: name(&one_for_each(3)[2]), make, perm: 0o644, umask: 0 };
             let made = async {
                 pause(before).await;
                 other.ask(make, None).await.0.map(drop)
