@@ -386,7 +386,7 @@ impl<E: Env> Zone<E> {
     }
 
     /// The first `max` items with keys from `from` on and below `end`, ascending, with every record that was appended
-    /// before the call. It looks at all changes of the log, which cost about 10 ns each.
+    /// before the call. It looks at all changes of the log.
     ///
     /// Errors: `Io` when the zone has failed or an item cannot be read, `Corrupt`. Dropping the future changes nothing.
     pub async fn scan(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
