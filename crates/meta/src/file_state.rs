@@ -159,10 +159,10 @@ impl MetaStore {
             return Err(Errno::Busy);
         }
         let local = ino.local();
-        let names: Vec<Box<[u8]>> = self.xattrs(ino).map(|(name, _)| name.into()).collect();
+        let names: Vec<Box<[u8]>> = self.xattrs.of(local).map(|(name, _)| name.into()).collect();
         let mut dirty = Dirty::default();
         for name in names {
-            self.xattrs.remove(&(local, name.clone()));
+            self.xattrs.remove(local, &name);
             dirty.mark(ItemKey::Xattr { local, name });
         }
         self.inodes.remove(local);

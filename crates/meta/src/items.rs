@@ -7,9 +7,9 @@
 //! `tag::META` first, because it has the key of the hash that places entries.
 
 use crate::MetaStore;
+use crate::attributes::Value;
 use crate::codec::{self, ItemKey};
 use amphi_types::item::{ItemStore, Key, tag};
-use std::ops::Bound;
 
 impl MetaStore {
     /// Applies the deletion of an item that was found at recovery. It is no error if the item is absent.
@@ -25,7 +25,7 @@ impl MetaStore {
                 self.inodes.remove(local);
             }
             ItemKey::Xattr { local, name } => {
-                self.xattrs.remove(&(local, name));
+                self.xattrs.remove(local, &name);
             }
             ItemKey::Root => return Err("the metadata store item was deleted".into()),
         }
@@ -34,6 +34,40 @@ impl MetaStore {
 }
 
 impl MetaStore {
+    /// Bounds the memory for values of extended attributes; without a bound all of them are in memory. Values of up to
+    /// 64 bytes and access control lists are in memory anyway.
+    pub fn set_values_max(&mut self, bytes: usize) {
+        self.xattrs.set_bytes_max(bytes);
+    }
+
+    /// Bytes of values of extended attributes in memory that count for this bound.
+    pub fn value_bytes(&self) -> usize {
+        self.xattrs.held_bytes()
+    }
+
+    /// Takes an item that a step has found to be absent, with the value that it has now; `None`: it does not exist. The
+    /// step is to be taken again at once, before anything else.
+    ///
+    /// Errors: a sentence that names the item: it does not decode, or is not as long as it is known to be.
+    pub fn load_absent(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), String> {
+        let ItemKey::Xattr { local, name } = ItemKey::decode(key)? else {
+            return Err(format!("item {key:02x?} is never absent from memory"));
+        };
+        // Otherwise another task has loaded, changed or removed it meanwhile.
+        let Some(len) = self.xattrs.get(local, &name).filter(|known| known.is_absent()).map(Value::len) else {
+            return Ok(());
+        };
+        let bytes = value.map(|value| codec::decode_xattr(key, value)).transpose()?;
+        let Some(bytes) = bytes.filter(|bytes| bytes.len() == len) else {
+            let (name, ino) = (String::from_utf8_lossy(&name), self.ino(local));
+            return Err(format!("attribute {name} of inode {ino} does not have the {len} bytes that it had"));
+        };
+        // The value stays until the next change or load.
+        self.xattrs.trim();
+        self.xattrs.insert(local, &name, bytes);
+        Ok(())
+    }
+
     /// Places the entries that were loaded before the store's own item. For a checker, where that item is missing: as
     /// if the key of the hash were the one of an empty store.
     pub fn place_early_names(&mut self) {
@@ -62,7 +96,8 @@ impl ItemStore for MetaStore {
                 self.inodes.insert(local, &codec::decode_inode(key, value)?);
             }
             ItemKey::Xattr { local, name } => {
-                self.xattrs.insert((local, name), codec::decode_xattr(key, value)?);
+                self.xattrs.insert(local, &name, codec::decode_xattr(key, value)?);
+                self.xattrs.trim();
             }
             ItemKey::Root => {
                 let record = codec::decode_store(key, value)?;
@@ -98,8 +133,7 @@ impl ItemStore for MetaStore {
         }
         if let Some((local, _)) = codec::lower_bound(tag::XATTR, after) {
             let name = if after.len() > 9 && after[0] == tag::XATTR { &after[9..] } else { &[] };
-            let from = Bound::Excluded((local, Box::from(name)));
-            let more = self.xattrs.range((from, Bound::Unbounded)).map(|((local, name), _)| (*local, name.clone()));
+            let more = self.xattrs.keys_after(local, name).cloned();
             let more = more.map(|(local, name)| ItemKey::Xattr { local, name }.encode());
             keys.extend(more.take(max.saturating_sub(keys.len())));
         }

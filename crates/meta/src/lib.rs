@@ -21,6 +21,7 @@
 //! GB on the targets that own them. A create logs three items, about 190 bytes.
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod codec;
 mod early_names;
 mod file_state;
@@ -51,4 +52,4 @@ pub use repair::{Repair, repair_cluster};
 pub use shared_attrs::SharedAttrs;
 pub use store::{MetaStore, ReadDirEntry};
 pub use verify::verify_cluster;
-pub use xattr::{XattrMode, is_list};
+pub use xattr::{Outcome, XattrMode, is_list};

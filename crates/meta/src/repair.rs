@@ -305,7 +305,7 @@ impl Work<'_, '_> {
             let gone: Vec<(u64, Box<[u8]>)> =
                 store.xattrs.keys().filter(|(local, _)| !store.inodes.contains(*local)).cloned().collect();
             for (local, name) in gone {
-                self.stores[at].xattrs.remove(&(local, name.clone()));
+                self.stores[at].xattrs.remove(local, &name);
                 let ino = self.stores[at].ino(local);
                 self.steps.push(format!("an extended attribute of inode {ino}, which is gone, is removed"));
                 self.touch(target, ItemKey::Xattr { local, name });

@@ -131,7 +131,7 @@ fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespe
 impl MetaStore {
     /// Whether the file gives capabilities to programs that execute it (`security.capability`).
     pub fn gives_capabilities(&self, ino: Ino) -> bool {
-        self.xattrs(ino).any(|(name, _)| name == CAPABILITY)
+        self.xattrs.has(ino.local(), CAPABILITY)
     }
 
     /// Whether `setattr` will succeed. Errors: as `setattr`.
@@ -160,7 +160,7 @@ impl MetaStore {
         }
         let local = ino.local();
         let changed = set.kill_suidgid || set.size.is_some() || set.uid.is_some() || set.gid.is_some();
-        if changed && self.xattrs.remove(&(local, CAPABILITY.into())).is_some() {
+        if changed && self.xattrs.remove(local, CAPABILITY) {
             dirty.mark(ItemKey::Xattr { local, name: CAPABILITY.into() });
         }
         self.emit(dirty, txn);

@@ -25,7 +25,7 @@ use amphi_types::{Acls, Ino, Kind, Result, Timespec};
 impl MetaStore {
     /// The shards of a directory, in their order; none if its names lie in itself.
     pub fn shards(&self, dir: Ino) -> Vec<Ino> {
-        let list = self.xattrs.get(&(dir.local(), LIST.into()));
+        let list = self.xattrs.list(dir.local(), LIST);
         let numbers = list.into_iter().flat_map(|list| list.as_chunks::<8>().0);
         numbers.map(|number| Ino(u64::from_le_bytes(*number))).collect()
     }
@@ -48,7 +48,7 @@ impl MetaStore {
         copy.pool = self.pool;
         copy.inodes.insert(dir.local(), &self.inode(dir)?);
         let local = dir.local();
-        copy.xattrs.extend(self.xattrs(dir).map(|(name, value)| ((local, name.into()), value.into())));
+        self.xattrs.of(local).for_each(|(name, value)| copy.xattrs.insert_as(local, name, value));
         change(&mut copy)?;
         let (Some(was), Some(mut now)) = (self.shared_attrs(dir), copy.shared_attrs(dir)) else {
             return Err(amphi_types::Errno::Stale);
@@ -99,7 +99,7 @@ impl MetaStore {
 
     pub(crate) fn put_shards(&mut self, dir: Ino, shards: &[Ino], dirty: &mut Dirty) {
         let list: Vec<u8> = shards.iter().flat_map(|shard| shard.0.to_le_bytes()).collect();
-        self.xattrs.insert((dir.local(), LIST.into()), list.into());
+        self.xattrs.insert(dir.local(), LIST, list.into());
         dirty.mark(ItemKey::Xattr { local: dir.local(), name: LIST.into() });
         self.edit(dir, dirty, |inode| inode.flags.set(InodeFlags::SHARDED, true));
     }

@@ -8,6 +8,7 @@
 //! steps of 4096 and is logged only then, and recovery continues at `reserved`. So a crash skips up to 4095 of 2^48
 //! numbers.
 
+use crate::attributes::Attributes;
 use crate::codec::{self, ItemKey, StoreRecord};
 use crate::early_names::EarlyNames;
 use crate::index::DentryIndex;
@@ -18,16 +19,12 @@ use crate::perm::{self, Want};
 use crate::{Dentry, Facts, Inode, Named, Pending};
 use amphi_types::item::Txn;
 use amphi_types::{Account, Attr, Cred, Errno, Ino, Kind, Layout, Name, Owner, Result, TargetId, Timespec};
-use std::collections::BTreeMap;
 
 /// Step in which inode numbers are reserved.
 pub(crate) const RESERVE_STEP: u64 = 4096;
 /// Most steps of `ancestors`. The longest path that Linux accepts has 2048 components, and relative calls can make
 /// deeper trees. Beyond this bound a directory counts as its own ancestor.
 const DEPTH_MAX: usize = 1 << 20;
-
-/// Extended attributes by (local number of the inode, name).
-pub(crate) type XattrMap = BTreeMap<(u64, Box<[u8]>), Box<[u8]>>;
 
 /// Keys of items that a change has touched.
 #[derive(Debug, Default)]
@@ -91,7 +88,7 @@ pub struct MetaStore {
     /// 0 until the store was formatted, or its `tag::META` item was loaded.
     pub(crate) reserved: u64,
     pub(crate) inodes: Inodes,
-    pub(crate) xattrs: XattrMap,
+    pub(crate) xattrs: Attributes,
     pub(crate) index: DentryIndex,
     /// Entries that were loaded before the store's own item.
     pub(crate) early_names: EarlyNames,
@@ -109,7 +106,7 @@ impl MetaStore {
             next_local: 0,
             reserved: 0,
             inodes: Inodes::default(),
-            xattrs: BTreeMap::new(),
+            xattrs: Attributes::default(),
             index: DentryIndex::new(target),
             early_names: EarlyNames::default(),
             pool: 0,
@@ -417,7 +414,11 @@ impl MetaStore {
             }
             ItemKey::Inode(local) => self.inodes.get(*local).map(|inode| codec::encode_inode(&inode, out)).is_some(),
             ItemKey::Xattr { local, name } => {
-                self.xattrs.get(&(*local, name.clone())).map(|value| codec::encode_xattr(value, out)).is_some()
+                let Some(value) = self.xattrs.get(*local, name) else { return false };
+                // It would be logged as deleted.
+                let bytes = value.bytes().expect("a value that is logged is in memory");
+                codec::encode_xattr(bytes, out);
+                true
             }
             ItemKey::Root if self.reserved == 0 => false,
             ItemKey::Root => {

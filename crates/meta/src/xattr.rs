@@ -18,7 +18,7 @@ use crate::setattr::CAPABILITY;
 use crate::shared_attrs::LIST;
 use crate::store::Dirty;
 use crate::{Facts, MetaStore};
-use amphi_types::item::Txn;
+use amphi_types::item::{Key, Txn};
 use amphi_types::{Acl, Acls, Caps, Cred, Errno, Ino, Kind, Result, Timespec, acl, limits};
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +31,16 @@ pub enum XattrMode {
     Create,
     /// `XATTR_REPLACE`: `NoData` if there is none.
     Replace,
+}
+
+/// The end of a step that can also fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome<T> {
+    /// It was done.
+    Done(T),
+    /// It needs the item of this key, which is not in memory, and has changed nothing: whoever takes the step reads the
+    /// item (`MetaStore::load_absent`) and takes the step again.
+    Absent(Key),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,27 +107,26 @@ fn check_write(cred: &Cred, facts: &Facts, name: &[u8]) -> Result<()> {
 }
 
 impl MetaStore {
-    /// All attributes of an inode, in order of their names.
-    pub fn xattrs(&self, ino: Ino) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let local = ino.local();
-        let from = (local, Box::from([].as_slice()));
-        let own = self.xattrs.range(from..).take_while(move |((l, _), _)| *l == local);
-        own.map(|((_, name), value)| (&**name, &**value))
+    /// Whether an inode has attributes.
+    pub fn has_xattrs(&self, ino: Ino) -> bool {
+        self.xattrs.of(ino.local()).next().is_some()
     }
 
     /// Value of an attribute.
     ///
     /// Errors: `Stale`, `Range` and `Inval` (name), `NotSupported` (namespace), `Access`, `NoData`.
-    pub fn getxattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<&[u8]> {
+    pub fn getxattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Outcome<&[u8]>> {
         check_read(cred, &self.facts(ino)?, name)?;
-        self.xattrs.get(&(ino.local(), name.into())).map(|value| &**value).ok_or(Errno::NoData)
+        let value = self.xattrs.get(ino.local(), name).ok_or(Errno::NoData)?;
+        let absent = || Outcome::Absent(ItemKey::Xattr { local: ino.local(), name: name.into() }.encode());
+        Ok(value.bytes().map_or_else(absent, Outcome::Done))
     }
 
     /// Names of the attributes that the caller may see, each followed by NUL. Errors: `Stale`.
     pub fn listxattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>> {
         self.inode(ino)?;
         let mut list = Vec::new();
-        for (name, _) in self.xattrs(ino).filter(|(name, _)| *name != LIST) {
+        for (name, _) in self.xattrs.of(ino.local()).filter(|(name, _)| *name != LIST) {
             if cred.may(Caps::SYS_ADMIN) || !name.starts_with(b"trusted.") {
                 list.extend_from_slice(name);
                 list.push(0);
@@ -140,15 +149,16 @@ impl MetaStore {
                 Err(Errno::Inval)
             };
         }
-        let old = self.xattrs.get(&(ino.local(), name.into()));
+        let old = self.xattrs.get(ino.local(), name);
         match (mode, old) {
             (XattrMode::Create, Some(_)) => return Err(Errno::Exist),
             (XattrMode::Replace, None) => return Err(Errno::NoData),
             _ => {}
         }
-        let cost = |name: &[u8], value: &[u8]| name.len() + value.len() + limits::XATTR_COST;
-        let others: usize = self.xattrs(ino).filter(|(n, _)| *n != name).map(|(n, value)| cost(n, value)).sum();
-        if others + cost(name, value) > limits::XATTR_TOTAL_MAX { Err(Errno::NoSpace) } else { Ok(()) }
+        let cost = |name: &[u8], value_bytes: usize| name.len() + value_bytes + limits::XATTR_COST;
+        let others = self.xattrs.of(ino.local()).filter(|(n, _)| *n != name);
+        let others: usize = others.map(|(n, value)| cost(n, value.len())).sum();
+        if others + cost(name, value.len()) > limits::XATTR_TOTAL_MAX { Err(Errno::NoSpace) } else { Ok(()) }
     }
 
     /// Sets an attribute.
@@ -184,7 +194,7 @@ impl MetaStore {
             self.set_acl(cred, ino, name, None, now, txn);
             return Ok(());
         }
-        if !self.xattrs.contains_key(&(ino.local(), name.into())) {
+        if !self.xattrs.has(ino.local(), name) {
             return Err(Errno::NoData);
         }
         self.change_xattr(ino, name, None, now, txn);
@@ -193,14 +203,14 @@ impl MetaStore {
 
     /// Access control lists of an inode.
     pub(crate) fn acls(&self, ino: Ino) -> Acls {
-        let get = |name: &[u8]| self.xattrs.get(&(ino.local(), name.into())).and_then(|value| Acl::from_xattr(value));
+        let get = |name: &[u8]| self.xattrs.list(ino.local(), name).and_then(Acl::from_xattr);
         Acls { access: get(acl::ACCESS), default: get(acl::DEFAULT) }
     }
 
     /// Whether a list decides about access to the inode, so that permission bits alone do not.
     pub fn has_access_list(&self, ino: Ino) -> bool {
         let listed = self.inode(ino).is_ok_and(|inode| inode.flags.has(InodeFlags::LISTS));
-        listed && self.xattrs.contains_key(&(ino.local(), acl::ACCESS.into()))
+        listed && self.xattrs.has(ino.local(), acl::ACCESS)
     }
 
     /// Sets or removes a list (Linux, `posix_acl_update_mode`): the permission bits follow a list for access, and who
@@ -242,12 +252,11 @@ impl MetaStore {
     pub(crate) fn put_acls(&mut self, ino: Ino, acls: &Acls, dirty: &mut Dirty) {
         let local = ino.local();
         for (name, list) in [(acl::ACCESS, &acls.access), (acl::DEFAULT, &acls.default)] {
-            let key = (local, Box::from(name));
-            let value: Option<Box<[u8]>> = list.as_ref().map(|list| list.to_xattr().into());
-            let changed = self.xattrs.get(&key) != value.as_ref();
+            let value = list.as_ref().map(Acl::to_xattr);
+            let changed = self.xattrs.list(local, name) != value.as_deref();
             match value {
-                Some(value) => self.xattrs.insert(key, value),
-                None => self.xattrs.remove(&key),
+                Some(value) => self.xattrs.insert(local, name, value.into()),
+                None => _ = self.xattrs.remove(local, name),
             };
             if changed {
                 dirty.mark(ItemKey::Xattr { local, name: name.into() });
@@ -258,14 +267,14 @@ impl MetaStore {
     }
 
     fn change_xattr(&mut self, ino: Ino, name: &[u8], value: Option<&[u8]>, now: Timespec, txn: &mut Txn) {
-        let key = (ino.local(), Box::from(name));
         match value {
-            Some(value) => self.xattrs.insert(key, value.into()),
-            None => self.xattrs.remove(&key),
+            Some(value) => self.xattrs.insert(ino.local(), name, value.into()),
+            None => _ = self.xattrs.remove(ino.local(), name),
         };
         let mut dirty = Dirty::default();
         dirty.mark(ItemKey::Xattr { local: ino.local(), name: name.into() });
         self.edit(ino, &mut dirty, |inode| inode.times.ctime = now);
         self.emit(dirty, txn);
+        self.xattrs.trim();
     }
 }

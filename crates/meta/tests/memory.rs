@@ -1,6 +1,6 @@
-//! Memory that the store takes for an empty file, counted by the allocator.
+//! Memory that the store takes for an empty file and for an attribute, counted by the allocator.
 
-use amphi_meta::{MetaStore, NodeSpec};
+use amphi_meta::{MetaStore, NodeSpec, XattrMode};
 use amphi_types::item::Txn;
 use amphi_types::{Cred, Ino, Name, TargetId, Timespec};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -80,4 +80,28 @@ fn memory_of_an_empty_file() {
     let alone = bytes_per_file(100_000, 1);
     let spread = bytes_per_file(100_000, 1000);
     assert!(alone < BYTES_MAX && spread < BYTES_MAX, "{alone} and {spread} bytes");
+}
+
+/// Goal: an attribute with a long value that is not in memory takes little, whatever the value. Method: one of 4 KiB for
+/// each of many files, in a store that keeps 1 MiB of values.
+#[test]
+fn memory_of_a_long_value() {
+    let (root, now, files, max) = (Cred::root(), Timespec::from_ns(1_700_000_000_000_000_000), 10_000, 1 << 20);
+    let (mut store, _) = MetaStore::format(TargetId(0), 1, now, Some((0, 0)), 4);
+    store.set_values_max(max);
+    let mut inos = Vec::new();
+    for n in 0..files {
+        let name = Name::new(format!("f{n}")).expect("a name");
+        let spec = NodeSpec::file(0o644);
+        inos.push(store.make(&root, Ino::ROOT, &name, &spec, now, &mut Txn::default()).expect("it is made"));
+    }
+    let before = BYTES.get();
+    for (n, ino) in inos.iter().enumerate() {
+        let (value, txn) = (vec![n as u8; 4096], &mut Txn::default());
+        store.setxattr(&root, *ino, b"user.a", &value, XattrMode::Set, now, txn).expect("it is set");
+    }
+    assert!(store.value_bytes() <= max, "{}", store.value_bytes());
+    let bytes = (BYTES.get() - before - max as isize) as f64 / f64::from(files);
+    println!("{bytes:.1} bytes an attribute");
+    assert!(bytes < 256.0, "{bytes} bytes an attribute");
 }

@@ -241,7 +241,7 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::Close { ino, access, atime } => cx.close(ino, access, atime),
         Request::CloseBatch { closes } => cx.close_batch(closes),
         Request::Discard { ino, opens } => cx.discard(ino, opens),
-        Request::GetXattr { ino, name } => cx.getxattr(ino, &name),
+        Request::GetXattr { ino, name } => cx.getxattr(ino, &name).await,
         Request::ListXattr { ino } => cx.listxattr(ino),
         Request::SetXattr { ino, name, value, mode } => Box::pin(cx.setxattr(ino, &name, &value, mode)).await,
         Request::RemoveXattr { ino, name } => Box::pin(cx.removexattr(ino, &name)).await,

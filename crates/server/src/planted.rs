@@ -27,6 +27,8 @@ pub enum Mistake {
     Unverified,
     /// The record of a write does not say that it follows its bytes, also not of one that gives them checksums.
     UnorderedWrite,
+    /// Not a mistake: no value of an extended attribute stays in memory that may go.
+    NoValueKept,
     /// A change of the attributes of a directory leaves out its last shard.
     ShardLeftOut,
     /// The removal of a directory does not hold the gate of its shards.

@@ -5,6 +5,7 @@
 
 mod again;
 mod at_once;
+mod attributes;
 mod batch;
 mod check;
 mod checksums;

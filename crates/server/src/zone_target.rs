@@ -53,7 +53,7 @@ use crate::zone_target::unstable::Unstable;
 use amphi_data::{CHECKSUM_ITEM_BYTES, DataStore};
 use amphi_dlm::LockCounts;
 use amphi_env::Env;
-use amphi_meta::{Gathered, MetaStore};
+use amphi_meta::{Gathered, MetaStore, Outcome};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, Ino, Kind, Name, Result, SessionId, TargetId, TokenKey};
@@ -280,6 +280,29 @@ impl<E: Env> Target<E> {
             tracing::error!("{}: {what} of file data failed: {e}; further failures are not logged", self.id);
         }
         Errno::Io
+    }
+
+    /// Takes a step that only reads metadata. If it needs an item that is not in memory, the item is read from the zone
+    /// and the step is taken again.
+    ///
+    /// Errors: those of the step, `Io` if an item cannot be read.
+    pub async fn step<T>(&self, step: impl Fn(&MetaStore) -> Result<Outcome<T>>) -> Result<T> {
+        loop {
+            let key = match step(&self.meta.borrow())? {
+                Outcome::Done(done) => return Ok(done),
+                Outcome::Absent(key) => key,
+            };
+            let read = self.zone.get(&key).await;
+            // What was read is what the item is at this moment, as the store and the log change in one step.
+            let loaded = match &read {
+                Ok(value) => self.meta.borrow_mut().load_absent(&key, value.as_deref()),
+                Err(e) => Err(e.to_string()),
+            };
+            if let Err(text) = loaded {
+                tracing::error!("{}: metadata cannot be read: {text}", self.id);
+                return Err(Errno::Io);
+            }
+        }
     }
 
     /// Whether the inode is a regular file of this target.

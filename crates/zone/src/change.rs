@@ -86,7 +86,11 @@ impl Changes {
 
     /// Takes a change over, in place of an earlier one of its key.
     pub fn insert(&mut self, change: Change<'_>) {
-        let hash = hash_of(change.key());
+        self.insert_hashed(hash_of(change.key()), change);
+    }
+
+    /// The same, if the hash of the key is known.
+    pub fn insert_hashed(&mut self, hash: u32, change: Change<'_>) {
         self.cost += cost(change);
         let chunks = &self.chunks;
         let found = self.table.find_mut(spread(hash), |e| e.hash == hash && at(chunks, e.place).key() == change.key());
@@ -119,6 +123,13 @@ impl Changes {
     /// Takes over what `newer` has, in place of earlier changes of its keys.
     pub fn extend(&mut self, newer: &Changes) {
         newer.iter().for_each(|change| self.insert(change));
+    }
+
+    /// The change of a key.
+    pub fn get(&self, key: &[u8]) -> Option<Change<'_>> {
+        let hash = hash_of(key);
+        let found = self.table.find(spread(hash), |e| e.hash == hash && at(&self.chunks, e.place).key() == key);
+        found.map(|e| at(&self.chunks, e.place))
     }
 
     /// All changes, in no order.
@@ -221,7 +232,8 @@ fn at(chunks: &[Vec<u8>], place: Place) -> Change<'_> {
     Change::take(&mut &chunks[place.chunk as usize][place.at as usize..]).expect("a whole change lies there")
 }
 
-fn hash_of(key: &[u8]) -> u32 {
+/// The hash of a key.
+pub fn hash_of(key: &[u8]) -> u32 {
     let mut hasher = DefaultHasher::new();
     hasher.write(key);
     hasher.finish() as u32

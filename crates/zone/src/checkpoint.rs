@@ -12,11 +12,11 @@
 
 use crate::backing::is_full;
 use crate::change::Changes;
-use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock, VERSION};
+use crate::layout::{NamedSegment, SEGMENTS_MAX, Superblock, VERSION};
 use crate::log_point::LogPoint;
 use crate::merge::Merge;
 use crate::planted::{self, Mistake};
-use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
+use crate::segment::{IndexUse, Segment, SegmentReader, SegmentWriter, WriteError};
 use crate::state::{Shared, State};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
@@ -142,14 +142,14 @@ async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneE
     if told_only {
         return prove(shared, false).await;
     }
-    let (mut frozen, deletions, start, id, inputs) = {
+    let (frozen, deletions, start, id, inputs) = {
         let mut st = shared.state.borrow_mut();
         if idle(&st) {
             return Ok(());
         }
         let deletions = std::mem::take(&mut st.changes.deletions);
-        let frozen = std::mem::take(&mut st.changes.dirty);
-        st.changes.frozen_bytes = frozen.cost();
+        let frozen = Rc::new(std::mem::take(&mut st.changes.dirty));
+        st.changes.frozen = Some(frozen.clone());
         let inputs = if merge { st.medium.segments.len() } else { to_merge(&st.medium.segments, frozen.cost()) };
         (frozen, deletions, st.log.head, st.medium.root.next_segment.get(), inputs)
     };
@@ -159,20 +159,30 @@ async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneE
         Err((slots, e)) => {
             let mut st = shared.state.borrow_mut();
             st.medium.slots.release(&slots);
-            st.changes.frozen_bytes = 0;
+            st.changes.frozen = None;
             st.changes.deletions += deletions;
-            frozen.extend(&st.changes.dirty);
-            st.changes.dirty = frozen;
+            let mut all = whole(frozen);
+            all.extend(&st.changes.dirty);
+            st.changes.dirty = all;
             return Err(e);
         }
     };
     install_segment(shared, segment, start, inputs).await?;
-    frozen.forget().await;
+    whole(frozen).forget().await;
     Ok(())
 }
 
+/// The changes that a checkpoint took, which nothing else holds any more.
+fn whole(frozen: Rc<Changes>) -> Changes {
+    Rc::try_unwrap(frozen).unwrap_or_else(|shared| {
+        let mut copy = Changes::default();
+        copy.extend(&shared);
+        copy
+    })
+}
+
 /// How many of the newest segments a new one of `bytes` takes in.
-fn to_merge(segments: &[Segment], bytes: u64) -> usize {
+fn to_merge(segments: &[Rc<Segment>], bytes: u64) -> usize {
     let mut total = bytes;
     let mut count = 0;
     for s in segments.iter().rev() {
@@ -193,14 +203,14 @@ async fn write_segment<E: Env>(
     inputs: usize,
 ) -> Result<Option<Segment>, (Vec<u32>, ZoneError)> {
     let (g, zone_id, disk) = (shared.geometry, shared.ids.zone, &*shared.disk);
-    let (named, oldest): (Vec<SegmentRef>, bool) = {
+    let (named, oldest): (Vec<NamedSegment>, bool) = {
         let st = shared.state.borrow();
         let from = st.medium.segments.len() - inputs;
-        (st.medium.segments[from..].iter().map(Segment::as_ref).collect(), from == 0)
+        (st.medium.segments[from..].iter().map(|segment| segment.named()).collect(), from == 0)
     };
     let mut writer = SegmentWriter::new(disk, g, zone_id, id);
     let mut take_slot = || shared.state.borrow_mut().medium.slots.take();
-    let readers = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n)).collect();
+    let readers = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n, IndexUse::Skip)).collect();
     let mut merge = Merge::begin(frozen.sorted().await, readers).await.map_err(|e| (Vec::new(), e))?;
     let result = loop {
         let Some(next) = merge.present() else { break Ok(()) };
@@ -214,13 +224,13 @@ async fn write_segment<E: Env>(
             break Err(e);
         }
     };
-    for (address, mended) in merge.segments().iter().flat_map(|r| &r.mended) {
+    for (address, mended) in merge.segments().iter_mut().flat_map(|r| std::mem::take(r.mended())) {
         // The segment is written anew elsewhere, with the block as it has to be.
         tracing::warn!("{}: {}: the block at byte {address} was damaged and was rebuilt", shared.path, mended.place);
         shared.state.borrow_mut().counters.rebuilt_blocks += 1;
     }
     let result = match result {
-        Ok(()) => writer.finish().await.map_err(|e| write_error(shared, e)),
+        Ok(()) => writer.finish(&mut take_slot).await.map_err(|e| write_error(shared, e)),
         Err(e) => Err(e),
     };
     result.map_err(|e| (writer.slots().to_vec(), e))
@@ -252,9 +262,9 @@ async fn install_segment<E: Env>(
     }
     let (root, kept, replaced) = {
         let st = shared.state.borrow();
-        let mut kept = st.medium.segments.clone();
+        let mut kept = Vec::clone(&st.medium.segments);
         let replaced = kept.split_off(kept.len() - inputs);
-        kept.extend(segment.clone());
+        kept.extend(segment.clone().map(Rc::new));
         let mut root = st.medium.root.clone();
         root.start_position = start.position.into();
         root.start_seq = (start.seq + 1).into();
@@ -262,11 +272,7 @@ async fn install_segment<E: Env>(
         root.start_opening = start.link.opening.into();
         root.start_crc = start.link.crc.into();
         root.next_segment = (root.next_segment.get() + 1).into();
-        root.segment_count = (kept.len() as u32).into();
-        root.segments = [SegmentRef::default(); SEGMENTS_MAX];
-        for (place, s) in root.segments.iter_mut().zip(&kept) {
-            *place = s.as_ref();
-        }
+        root.name(kept.iter().map(|segment| segment.named()));
         (root, kept, replaced)
     };
     if planted::is(Mistake::TrimBeforeRoot) {
@@ -278,9 +284,9 @@ async fn install_segment<E: Env>(
     for s in &replaced {
         st.medium.slots.release(&s.slots);
     }
-    st.medium.segments = kept;
+    st.medium.segments = Rc::new(kept);
     st.log.start_position = start.position;
-    st.changes.frozen_bytes = 0;
+    st.changes.frozen = None;
     st.counters.checkpoints += 1;
     st.counters.segment_bytes += segment.map_or(0, |s| s.bytes);
     Ok(())

@@ -103,8 +103,9 @@ async fn commit_loop<E: Env>(shared: &Shared<E>) {
                 return;
             }
             match st.waiting.groups.pop_front() {
-                Some(group) => {
+                Some(mut group) => {
                     st.waiting.writing_area = group.area;
+                    st.waiting.writing_hashes = std::mem::take(&mut group.hashes);
                     group
                 }
                 // All is written; the root will say that all is stable.
@@ -174,7 +175,7 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         st.counters.groups += 1;
         st.counters.marks += u64::from(group.records == 0);
         st.counters.log_bytes += bytes;
-        Shared::<E>::absorb(&mut st, &group);
+        Shared::<E>::absorb(&mut st, &mut group);
         Shared::<E>::recycle(&mut st, group);
         if let Some(keep) = &*shared.kept.areas.borrow() {
             keep.on_disk(lsn);

@@ -2,6 +2,7 @@
 
 use crate::image::Image;
 use crate::recover::{read_items, read_zone};
+use crate::segment::IndexUse;
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{DiskMode, Env};
 use amphi_types::TargetId;
@@ -65,6 +66,7 @@ async fn read_all<E: Env>(
     items: &mut BTreeMap<Key, Vec<u8>>,
 ) -> Result<Image, ZoneError> {
     let mut image = read_zone(env, path, disk).await?;
-    read_items(disk, &mut image, |key, value| drop(items.insert(key.to_vec(), value.to_vec()))).await?;
+    read_items(disk, &mut image, IndexUse::Check, |key, value| drop(items.insert(key.to_vec(), value.to_vec())))
+        .await?;
     Ok(image)
 }

@@ -1,5 +1,6 @@
 //! A log group under construction: records packed into aligned memory that is reused.
 
+use crate::change::hash_of;
 use crate::layout::{GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, GROUP_PARITY, GroupHeader, block_crc, blocks_for};
 use crate::log_point::Link;
 use crate::parity;
@@ -23,6 +24,9 @@ pub struct Group {
     pub area_bytes: usize,
     /// The offset of the first record that is not kept.
     unkept: usize,
+    /// Hashes of the keys of its changes, in their order: found without looking into `buf`, which the disk has while it
+    /// is written, and needed when they are taken over into the map of changes.
+    pub hashes: Vec<u32>,
     /// Whether it gets a parity block: in every zone that has been opened.
     pub parity: bool,
 }
@@ -43,6 +47,7 @@ impl Group {
             area: None,
             area_bytes: 0,
             unkept: GROUP_HEADER,
+            hashes: Vec::new(),
             parity: !planted::is(Mistake::Version3),
         }
     }
@@ -57,6 +62,7 @@ impl Group {
         self.area = None;
         self.area_bytes = 0;
         self.unkept = GROUP_HEADER;
+        self.hashes.clear();
     }
 
     /// Number of its last record; the one before its first if it has none.
@@ -101,6 +107,7 @@ impl Group {
         self.grow(self.len + 4 + record.len());
         self.put(&(record.len() as u32).to_le_bytes());
         self.put(record);
+        self.hashes.extend(EncodedChanges::of(record).map(|change| hash_of(change.key())));
         self.records += 1;
     }
 

@@ -13,9 +13,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the format.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Oldest version that can be opened, which makes it one of the present version: it has no field `kept`, which is zero
-/// there.
+/// there. Segments of versions before 6 have no index; it is made when they are read, and written when they are merged.
 pub const VERSION_OLDEST: u32 = 2;
 /// First version whose groups and pages have a parity block. Those of older versions are read without parity.
 pub const VERSION_PARITY: u32 = 4;
@@ -131,6 +131,23 @@ pub struct SegmentRef {
     pub slots: U32,
 }
 
+/// The index of a segment as the root names it, in the same place as the segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IndexRef {
+    /// Slot of the page in which the index begins, behind the last change.
+    pub slot: U32,
+    /// Its bytes; 0: the segment has no index.
+    pub bytes: U32,
+}
+
+/// A segment, and where its index is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedSegment {
+    pub run: SegmentRef,
+    pub index: IndexRef,
+}
+
 /// The superblock: block 0, and its copy in block 1.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -166,7 +183,9 @@ pub struct Superblock {
     pub boot: U64,
     /// Number of the opening whose last records may be in memory only (`keep`); 0: none.
     pub kept: U64,
-    pub rest: [u8; 4096 - 176 - 32 * SEGMENTS_MAX],
+    /// The indexes of the segments.
+    pub indexes: [IndexRef; SEGMENTS_MAX],
+    pub rest: [u8; 4096 - 176 - 40 * SEGMENTS_MAX],
 }
 
 const _: () = assert!(size_of::<Superblock>() == BLOCK as usize);
@@ -217,6 +236,21 @@ impl Superblock {
         &self.segments[..(self.segment_count.get() as usize).min(SEGMENTS_MAX)]
     }
 
+    /// The segments with their indexes, oldest first.
+    pub fn named(&self) -> impl DoubleEndedIterator<Item = NamedSegment> + ExactSizeIterator {
+        self.segments().iter().zip(&self.indexes).map(|(run, index)| NamedSegment { run: *run, index: *index })
+    }
+
+    /// Names these segments, oldest first.
+    pub fn name(&mut self, segments: impl ExactSizeIterator<Item = NamedSegment>) {
+        self.segment_count = (segments.len() as u32).into();
+        self.segments = [SegmentRef::default(); SEGMENTS_MAX];
+        self.indexes = [IndexRef::default(); SEGMENTS_MAX];
+        for ((run, index), named) in self.segments.iter_mut().zip(&mut self.indexes).zip(segments) {
+            (*run, *index) = (named.run, named.index);
+        }
+    }
+
     /// Decodes and verifies one copy. `place` names it in errors.
     pub fn decode(bytes: &[u8], place: &str) -> Result<Superblock, ZoneError> {
         let fail = |kind, text: &str| Err(ZoneError::new(kind, place, text));
@@ -258,7 +292,8 @@ impl Superblock {
         if self.start_seq.get() == 0 || self.start_lsn.get() == 0 || self.stable_seq.get() + 1 < self.start_seq.get() {
             return Err("its log start is out of bounds".into());
         }
-        if self.segments().iter().any(|s| u64::from(s.first_slot.get()) >= g.meta_slots) {
+        let slots = self.named().flat_map(|s| [s.run.first_slot, s.index.slot]);
+        if slots.into_iter().any(|slot| u64::from(slot.get()) >= g.meta_slots) {
             return Err("a segment lies outside of the metadata region".into());
         }
         Ok(())

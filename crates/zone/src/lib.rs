@@ -35,6 +35,7 @@ mod merge;
 mod options;
 mod parity;
 mod planted;
+mod read;
 mod recover;
 mod room;
 mod segment;

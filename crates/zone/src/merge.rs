@@ -26,9 +26,14 @@ impl<'a, D: Disk> Merge<'a, D> {
         for segment in &mut segments {
             segment.next().await?;
         }
+        Ok(Merge::of(log, segments))
+    }
+
+    /// The same of segments that are at the change with which the merge begins.
+    pub fn of(log: Order<'a>, segments: Vec<SegmentReader<'a, D>>) -> Merge<'a, D> {
         let mut merge = Merge { log: log.peekable(), segments, has_key: [false; SEGMENTS_MAX + 1] };
         merge.look();
-        Ok(merge)
+        merge
     }
 
     /// The present changes of all sources, the newest source first.
@@ -67,6 +72,11 @@ impl<'a, D: Disk> Merge<'a, D> {
         }
         self.look();
         Ok(())
+    }
+
+    /// The segments, without the changes of the log.
+    pub fn into_segments(self) -> Vec<SegmentReader<'a, D>> {
+        self.segments
     }
 
     /// The segments, the newest first: what was read of them.

@@ -27,8 +27,18 @@ pub enum Mistake {
     SyncsLate,
     /// A start looks for proof in an eighth of the log that may be unsynced.
     TailTooShort,
-    /// Not a mistake: groups and pages are written without parity, as version 3 did.
+    /// A read of an item does not see records that are queued.
+    QueueUnread,
+    /// A read does not see what a running checkpoint has taken.
+    FrozenUnread,
+    /// A read of an item does not look whether it changed meanwhile, or whether what it read was overwritten.
+    ReadsOld,
+    /// The index of a segment lacks the last key of each page.
+    IndexWrong,
+    /// Not a mistake: groups and pages are written without parity, and segments without index, as version 3 did.
     Version3,
+    /// Not a mistake: segments are written without index, as version 5 did.
+    Version5,
 }
 
 /// Whether `mistake` is planted.
@@ -38,7 +48,7 @@ pub const fn is(_mistake: Mistake) -> bool {
 }
 
 #[cfg(test)]
-pub use switch::{is, plant};
+pub use switch::{is, is_none, plant};
 
 #[cfg(test)]
 mod switch {
@@ -51,6 +61,10 @@ mod switch {
 
     pub fn plant(mistake: Option<Mistake>) {
         PLANTED.set(mistake);
+    }
+
+    pub fn is_none() -> bool {
+        PLANTED.get().is_none()
     }
 
     pub fn is(mistake: Mistake) -> bool {

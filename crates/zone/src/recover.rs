@@ -21,7 +21,7 @@ use crate::log_reader::{LogBlocks, header_of};
 use crate::merge::Merge;
 use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
-use crate::segment::{Segment, SegmentReader, SlotMap};
+use crate::segment::{IndexUse, SegmentReader, SlotMap};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Change;
@@ -75,15 +75,16 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
 }
 
 /// Reads the segments of a zone whose log was read. `take` gets all items, segments merged and log replayed, in the
-/// order of their keys.
+/// order of their keys. `index`: what becomes of the indexes of the segments.
 pub async fn read_items(
     disk: &impl Disk,
     image: &mut Image,
+    index: IndexUse,
     mut take: impl FnMut(&[u8], &[u8]),
 ) -> Result<(), ZoneError> {
     let (geometry, zone_id) = (image.geometry, image.root.zone_id.get());
-    let named = image.root.segments().iter().rev();
-    let readers = named.map(|named| SegmentReader::new(disk, geometry, zone_id, *named)).collect();
+    let named = image.root.named().rev();
+    let readers = named.map(|named| SegmentReader::new(disk, geometry, zone_id, named, index)).collect();
     let mut merge = Merge::begin(image.dirty.sorted().await, readers).await?;
     while let Some(change) = merge.present() {
         if let Some(value) = change.value() {
@@ -91,16 +92,16 @@ pub async fn read_items(
         }
         merge.advance().await?;
     }
-    for (named, reader) in image.root.segments().iter().zip(merge.segments().iter_mut().rev()) {
-        for &slot in &reader.slots {
+    for reader in merge.segments().iter_mut().rev() {
+        let segment = reader.finish()?;
+        for &slot in &segment.slots {
             if !image.slots.mark(slot) {
-                let place = format!("segment {}, slot {slot}", named.id);
+                let place = format!("segment {}, slot {slot}", segment.id);
                 return Err(ZoneError::corrupt(place, "the slot is in two places"));
             }
         }
-        let (id, bytes, items) = (named.id.get(), named.bytes.get(), named.items.get());
-        image.damage.mended.append(&mut reader.mended);
-        image.segments.push(Segment { id, bytes, items, slots: std::mem::take(&mut reader.slots) });
+        image.damage.mended.append(reader.mended());
+        image.segments.push(segment);
     }
     for (address, mended) in &image.damage.mended {
         let (place, how) = (&mended.place, if mended.torn { "torn or damaged" } else { "damaged" });

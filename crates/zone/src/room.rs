@@ -28,7 +28,7 @@ impl<E: Env> Shared<E> {
     /// Bytes of items that a full merge could win back, at most.
     fn unmerged_bytes(st: &State) -> u64 {
         let newer: u64 = st.medium.segments.iter().skip(1).map(|s| s.bytes).sum();
-        newer + st.changes.dirty.cost() + st.changes.frozen_bytes + st.waiting.bytes
+        newer + st.changes.dirty.cost() + st.changes.frozen_bytes() + st.waiting.bytes
     }
 
     /// Whether `growth` bytes have room among the items, and if not, whether a full merge may make some.
@@ -40,7 +40,7 @@ impl<E: Env> Shared<E> {
             return (bytes <= Self::backed_bytes(st) / 100 * CHANGES_PERCENT, worth);
         }
         // A merge is worth its cost if something was overwritten or deleted.
-        let unseen = st.reached.written_lsn < st.waiting.appended_lsn || st.changes.frozen_bytes > 0;
+        let unseen = st.reached.written_lsn < st.waiting.appended_lsn || st.changes.frozen.is_some();
         let worth = unseen
             || st.medium.segments.len() > 1
             || st.changes.dirty.cost() > SLOT_BYTES

@@ -126,6 +126,8 @@ pub struct Shared<E: Env> {
     pub backing: Cell<bool>,
     /// Memory that outlives the process.
     pub kept: KeptMemory<E>,
+    /// Reads of items.
+    pub reads: Reads,
     pub state: RefCell<State>,
     /// Events for which agents and callers wait.
     pub events: Events,
@@ -154,6 +156,7 @@ impl<E: Env> Shared<E> {
                 appended_lsn: image.end.lsn,
                 wanted_lsn: image.end.lsn,
                 writing_area: None,
+                writing_hashes: Vec::new(),
             },
             reached: Reached {
                 written_lsn: image.end.lsn,
@@ -169,12 +172,12 @@ impl<E: Env> Shared<E> {
             changes: Unmerged {
                 deletions: image.dirty.iter().filter(|c| c.is_deletion()).count() as u64,
                 dirty: image.dirty,
-                frozen_bytes: 0,
+                frozen: None,
             },
             medium: Medium {
                 lost: image.root.lost != 0,
                 root: image.root.clone(),
-                segments: image.segments,
+                segments: Rc::new(image.segments.into_iter().map(Rc::new).collect()),
                 slots: image.slots,
             },
             syncs: Syncs { started: 0, lsn: 0, done: 0, wanted: 0, hurried: false },
@@ -204,6 +207,7 @@ impl<E: Env> Shared<E> {
             on_failure: options.on_failure.clone(),
             backing: Cell::new(false),
             kept: KeptMemory { areas: RefCell::new(keep), used: Cell::new(options.keeps) },
+            reads: Reads::default(),
             state: RefCell::new(state),
             events: Events {
                 queued: Event::default(),
@@ -365,11 +369,13 @@ impl<E: Env> Shared<E> {
     }
 
     /// Takes the changes of a written group over.
-    pub fn absorb(st: &mut State, group: &Group) {
-        for change in group.changes() {
+    pub fn absorb(st: &mut State, group: &mut Group) {
+        let hashes = std::mem::take(&mut st.waiting.writing_hashes);
+        for (change, hash) in group.changes().zip(&hashes) {
             st.changes.deletions += u64::from(change.is_deletion());
-            st.changes.dirty.insert(change);
+            st.changes.dirty.insert_hashed(*hash, change);
         }
+        group.hashes = hashes;
     }
 
     /// Keeps a group's memory for the next one.
@@ -518,9 +524,9 @@ impl<E: Env> Shared<E> {
 
     /// Upper bound of the bytes that the items take in segments.
     pub fn item_bytes(st: &State) -> u64 {
-        let segments: u64 = st.medium.segments.iter().map(|s| s.bytes.div_ceil(PAGE_PAYLOAD as u64) * SLOT_BYTES).sum();
+        let segments: u64 = st.medium.segments.iter().map(|s| s.slots.len() as u64 * SLOT_BYTES).sum();
         // Not all bytes of a slot are payload.
-        let unwritten = st.changes.dirty.cost() + st.changes.frozen_bytes + st.waiting.bytes;
+        let unwritten = st.changes.dirty.cost() + st.changes.frozen_bytes() + st.waiting.bytes;
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
 

@@ -3,6 +3,7 @@
 mod crash;
 mod damage;
 mod keep;
+mod read;
 mod room;
 mod story;
 
@@ -66,6 +67,30 @@ impl Lcg {
 }
 
 pub(crate) type Shared<T> = Rc<std::cell::RefCell<T>>;
+
+/// Each of these items is what a read returns, and so are all of them in one scan, and in steps.
+pub(crate) fn compare_reads(sim: &Sim, zone: &Zone<SimEnv>, items: &BTreeMap<Key, Vec<u8>>) {
+    let all = async {
+        for (key, value) in items {
+            let found = zone.get(key).await.unwrap();
+            assert!(found.as_ref() == Some(value), "{}", String::from_utf8_lossy(key));
+            assert_eq!(zone.get(&[key, &b"!"[..]].concat()).await.unwrap(), None);
+        }
+        for step in [7, usize::MAX] {
+            let (mut found, mut from) = (Vec::new(), Vec::new());
+            loop {
+                let more = zone.scan(&from, &[0xff], step).await.unwrap();
+                found.extend_from_slice(&more);
+                match more.last() {
+                    Some((last, _)) if more.len() == step => from = [last, &[0][..]].concat(),
+                    _ => break,
+                }
+            }
+            assert!(found.iter().map(|(key, value)| (key, value)).eq(items), "in steps of {step}");
+        }
+    };
+    sim.block_on(all).unwrap();
+}
 
 pub(crate) fn plain(zone: &Zone<SimEnv>, t: Txn) -> crate::Lsn {
     zone.append(t, Order::Plain)

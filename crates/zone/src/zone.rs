@@ -8,6 +8,7 @@ use crate::options::{OpenOptions, ZoneParams};
 use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
 use crate::recover::{read_items, read_zone};
+use crate::segment::IndexUse;
 use crate::state::Shared;
 use crate::stats::ZoneStats;
 use crate::{ZoneError, ZoneErrorKind, checkpoint, commit};
@@ -76,7 +77,7 @@ impl<E: Env> Found<E> {
     ///
     /// Errors: `Corrupt`, `Io`; nothing was changed.
     pub async fn items(&mut self, take: impl FnMut(&[u8], &[u8])) -> Result<(), ZoneError> {
-        read_items(&*self.disk, &mut self.image, take).await.map_err(|e| e.at(&self.path))
+        read_items(&*self.disk, &mut self.image, IndexUse::Load, take).await.map_err(|e| e.at(&self.path))
     }
 
     /// Makes everything that was found stable and starts the agents of the zone. Its items must have been read. On an
@@ -372,6 +373,24 @@ impl<E: Env> Zone<E> {
     /// Errors: `NoSpace` (nothing changed), `Io` (the zone has failed). Dropping the future changes nothing.
     pub async fn checkpoint(&self) -> Result<(), ZoneError> {
         self.shared.request_checkpoint(false).await
+    }
+
+    /// The value of an item, with every record that was appended before the call; `None` if there is none. It is the
+    /// present value when the function returns. An item that is not among the changes of the log costs one disk read;
+    /// one more if it spans pages, and one more for each segment that is taken for one that has it, one in 120.
+    ///
+    /// Errors: `Io` when the zone has failed or the item cannot be read, `Corrupt`. Dropping the future changes
+    /// nothing.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, ZoneError> {
+        self.shared.get(key).await
+    }
+
+    /// The first `max` items with keys from `from` on and below `end`, ascending, with every record that was appended
+    /// before the call. It looks at all changes of the log.
+    ///
+    /// Errors: `Io` when the zone has failed or an item cannot be read, `Corrupt`. Dropping the future changes nothing.
+    pub async fn scan(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
+        self.shared.scan(from, end, max).await
     }
 
     /// Counters.

@@ -31,7 +31,7 @@ impl Work<'_, '_> {
                     .push(format!("directory {dir} has no list of its shards, and has its names itself from now on"));
                 self.change(dir, |inode| inode.flags.set(InodeFlags::SHARDED, false));
                 if let Some(store) = self.store(dir.target()) {
-                    store.xattrs.remove(&(dir.local(), LIST.into()));
+                    store.xattrs.remove(dir.local(), LIST);
                 }
                 self.touch(dir.target(), ItemKey::Xattr { local: dir.local(), name: LIST.into() });
                 continue;

@@ -3,7 +3,7 @@
 
 use super::harness::{Cluster, Items, recover, replay, same};
 use crate::plan::NodeSpec;
-use crate::{MetaStore, RenameMode, XattrMode, verify_cluster};
+use crate::{MetaStore, Outcome, RenameMode, XattrMode, verify_cluster};
 use amphi_types::acl::{ACCESS, DEFAULT, Entry, Who};
 use amphi_types::item::Txn;
 use amphi_types::{Acl, Caps, Cred, Errno, FileFlags, Ino, Kind, Name, Result, SetAttr, TargetId, TimeSet, Timespec};
@@ -68,7 +68,10 @@ impl Story {
 
     fn get(&self, ino: Ino, attribute: &[u8]) -> Option<Acl> {
         let value = self.c.store(ino).getxattr(&friend(), ino, attribute);
-        value.ok().map(|value| Acl::from_xattr(value).expect("a valid list"))
+        value.ok().map(|value| match value {
+            Outcome::Done(value) => Acl::from_xattr(value).expect("a valid list"),
+            Outcome::Absent(key) => panic!("a list is not in memory: {key:?}"),
+        })
     }
 
     fn perm(&self, ino: Ino) -> u16 {

@@ -3,8 +3,8 @@
 use super::Bug;
 use crate::perm::{self, Want};
 use crate::plan::{self, NodeSpec, Place};
-use crate::{Facts, MetaStore, Part, Refusal, RenameMode, XattrMode};
-use amphi_types::item::{ItemStore, Key, Txn};
+use crate::{Facts, MetaStore, Outcome, Part, Refusal, RenameMode, XattrMode};
+use amphi_types::item::{ItemStore, Key, Txn, tag};
 use amphi_types::layout::directory_target;
 use amphi_types::{Cred, Errno, Ino, Kind, Name, Result, SetAttr, TargetId, Timespec};
 use std::collections::BTreeMap;
@@ -40,6 +40,16 @@ pub(super) fn replay(items: &mut Items, txn: &Txn) {
             None => items.remove(change.key()),
         };
     }
+}
+
+/// A store with all values in memory: those that it lacks are taken from `items`.
+pub(super) fn whole(store: &MetaStore, items: &Items) -> MetaStore {
+    let mut store = store.clone();
+    store.set_values_max(usize::MAX);
+    for (key, value) in items.range(vec![tag::XATTR]..vec![tag::XATTR + 1]) {
+        store.load_absent(key, Some(value)).expect("it loads");
+    }
+    store
 }
 
 /// All items of a store, walked in pages of `page` keys as a checkpoint does.
@@ -82,6 +92,8 @@ pub(super) struct Cluster {
     /// Every record of each store.
     pub logs: Vec<Vec<Txn>>,
     pub now: Timespec,
+    /// Values of attributes that were not in memory when they were read.
+    pub misses: u64,
 }
 
 /// Makes directories with more than `walk_max` entries large ones, which are listed through windows.
@@ -99,7 +111,7 @@ impl Cluster {
 
     pub fn new(targets: u16, seed: u64, hash_mask: u64, bug: Option<Bug>) -> Cluster {
         let now = Timespec { sec: 1000, nsec: 0 };
-        let mut cluster = Cluster { stores: vec![], logs: vec![], now };
+        let mut cluster = Cluster { stores: vec![], logs: vec![], now, misses: 0 };
         for t in 0..targets {
             let (mut store, txn) = MetaStore::format(TargetId(t), seed, now, (t == 0).then_some((0, 0)), targets);
             store.index.hash_mask = hash_mask;
@@ -280,6 +292,21 @@ impl Cluster {
             Some(value) => s.setxattr(cred, ino, name, value, XattrMode::Set, now, txn),
             None => s.removexattr(cred, ino, name, now, txn),
         })
+    }
+
+    /// As the server reads an attribute: a value that is not in memory is taken from the log.
+    pub fn getxattr(&mut self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let t = usize::from(ino.target().0);
+        loop {
+            let key = match self.stores[t].getxattr(cred, ino, name)? {
+                Outcome::Done(value) => return Ok(value.to_vec()),
+                Outcome::Absent(key) => key,
+            };
+            self.misses += 1;
+            let changes = self.logs[t].iter().rev().find_map(|txn| txn.changes().filter(|c| c.key() == key).last());
+            let value = changes.and_then(|change| change.value()).expect("an absent item is in the log");
+            self.stores[t].load_absent(&key, Some(value)).expect("it loads");
+        }
     }
 
     pub fn may_read(&self, cred: &Cred, ino: Ino) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Recovery from fuzzy checkpoints and by loading records in order.
 
-use super::harness::{Cluster, Items, Rng, dump, recover, replay, same};
+use super::harness::{Cluster, Items, Rng, dump, recover, replay, same, whole};
 use super::model::Run;
 use crate::MetaStore;
 use crate::plan::NodeSpec;
@@ -25,6 +25,8 @@ fn fuzzy_checkpoints_recover() {
             }
             let (_, image, after, finished) = images.last_mut().unwrap();
             let store = &run.cluster.stores[0];
+            let mut log = Items::new();
+            run.cluster.logs[0].iter().for_each(|txn| replay(&mut log, txn));
             let keys = store.keys_after(after, choice.below(4));
             if let Some(last) = keys.last() {
                 *after = last.clone();
@@ -33,7 +35,7 @@ fn fuzzy_checkpoints_recover() {
             }
             for key in keys {
                 // A key may be gone by the time its value is copied; here it cannot.
-                image.insert(key.clone(), store.value_of(&key).unwrap());
+                image.insert(key.clone(), whole(store, &log).value_of(&key).unwrap());
             }
         }
         images.pop_if(|image| !image.3);

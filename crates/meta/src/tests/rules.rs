@@ -2,7 +2,7 @@
 
 use super::harness::Cluster;
 use crate::plan::NodeSpec;
-use crate::{Gathered, Part, Pending, Refusal, RenameMode, XattrMode};
+use crate::{Gathered, Outcome, Part, Pending, Refusal, RenameMode, XattrMode};
 use amphi_types::item::Txn;
 use amphi_types::{
     Advice, AskedAdvice, Consistency, Cred, DataChecksums, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result,
@@ -416,11 +416,11 @@ fn xattr_rules() {
     set(&mut s, &root, l, b"security.a", b"s", Set).unwrap();
     set(&mut s, &user, home, b"user.h", b"", Set).unwrap();
     let store = &s.c.stores[0];
-    assert_eq!(store.getxattr(&other, f, b"user.a"), Ok(b"1".as_slice()));
+    assert_eq!(store.getxattr(&other, f, b"user.a"), Ok(Outcome::Done(b"1".as_slice())));
     assert_eq!(store.getxattr(&user, f, b"trusted.a"), Err(Errno::NoData), "trusted is invisible");
     assert_eq!(store.getxattr(&user, l, b"user.a"), Err(Errno::NoData));
-    assert_eq!(store.getxattr(&user, l, b"security.a"), Ok(b"s".as_slice()));
-    assert_eq!(store.getxattr(&user, home, b"user.h"), Ok(b"".as_slice()), "an empty value is one");
+    assert_eq!(store.getxattr(&user, l, b"security.a"), Ok(Outcome::Done(b"s".as_slice())));
+    assert_eq!(store.getxattr(&user, home, b"user.h"), Ok(Outcome::Done(b"".as_slice())), "an empty value is one");
     assert_eq!(store.listxattr(&user, f), Ok(b"user.a\0".to_vec()));
     assert_eq!(store.listxattr(&root, f), Ok(b"trusted.a\0user.a\0".to_vec()));
 

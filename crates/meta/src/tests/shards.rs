@@ -164,10 +164,10 @@ fn damaged_shards_are_mended() {
         ("which does not exist", |store, _, shards| store.inodes.remove(shards[2].local())),
         ("belongs to", |store, _, shards| edit(store, shards[0], |inode| inode.dir.parent = Ino::ROOT)),
         ("do not agree", |store, dir, _| edit(store, dir, |inode| inode.flags.set(InodeFlags::SHARDED, false))),
-        ("do not agree", |store, dir, _| drop(store.xattrs.remove(&(dir.local(), LIST.into())))),
+        ("do not agree", |store, dir, _| assert!(store.xattrs.remove(dir.local(), LIST))),
         ("is none of directory", |store, dir, _| {
-            let list = store.xattrs.get_mut(&(dir.local(), LIST.into())).expect("a list");
-            *list = list[..24].into();
+            let list: Box<[u8]> = store.xattrs.list(dir.local(), LIST).expect("a list")[..24].into();
+            store.xattrs.insert(dir.local(), LIST, list);
         }),
     ];
     for (finding, damage) in damages {

@@ -24,7 +24,7 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
         advice: inode.advice,
         generation: inode.objects.generation,
         spread: inode.objects.spread,
-        xattrs: meta.xattrs(ino).next().is_some(),
+        xattrs: meta.has_xattrs(ino),
         acl: meta.has_access_list(ino),
         flags: inode.flags.file_flags(),
         capability: meta.gives_capabilities(ino),

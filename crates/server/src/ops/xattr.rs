@@ -4,15 +4,22 @@ use crate::worker::request::RequestCx;
 use crate::zone_target::NameKey;
 use crate::zone_target::gate::Hold;
 use amphi_env::Env;
-use amphi_meta as meta;
+use amphi_meta::{self as meta, MetaStore, Outcome};
 use amphi_types::item::Txn;
 use amphi_types::{Ino, Result};
 use amphi_wire::{Reply, XattrMode};
 
 impl<E: Env> RequestCx<E> {
     /// `Request::GetXattr`.
-    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Reply> {
-        Ok(Reply::Bytes(self.target.meta.borrow().getxattr(&self.cred, ino, name)?.to_vec()))
+    pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Reply> {
+        let step = |meta: &MetaStore| {
+            let outcome = meta.getxattr(&self.cred, ino, name)?;
+            Ok(match outcome {
+                Outcome::Done(value) => Outcome::Done(value.to_vec()),
+                Outcome::Absent(key) => Outcome::Absent(key),
+            })
+        };
+        self.target.step(step).await.map(Reply::Bytes)
     }
 
     /// `Request::ListXattr`.

@@ -5,6 +5,7 @@
 
 use crate::coherence::Coherence;
 use crate::counters::Counters;
+use crate::planted::{self, Mistake};
 use crate::records::{self, Intent, Item, SessionRecord};
 use crate::session::open_files::OpenFiles;
 use crate::session::opens::Opens;
@@ -35,6 +36,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+/// Most bytes of values of extended attributes that a target keeps in memory, beside short ones: enough for those of
+/// 4,000 files with 4 KiB each, and a small part of what a server takes anyway.
+const VALUES_BYTES_MAX: usize = 16 << 20;
+
 /// The state that is built from the items of a zone, one by one, so that no item is in memory twice.
 pub struct Loading {
     meta: MetaStore,
@@ -50,11 +55,18 @@ pub struct Loading {
     wrong: Option<String>,
 }
 
+/// Most bytes of values of extended attributes that a target keeps in memory.
+fn values_max() -> usize {
+    if planted::is(Mistake::NoValueKept) { 0 } else { VALUES_BYTES_MAX }
+}
+
 impl Loading {
     /// For a target with this many blocks of data.
     pub fn new(target: TargetId, data_blocks: u64) -> Loading {
+        let mut meta = MetaStore::empty(target);
+        meta.set_values_max(values_max());
         Loading {
-            meta: MetaStore::empty(target),
+            meta,
             data: DataStore::new(data_blocks),
             slots: Slots::default(),
             sessions: BTreeMap::new(),
@@ -130,6 +142,7 @@ impl<E: Env> Target<E> {
         if is_empty {
             let root = (id == Ino::ROOT.target()).then_some(root_owner);
             (meta, txn) = MetaStore::format(id, env.rand(), env.wall(), root, pool);
+            meta.set_values_max(values_max());
         }
         let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
         let (flush_bell, flush_rung) = mpsc::channel(1);
@@ -171,5 +184,37 @@ impl<E: Env> Target<E> {
         });
         env.spawn(release_freed(Rc::downgrade(&target), rung));
         (target, flush_rung)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amphi_meta::{NodeSpec, XattrMode};
+    use amphi_types::{Cred, Name, Timespec};
+
+    /// Goal: values of extended attributes take a bounded part of the memory of a server from its start on, however
+    /// many there are. Method: items of 24 MiB of values.
+    #[test]
+    fn values_take_bounded_memory() {
+        let (cred, now, id) = (Cred::root(), Timespec::default(), TargetId(0));
+        let (mut meta, txn) = MetaStore::format(id, 1, now, Some((0, 0)), 1);
+        let mut loading = Loading::new(id, 1000);
+        let mut take = |txn: &Txn| {
+            txn.changes().for_each(|change| loading.take(change.key(), change.value().expect("nothing is deleted")));
+        };
+        take(&txn);
+        for n in 0..400 {
+            let mut txn = Txn::default();
+            let name = Name::new(format!("f{n}")).expect("a name");
+            let ino = meta.make(&cred, Ino::ROOT, &name, &NodeSpec::file(0o600), now, &mut txn).expect("made");
+            let value = vec![n as u8; 60_000];
+            meta.setxattr(&cred, ino, b"user.a", &value, XattrMode::Set, now, &mut txn).expect("set");
+            take(&txn);
+        }
+        loading.finish().expect("it fits");
+        assert!(meta.value_bytes() == 400 * 60_000 && meta.value_bytes() > VALUES_BYTES_MAX);
+        let kept = loading.meta.value_bytes();
+        assert!(kept <= VALUES_BYTES_MAX && kept > VALUES_BYTES_MAX / 2, "{kept} bytes");
     }
 }

@@ -11,10 +11,11 @@ use crate::keep::Keep;
 use crate::layout::Superblock;
 use crate::log_point::LogPoint;
 use crate::segment::{Segment, SlotMap};
-use amphi_env::Env;
+use amphi_env::{Buf, Env};
 use amphi_types::TargetId;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A written group with a record that points at data, while nothing on the medium proves that both were synced.
@@ -36,6 +37,8 @@ pub struct Queue {
     pub wanted_lsn: u64,
     /// Area of the group that is being written.
     pub writing_area: Option<usize>,
+    /// Hashes of the keys that this group changes, in the order of its changes.
+    pub writing_hashes: Vec<u32>,
 }
 
 /// How far records have got: `stable <= synced <= written <= kept`.
@@ -78,10 +81,17 @@ pub struct LogBounds {
 /// The changes of the log over the segments: the work of the next checkpoint.
 pub struct Unmerged {
     pub dirty: Changes,
-    /// Bytes of changes that a running checkpoint has taken.
-    pub frozen_bytes: u64,
+    /// The changes that a running checkpoint has taken: older than the others, newer than the segments.
+    pub frozen: Option<Rc<Changes>>,
     /// Deletions since the last full merge: what it could win back.
     pub deletions: u64,
+}
+
+impl Unmerged {
+    /// Bytes of changes that a running checkpoint has taken.
+    pub fn frozen_bytes(&self) -> u64 {
+        self.frozen.as_ref().map_or(0, |frozen| frozen.cost())
+    }
 }
 
 /// The contents of the medium beside the log.
@@ -89,7 +99,8 @@ pub struct Medium {
     /// The record of a loss in the next root.
     pub lost: bool,
     pub root: Superblock,
-    pub segments: Vec<Segment>,
+    /// The segments, oldest first. Each checkpoint makes another list.
+    pub segments: Rc<Vec<Rc<Segment>>>,
     pub slots: SlotMap,
 }
 
@@ -148,6 +159,15 @@ pub struct KeptMemory<E: Env> {
     /// Memory that outlives the process, if there is any, and whether it is used.
     pub areas: RefCell<Option<Keep<E>>>,
     pub used: Cell<bool>,
+}
+
+/// What reads of items share.
+#[derive(Default)]
+pub struct Reads {
+    /// Memory of a page, for the next read.
+    pub spare_page: Cell<Option<Buf>>,
+    /// Addresses of damaged blocks that reads have met and reported.
+    pub damaged: RefCell<BTreeSet<u64>>,
 }
 
 /// Events for which agents and callers wait.

@@ -243,13 +243,14 @@ fn superblocks_are_judged() {
     assert!(open(&sim, &manual()).unwrap().1.items.is_empty());
 }
 
-/// Goal: zones of versions 2 to 4 open, are of the present version from then on, and what is written anew has parity.
-/// Method: zones whose groups and pages were written without it, or with it, with the version in both superblocks
-/// changed; they differ in nothing else. The log is replayed, then merged with the old pages.
+/// Goal: zones of versions 2 to 5 open, are of the present version from then on, and what is written anew has parity
+/// and an index. Method: zones whose groups and pages were written without these, or with parity, with the version in
+/// both superblocks changed; they differ in nothing else. Each item is read, by the index that is not on the disk. The
+/// log is replayed, then merged with the old pages.
 #[test]
 fn older_versions_are_taken_over() {
-    for version in [2, 3, 4] {
-        plant((version < VERSION_PARITY).then_some(Mistake::Version3));
+    for version in [2, 3, 4, 5] {
+        plant(Some(if version < VERSION_PARITY { Mistake::Version3 } else { Mistake::Version5 }));
         let (sim, mut model) = zone_with_everything();
         plant(None);
         let whole = sim.peek(NODE, PATH, 0, SIZE).unwrap();
@@ -271,12 +272,16 @@ fn older_versions_are_taken_over() {
             let now = Superblock::decode(&sim.peek(NODE, PATH, copy * 4096, 4096).unwrap(), "copy").unwrap();
             assert_eq!(now.version.get(), VERSION);
         }
+        assert!(zone.state().medium.segments.iter().all(|segment| segment.index_bytes == 0));
+        compare_reads(&sim, &zone, &model);
         for i in 0..40 {
             let t = txn(&format!("I2-{i}"), &vec![i as u8; 3000]);
             apply(&mut model, &t);
             plain(&zone, t);
         }
         sim.block_on(zone.checkpoint()).unwrap().unwrap();
+        assert!(zone.state().medium.segments.iter().any(|segment| segment.index_bytes > 0));
+        compare_reads(&sim, &zone, &model);
         let t = txn("I9", b"behind");
         apply(&mut model, &t);
         plain(&zone, t);
@@ -345,10 +350,10 @@ fn proof_of_an_older_version_is_found_anywhere() {
     }
 }
 
-/// Goal: the layout of version 5 does not change unnoticed. Method: the checksum of a superblock with fixed
+/// Goal: the layout of version 6 does not change unnoticed. Method: the checksum of a superblock with fixed
 /// fields, and offsets of the regions.
 #[test]
-fn version_5_is_what_it_was() {
+fn version_6_is_what_it_was() {
     let g = Geometry::of(&params()).unwrap();
     assert_eq!((g.meta_offset, g.meta_slots, g.data_offset, g.data_blocks), (2 << 20, 64, 6 << 20, 512));
     let mut s = Superblock::first(&g, 0x0123_4567_89ab_cdef, &params());
@@ -357,6 +362,8 @@ fn version_5_is_what_it_was() {
     s.stable_seq = 5.into();
     s.boot = 7.into();
     s.kept = 8.into();
+    s.indexes[0].slot = 10.into();
+    s.indexes[0].bytes = 11.into();
     s.seal();
     assert_eq!(s.crc.get(), FIXTURE_CRC, "{:#010x}", s.crc.get());
     let default = Geometry::of(&ZoneParams { size_bytes: 20 << 30, log_bytes: 0, ..params() }).unwrap();
@@ -364,5 +371,5 @@ fn version_5_is_what_it_was() {
     assert_eq!(default.meta_slots * SLOT_BYTES, (20 << 30) / 8);
 }
 
-/// Checksum of the superblock above in format version 5.
-const FIXTURE_CRC: u32 = 0x6abe_8e78;
+/// Checksum of the superblock above in format version 6.
+const FIXTURE_CRC: u32 = 0x0fb3_f843;

@@ -1,0 +1,200 @@
+//! Reading items of an open zone: one, or those of a range of keys.
+//!
+//! Owns: the order in which the places of an item are searched. Does not own: the search in one segment (`segment`), or
+//! in the changes of the log (`change`).
+//!
+//! The newest change of a key is in the records that are queued or being written, in the map of changes, in the one
+//! that a checkpoint has taken, or in the newest segment that has the key. Queued records are not searched: if one has
+//! the key, the read waits until it is written, and in the map.
+//!
+//! Invariant: `get` returns the value that the item has at that moment. While it reads the disk, records may be
+//! appended and a checkpoint may replace segments; then it looks again. So may `scan`, whose result has everything that
+//! was appended before the call.
+
+use crate::change::{Changes, hash_of};
+use crate::event::turn;
+use crate::merge::Merge;
+use crate::planted::{self, Mistake};
+use crate::segment::{Segment, SegmentReader};
+use crate::state::{Shared, State};
+use crate::{ZoneError, ZoneErrorKind};
+use amphi_env::{Disk, Env};
+use amphi_types::item::{Change, Key};
+use std::cmp::Ordering;
+use std::rc::Rc;
+
+/// Items of a scan that are passed without giving other tasks a turn.
+const SCAN_BATCH: usize = 1024;
+
+/// Segments, oldest first.
+type Segments = Rc<Vec<Rc<Segment>>>;
+
+/// A change that was found: the new value, or that the item is deleted.
+type Found = Option<Vec<u8>>;
+
+impl<E: Env> Shared<E> {
+    /// See `Zone::get`.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, ZoneError> {
+        let hash = hash_of(key);
+        loop {
+            if is_queued(&self.state.borrow(), hash) {
+                self.wait_all_written().await?;
+                continue;
+            }
+            let (found, segments) = {
+                let st = self.state.borrow();
+                (in_memory(&st, key), st.medium.segments.clone())
+            };
+            if let Some(found) = found {
+                return self.still_healthy().map(|()| found);
+            }
+            let found = self.search(&segments, key).await;
+            let is_present = {
+                let st = self.state.borrow();
+                !is_queued(&st, hash) && in_memory(&st, key).is_none() && Rc::ptr_eq(&segments, &st.medium.segments)
+            };
+            if is_present || planted::is(Mistake::ReadsOld) {
+                self.still_healthy()?;
+                return found;
+            }
+        }
+    }
+
+    /// See `Zone::scan`.
+    pub async fn scan(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
+        loop {
+            self.wait_all_written().await?;
+            let segments = self.state.borrow().medium.segments.clone();
+            let found = self.read_range(&segments, from, end, max).await;
+            // Pages of segments that were replaced meanwhile may have been overwritten.
+            if found.is_ok() || Rc::ptr_eq(&segments, &self.state.borrow().medium.segments) {
+                self.still_healthy()?;
+                return found;
+            }
+        }
+    }
+
+    /// Waits until everything that was appended before the call is written.
+    async fn wait_all_written(&self) -> Result<(), ZoneError> {
+        let appended = self.state.borrow().waiting.appended_lsn;
+        match self.wait_written(appended).await {
+            Ok(()) => Ok(()),
+            Err(_) => self.still_healthy(),
+        }
+    }
+
+    fn still_healthy(&self) -> Result<(), ZoneError> {
+        match &self.state.borrow().life.failed {
+            None => Ok(()),
+            Some(text) => Err(ZoneError::new(ZoneErrorKind::Io, &self.path, text.clone())),
+        }
+    }
+
+    /// The newest change of `key` in these segments: the value of the item then.
+    async fn search(&self, segments: &Segments, key: &[u8]) -> Result<Option<Vec<u8>>, ZoneError> {
+        for segment in segments.iter().rev() {
+            let Some(place) = segment.index.find(key) else { continue };
+            let mut reader = self.reader(segment, place).await?;
+            let found = find(&mut reader, key).await;
+            self.end_reading(reader);
+            if let Some(found) = found? {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    async fn read_range(
+        &self,
+        segments: &Segments,
+        from: &[u8],
+        end: &[u8],
+        max: usize,
+    ) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
+        let mut changes = Changes::default();
+        {
+            let st = self.state.borrow();
+            let taken = st.changes.frozen.iter().filter(|_| !planted::is(Mistake::FrozenUnread));
+            let all = taken.flat_map(|frozen| frozen.iter()).chain(st.changes.dirty.iter());
+            all.filter(|change| (from..end).contains(&change.key())).for_each(|change| changes.insert(change));
+        }
+        let mut readers = Vec::with_capacity(segments.len());
+        for segment in segments.iter().rev() {
+            let Some(place) = segment.index.seek(from) else { continue };
+            let mut reader = self.reader(segment, place).await?;
+            skip_to(&mut reader, from).await?;
+            readers.push(reader);
+        }
+        let mut merge = Merge::of(changes.sorted().await, readers);
+        let (mut items, mut passed) = (Vec::new(), 0);
+        while items.len() < max
+            && let Some(change) = merge.present().filter(|change| change.key() < end)
+        {
+            if let Some(value) = change.value() {
+                items.push((change.key().to_vec(), value.to_vec()));
+            }
+            merge.advance().await?;
+            passed += 1;
+            if passed % SCAN_BATCH == 0 {
+                turn().await;
+            }
+        }
+        for reader in merge.into_segments() {
+            self.end_reading(reader);
+        }
+        Ok(items)
+    }
+
+    /// Reads a segment from a place on.
+    async fn reader(&self, segment: &Segment, place: (usize, usize)) -> Result<SegmentReader<'_, E::Disk>, ZoneError> {
+        let memory = self.reads.spare_page.take();
+        SegmentReader::from(&*self.disk, self.geometry, self.ids.zone, segment, place, memory).await
+    }
+
+    /// Keeps the memory of a reader for the next one, and reports what was damaged.
+    fn end_reading(&self, mut reader: SegmentReader<'_, E::Disk>) {
+        for (address, mended) in std::mem::take(reader.mended()) {
+            // The next merge of the segment writes it anew; until then each read meets it.
+            if !self.reads.damaged.borrow_mut().insert(address) {
+                continue;
+            }
+            tracing::warn!("{}: {}: the block at byte {address} was damaged and was rebuilt", self.path, mended.place);
+            self.state.borrow_mut().counters.rebuilt_blocks += 1;
+        }
+        self.reads.spare_page.set(Some(reader.into_memory()));
+    }
+}
+
+/// Whether a record that is not written yet may change the key with this hash.
+fn is_queued(st: &State, hash: u32) -> bool {
+    if planted::is(Mistake::QueueUnread) {
+        return false;
+    }
+    let queued = st.waiting.groups.iter().flat_map(|group| &group.hashes);
+    st.waiting.writing_hashes.iter().chain(queued).any(|of| *of == hash)
+}
+
+/// The newest change of a key that is not in a segment yet.
+fn in_memory(st: &State, key: &[u8]) -> Option<Found> {
+    let taken = || st.changes.frozen.as_ref().filter(|_| !planted::is(Mistake::FrozenUnread))?.get(key);
+    let change: Change<'_> = st.changes.dirty.get(key).or_else(taken)?;
+    Some(change.value().map(<[u8]>::to_vec))
+}
+
+/// Goes on to `key`: its change, if the segment has one.
+async fn find<D: Disk>(reader: &mut SegmentReader<'_, D>, key: &[u8]) -> Result<Option<Found>, ZoneError> {
+    while let Some(change) = reader.next().await? {
+        match change.key().cmp(key) {
+            Ordering::Less => {}
+            Ordering::Equal => return Ok(Some(change.value().map(<[u8]>::to_vec))),
+            Ordering::Greater => break,
+        }
+    }
+    Ok(None)
+}
+
+/// Goes on to the first change with a key of `from` or greater, or to the end.
+async fn skip_to<D: Disk>(reader: &mut SegmentReader<'_, D>, from: &[u8]) -> Result<(), ZoneError> {
+    while reader.next().await?.is_some_and(|change| change.key() < from) {}
+    Ok(())
+}
