@@ -31,10 +31,6 @@ pub enum Mistake {
     RemovedTimesStay,
     /// The attributes of a directory stay when they are taken back, one time in three.
     DirectoriesStay,
-    /// The mount grants a file lock without making the kernel take the end of the file.
-    UntoldLocks,
-    /// The mount answers an append that went elsewhere without making the kernel take the end of the file.
-    UntoldAppends,
 }
 
 impl Mistake {
@@ -54,7 +50,4 @@ impl Mistake {
     /// Bugs that games of directories find.
     pub const DIRECTORIES: [Mistake; 4] =
         [Mistake::ListingsOfBefore, Mistake::OwnChangesStay, Mistake::RemovedTimesStay, Mistake::DirectoriesStay];
-
-    /// Bugs that games of appends find.
-    pub const APPENDS: [Mistake; 2] = [Mistake::UntoldLocks, Mistake::UntoldAppends];
 }
