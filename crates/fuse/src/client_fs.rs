@@ -22,13 +22,14 @@ mod file_locks;
 pub mod ioctl;
 mod names;
 mod positions;
+mod posts;
 mod reads;
 mod sizes;
 mod walks;
 mod writes;
 
 use crate::calls::{
-    AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs,
+    Arrival, AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs,
     WriteHow,
 };
 use crate::clock::monotonic_ns;
@@ -289,6 +290,10 @@ impl FileSystem for ClientFs {
         self.names.start(&self.client, at, device);
     }
 
+    fn arrives(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
+        self.take_posts(caller, request)
+    }
+
     fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
         self.records.begin(caller, request)
     }
@@ -304,6 +309,7 @@ impl FileSystem for ClientFs {
 
     fn unmounted(&self) {
         self.handles.exports.stop();
+        self.handles.posts.end();
         self.names.stop();
         self.client.set_pages(None);
         self.client.set_closes(None);
@@ -532,8 +538,10 @@ impl FileSystem for ClientFs {
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
         self.handles.exports.raise(handle.0);
         self.sizes().has_taken(caller.tid, ino);
+        let posted = self.close_posts(caller, ino);
         let unlocked = self.locks_flushed(caller, ino, handle, lock_owner);
         let file = self.handles.get(handle)?;
+        posted?;
         self.wait(caller, self.client.flush(&Self::stream(caller), &file)).and(unlocked)
     }
 

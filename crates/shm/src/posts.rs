@@ -204,6 +204,18 @@ pub fn refuse(slots: &[PostSlot], position: u64) {
     slots[(position % slots.len() as u64) as usize].state.store(state(position, REFUSED), SeqCst);
 }
 
+/// Refuses what is posted, whatever its position.
+pub fn refuse_all(slots: &[PostSlot]) {
+    for slot in slots {
+        let now = slot.state.load(SeqCst);
+        if now & KIND == POSTED {
+            let refused = now & !KIND | REFUSED;
+            // Its program may be calling it off.
+            let _ = slot.state.compare_exchange(now, refused, SeqCst, SeqCst);
+        }
+    }
+}
+
 /// Whether nothing can be posted although everything was taken that is there: a position is claimed by a program that
 /// has died, or has not gone on yet.
 pub fn is_stuck(head: &RingHead, slots: &[PostSlot]) -> bool {

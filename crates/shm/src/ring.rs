@@ -9,6 +9,7 @@
 use crate::layout::{POST_BYTES, RING_SLOTS};
 use crate::memory::RingMemory;
 use crate::posts::{self, Found, Post};
+use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use rustix::io::Result;
 use std::os::fd::BorrowedFd;
 
@@ -16,6 +17,8 @@ use std::os::fd::BorrowedFd;
 pub struct Ring {
     memory: RingMemory,
     id: u64,
+    /// As the limit in the memory says, which programs can change.
+    may_post: AtomicBool,
 }
 
 /// What was taken of a ring. All positions before `first` are over.
@@ -37,7 +40,7 @@ impl Ring {
     pub fn new(id: u64) -> Result<Ring> {
         let memory = RingMemory::new(id)?;
         posts::begin(memory.slots());
-        Ok(Ring { memory, id })
+        Ok(Ring { memory, id, may_post: AtomicBool::new(false) })
     }
 
     /// Its number.
@@ -58,7 +61,19 @@ impl Ring {
     /// Posted writes may end at `limit` at the latest; 0: nothing may be posted. What was posted before is found by a
     /// `drain` that follows.
     pub fn set_limit(&self, limit: u64) {
+        self.may_post.store(limit > 0, SeqCst);
         posts::set_limit(self.memory.head(), limit);
+    }
+
+    /// Allows posts anew. What programs have posted while nothing might be posted does not count.
+    pub fn reopen(&self, limit: u64) {
+        posts::refuse_all(self.memory.slots());
+        self.set_limit(limit);
+    }
+
+    /// Whether nothing may be posted.
+    pub fn is_stopped(&self) -> bool {
+        !self.may_post.load(SeqCst)
     }
 
     /// Whether there may be something to take.
@@ -116,7 +131,6 @@ impl Ring {
 mod tests {
     use super::*;
     use crate::posts::Refusal;
-    use core::sync::atomic::Ordering::SeqCst;
     use proptest::prelude::*;
 
     #[derive(Default)]
