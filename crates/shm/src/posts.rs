@@ -135,13 +135,17 @@ pub fn post(
 ) -> bool {
     let Some(slot) = slots.get(claim.slot) else { return false };
     let (before, behind) = (claim.position, claim.position.wrapping_add(slots.len() as u64));
+    let end = what.offset.saturating_add(u64::from(what.len));
+    if end > head.limit.0.load(Acquire) {
+        give_up(slots, claim);
+        return false;
+    }
     slot.offset.store(what.offset, Relaxed);
     slot.what.store(u64::from(what.len) << 32 | u64::from(what.handle), Relaxed);
     if slot.state.compare_exchange(state(before, FREE), state(before, POSTED), SeqCst, Relaxed).is_err() {
         return false;
     }
     fence(SeqCst);
-    let end = what.offset.saturating_add(u64::from(what.len));
     if end <= head.limit.0.load(SeqCst) && may_still() {
         return true;
     }

@@ -9,10 +9,11 @@ use std::future::Future;
 use std::sync::Arc;
 
 impl Posting {
-    /// Allows programs that have this file open to post writes to it; `None` if each of its writes has to be a call.
+    /// Allows programs that have this file open to post writes to it, and with `may_extend` to make it longer by that;
+    /// `None` if each of its writes has to be a call.
     /// The front end has to take posted writes before it serves anything of the file, and when `bell` rings.
-    pub fn begin(client: &Client, open: &Arc<OpenFile>) -> Pending<Option<Posting>> {
-        Pending::start(&client.mount, posts::begin(client.mount.clone(), open.clone()))
+    pub fn begin(client: &Client, open: &Arc<OpenFile>, may_extend: bool) -> Pending<Option<Posting>> {
+        Pending::start(&client.mount, posts::begin(client.mount.clone(), open.clone(), may_extend))
     }
 
     /// `bell` is called, on any thread, when a `Posting` may be over; it must not wait.

@@ -34,7 +34,7 @@ const BLOCKS: u64 = RING_SLOTS as u64 * (POST_BYTES as u64 / BLOCK + 1);
 pub struct Posting {
     mount: Arc<Mount>,
     file: Arc<Inode>,
-    covered: Option<Covered>,
+    _covered: Covered,
     rule: u64,
     limit: u64,
     size: u64,
@@ -55,25 +55,15 @@ impl Posting {
         sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst)
     }
 
-    /// Gives the room back, which a write that finds none may need. Returns whether there was any.
-    pub fn uncover(&mut self) -> bool {
-        self.covered.take().is_some()
-    }
-
     /// Whether the file is longer than at the beginning.
     pub fn has_grown(&self) -> bool {
         self.file.size() > self.size
-    }
-
-    /// Whether room is set aside.
-    pub fn is_covered(&self) -> bool {
-        self.covered.is_some()
     }
 }
 
 /// Allows posts by programs that have `open` open, if that may be. The caller has made sure that no program of this
 /// machine has attributes of the file from before.
-pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<Option<Posting>> {
+pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bool) -> Result<Option<Posting>> {
     let file = &open.file;
     if !mount.coherence.sharing.is_alone() || !may_begin(&mount, &open) {
         return Ok(None);
@@ -85,11 +75,11 @@ pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<Opti
     let rule = mount.coherence.sharing.rule();
     let Some(begun) = sharing::begin(&mount) else { return Ok(None) };
     let hidden = file.range.hide();
-    let limit = if file.used_opens() <= 1 { limits::FILE_MAX } else { file.size() };
+    let limit = if may_extend && file.used_opens() <= 1 { limits::FILE_MAX } else { file.size() };
     let posting = Posting {
         mount: mount.clone(),
         file: file.clone(),
-        covered: Some(covered),
+        _covered: covered,
         rule,
         limit,
         size: file.size(),

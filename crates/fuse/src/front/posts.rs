@@ -139,6 +139,7 @@ struct Gather<'a> {
     writers: &'a BTreeMap<u32, Writer>,
     queue: &'a mut VecDeque<Part>,
     spare: &'a mut Vec<Vec<u8>>,
+    limit: u64,
     parts: u64,
     posts: u32,
 }
@@ -146,6 +147,9 @@ struct Gather<'a> {
 impl Sink for Gather<'_> {
     fn place(&mut self, post: &Post) -> Option<&mut [u8]> {
         let writer = self.writers.get(&post.handle)?;
+        if post.offset + u64::from(post.len) > self.limit {
+            return None;
+        }
         let (unit, len) = (UNIT_BYTES as u64, post.len as usize);
         let goes_on = |part: &Part| {
             part.end() == post.offset
@@ -193,8 +197,9 @@ impl Posted {
         if !self.ring.has_posts(&work.reader) {
             return;
         }
-        let Work { reader, writers, queue, spare, .. } = work;
-        let mut gather = Gather { writers, queue, spare, parts: 0, posts: 0 };
+        let Work { reader, writers, queue, spare, posting, .. } = work;
+        let limit = posting.as_ref().map_or(0, Posting::limit);
+        let mut gather = Gather { writers, queue, spare, limit, parts: 0, posts: 0 };
         self.ring.drain(reader, &mut gather);
         let (parts, posts) = (gather.parts, gather.posts);
         work.taken += parts;
@@ -388,7 +393,8 @@ impl Posts {
         }
         // From now on the kernel is given no attributes that it keeps.
         view.posts_begin(posted.ino);
-        let posting = wait(Posting::begin(client, file)).ok().flatten();
+        let may_extend = self.owed.lock().len() < OWED_MAX;
+        let posting = wait(Posting::begin(client, file, may_extend)).ok().flatten();
         let mut work = posted.work.lock();
         work.is_beginning = false;
         let Some(posting) = posting else {
@@ -396,8 +402,7 @@ impl Posts {
             view.posts_end(posted.ino);
             return None;
         };
-        let can_owe = self.owed.lock().len() < OWED_MAX;
-        let limit = if can_owe { posting.limit() } else { posting.limit().min(file.size()) };
+        let limit = posting.limit();
         work.posting = Some(posting);
         // A call that excludes posts counts itself first, and then looks for a posting.
         if self.barrier(posted.ino).load(SeqCst) > 0 || limit == 0 {
