@@ -550,7 +550,9 @@ impl FileSystem for ClientFs {
         self.rollbacks.closed(handle);
         if let Some(file) = self.handles.remove(handle) {
             self.kernel_view.appended.closed(&file);
+            let ino = file.ino();
             self.client.release(file);
+            self.handles.posts.closed(ino);
         }
     }
 

@@ -55,6 +55,11 @@ impl Posting {
         sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst)
     }
 
+    /// Whether a new one would let posted writes make the file longer, which this one does not.
+    pub fn is_outgrown(&self) -> bool {
+        self.limit < limits::FILE_MAX && self.file.used_opens() <= 1
+    }
+
     /// Whether the file is longer than at the beginning.
     pub fn has_grown(&self) -> bool {
         self.file.size() > self.size

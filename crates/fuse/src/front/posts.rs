@@ -518,6 +518,17 @@ impl Posts {
         }
     }
 
+    /// An open file of the inode is gone.
+    pub(crate) fn closed(&self, ino: Ino) {
+        if let Some(posted) = self.get(ino) {
+            posted.with(|work| {
+                if work.posting.as_ref().is_some_and(Posting::is_outgrown) {
+                    posted.stop(work);
+                }
+            });
+        }
+    }
+
     fn remove(&self, posted: &Arc<Posted>) {
         let mut files = self.files.lock();
         if files.get(&posted.ino).is_some_and(|known| Arc::ptr_eq(known, posted)) {
