@@ -166,16 +166,18 @@ pub fn give_up(slots: &[PostSlot], claim: Claim) {
     }
 }
 
-/// Sets the limit. What was posted under a former limit is seen by a `tail` that follows.
+/// Sets the limit. What was posted under a former limit is seen by a `span` that follows.
 pub fn set_limit(head: &RingHead, limit: u64) {
     head.limit.0.store(limit, SeqCst);
     fence(SeqCst);
 }
 
-/// The end of the positions that the mount has to look at, if it knows that those before `first` are over.
-pub fn tail(head: &RingHead, slots: &[PostSlot], first: u64) -> u64 {
-    let claimed = head.tail.0.load(SeqCst).wrapping_sub(first);
-    first.wrapping_add(claimed.min(slots.len() as u64))
+/// The positions that the mount has to look at, if it knows that those before `first` are over. A slot serves a
+/// position only when the one before it is over; so only the last ones, one for each slot, can be open or posted.
+pub fn span(head: &RingHead, slots: &[PostSlot], first: u64) -> (u64, u64) {
+    let tail = head.tail.0.load(SeqCst);
+    let claimed = tail.wrapping_sub(first).min(slots.len() as u64);
+    (tail.wrapping_sub(claimed), tail)
 }
 
 /// Looks at a position, and takes the write there.

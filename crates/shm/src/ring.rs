@@ -79,7 +79,7 @@ impl Ring {
     /// Whether there may be something to take.
     #[inline]
     pub fn has_posts(&self, reader: &Reader) -> bool {
-        posts::tail(self.memory.head(), self.memory.slots(), reader.first) != reader.first
+        posts::span(self.memory.head(), self.memory.slots(), reader.first).1 != reader.first
     }
 
     /// Whether programs can post nothing more, even if everything is taken.
@@ -90,7 +90,8 @@ impl Ring {
     /// Takes what is posted, in order, and gives it to `sink`.
     pub fn drain(&self, reader: &mut Reader, sink: &mut impl Sink) {
         let (head, slots) = (self.memory.head(), self.memory.slots());
-        let (first, tail) = (reader.first, posts::tail(head, slots, reader.first));
+        let (first, tail) = posts::span(head, slots, reader.first);
+        reader.first = first;
         let mut are_over = true;
         for position in (0..tail.wrapping_sub(first)).map(|n| first.wrapping_add(n)) {
             match posts::take(slots, position) {
@@ -173,6 +174,26 @@ mod tests {
         assert_eq!(ring.try_post(post(5, 1), &[9]), Ok(true));
         ring.drain(&mut reader, &mut taken);
         assert_eq!(taken.all.len(), expected.len(), "its handle is not known");
+    }
+
+    /// Goal: what is posted behind many claims that were given up is taken. Method: more of these than there are slots.
+    #[test]
+    fn claims_that_are_given_up_hide_nothing() {
+        let (ring, mut reader, mut taken) = (Ring::new(1).unwrap(), Reader::default(), Taken::default());
+        ring.set_limit(1000);
+        for n in 0..300 {
+            let (head, slots) = (ring.memory.head(), ring.memory.slots());
+            posts::give_up(slots, posts::claim(head, slots, 1).unwrap());
+            if n % 10 == 0 {
+                assert_eq!(ring.try_post(post(n, 1), &[1]), Ok(true));
+            }
+            if n % 130 == 129 {
+                ring.drain(&mut reader, &mut taken);
+            }
+        }
+        ring.drain(&mut reader, &mut taken);
+        let offsets: Vec<u64> = taken.all.iter().map(|(post, _)| post.offset).collect();
+        assert_eq!(offsets, (0..30).map(|n| n * 10).collect::<Vec<_>>());
     }
 
     /// Goal: a program that died between claim and post blocks nobody's posts but those behind a whole ring, and that

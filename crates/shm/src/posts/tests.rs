@@ -31,7 +31,8 @@ impl Memory {
     /// The mount takes what is there.
     fn drain(&self, first: u64) -> Vec<u64> {
         let mut all = Vec::new();
-        for position in first..tail(&self.head, &self.slots, first) {
+        let (first, tail) = span(&self.head, &self.slots, first);
+        for position in first..tail {
             if let Found::Post(_) = take(&self.slots, position) {
                 all.push(self.bytes[position as usize % SLOTS].load(Relaxed));
                 release(&self.slots, position);
