@@ -19,6 +19,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Mounts whose memory could not be had: after this many, nothing is tried any more.
 static FAILED: AtomicU32 = AtomicU32::new(0);
+/// As `FAILED`, for rings.
+static FAILED_WRITERS: AtomicU32 = AtomicU32::new(0);
 const FAILED_MAX: u32 = 3;
 
 /// Finds out what a descriptor is whose word is `seen`, and stores that.
@@ -59,13 +61,20 @@ fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> 
         // No descriptor, or a kernel without the call.
         Err(_) => return None,
     }
-    if FAILED.load(Relaxed) >= FAILED_MAX {
+    let failed = if is_writer { &FAILED_WRITERS } else { &FAILED };
+    if failed.load(Relaxed) >= FAILED_MAX {
         return foreign();
     }
     let Some(identity) = ask(fd, command) else { return foreign() };
-    match is_writer {
-        true => table::note_writer_answer(identity.is_shared != 0),
-        false => table::note_answer(identity.is_shared != 0),
+    if is_writer {
+        table::note_writer_answer(identity.is_shared != 0);
+        if identity.is_shared == 0 {
+            // Perhaps later.
+            table::doubt(place, seen);
+            return None;
+        }
+    } else {
+        table::note_answer(identity.is_shared != 0);
     }
     if identity.version != VERSION as u32 || identity.is_shared == 0 || identity.handle as usize >= HANDLES {
         return foreign();
@@ -74,7 +83,7 @@ fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> 
         return None;
     }
     let Some((board, map)) = memory_of(&identity, is_writer) else {
-        FAILED.fetch_add(1, Relaxed);
+        failed.fetch_add(1, Relaxed);
         return foreign();
     };
     sys::find_clock();
@@ -104,6 +113,7 @@ fn memory_of(identity: &Identity, is_writer: bool) -> Option<(usize, usize)> {
     if board.is_none() && !sys::address_space_is_unlimited() {
         // Memory mapped here would be missing to the program.
         FAILED.store(FAILED_MAX, Relaxed);
+        FAILED_WRITERS.store(FAILED_MAX, Relaxed);
         return None;
     }
     let wanted =

@@ -201,11 +201,15 @@ pub(crate) fn leave(map: usize) {
 
 /// Rings that are mapped at a time, at most.
 const RINGS: usize = 64;
+/// So many writes find a ring full, one after the other, before the mount is asked for another one.
+const FULL_MAX: u32 = 8;
 
 struct RingPlace {
     state: AtomicU32,
     /// Threads that use the ring, and those that were stopped for good while they did.
     users: AtomicU32,
+    /// Writes, one after the other, that found the ring full.
+    full: AtomicU32,
     base: AtomicUsize,
     id: AtomicU64,
     board: AtomicUsize,
@@ -215,6 +219,7 @@ static RING_PLACES: [RingPlace; RINGS] = [const {
     RingPlace {
         state: AtomicU32::new(FREE),
         users: AtomicU32::new(0),
+        full: AtomicU32::new(0),
         base: AtomicUsize::new(0),
         id: AtomicU64::new(0),
         board: AtomicUsize::new(0),
@@ -250,6 +255,20 @@ impl Ring {
     pub(crate) fn slots(&self) -> &[PostSlot] {
         // SAFETY: as above.
         unsafe { core::slice::from_raw_parts((self.base() + HEAD_BYTES) as *const PostSlot, RING_SLOTS) }
+    }
+
+    /// A write found the ring full, or not. Returns whether that was so several times in turn, although the mount takes
+    /// everything before it serves a write: then the ring is stuck.
+    #[inline]
+    pub(crate) fn note_full(&self, is_full: bool) -> bool {
+        if is_full {
+            self.place.full.fetch_add(1, Relaxed) + 1 >= FULL_MAX
+        } else {
+            if self.place.full.load(Relaxed) != 0 {
+                self.place.full.store(0, Relaxed);
+            }
+            false
+        }
     }
 
     /// The address of the bytes of a slot.
@@ -310,6 +329,7 @@ pub(crate) fn add_ring(fd: &sys::Owned, board: usize, id: u64) -> Option<usize> 
     let head = unsafe { &*(base as *const RingHead) };
     let is_right = head.magic == RING_MAGIC && head.id == id;
     place.base.store(base, Relaxed);
+    place.full.store(0, Relaxed);
     place.id.store(id, Relaxed);
     place.board.store(board, Relaxed);
     place.state.store(if is_right { READY } else { LEFT }, SeqCst);

@@ -41,9 +41,13 @@ impl Writer {
     #[inline]
     fn claim(&self, end: u64) -> Option<Claim> {
         match posts::claim(self.ring.head(), self.ring.slots(), end) {
-            Ok(claim) => Some(claim),
+            Ok(claim) => {
+                self.ring.note_full(false);
+                Some(claim)
+            }
             Err(refusal) => {
-                if refusal == Refusal::Stopped {
+                let is_stuck = refusal == Refusal::Full && self.ring.note_full(true);
+                if refusal == Refusal::Stopped || is_stuck {
                     table::doubt(self.place, self.word);
                 }
                 count(if refusal == Refusal::Full { Way::Full } else { Way::NotPosted });

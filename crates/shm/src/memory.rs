@@ -10,7 +10,9 @@ use crate::layout::{
     RING_DATA, RING_MAGIC, RING_SLOTS, RingHead, SLOT_BYTES, Slot, VERSION, data_offset, export_bytes,
 };
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
 use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -175,5 +177,11 @@ impl RingMemory {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd.as_fd()
+    }
+
+    /// Gives the memory back to the system, also where others have mapped it: they find zeros.
+    pub(crate) fn empty(&self) {
+        // What is not given back goes with the last mapping.
+        let _ = fallocate(&self.0.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, RING_BYTES as u64);
     }
 }

@@ -21,6 +21,14 @@ pub struct Ring {
     may_post: AtomicBool,
 }
 
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // Programs may keep it mapped for long.
+        self.set_limit(0);
+        self.memory.empty();
+    }
+}
+
 /// What was taken of a ring. All positions before `first` are over.
 #[derive(Debug, Default)]
 pub struct Reader {
