@@ -26,15 +26,16 @@ use amphi_types::{IoMode, Result, limits};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Blocks that all posts of a ring may need: each may begin and end within a block.
-const BLOCKS: u64 = RING_SLOTS as u64 * (POST_BYTES as u64 / BLOCK + 1);
+/// Blocks that posts may need at most: those that were taken of a ring and those that were posted meanwhile, each of
+/// which may begin and end within a block.
+const BLOCKS: u64 = 2 * RING_SLOTS as u64 * (POST_BYTES as u64 / BLOCK + 1);
 
 /// Programs may write to the file without calls, until this is dropped.
 #[must_use = "writes may be posted as long as this lives"]
 pub struct Posting {
     mount: Arc<Mount>,
     file: Arc<Inode>,
-    _covered: Covered,
+    covered: Option<Covered>,
     rule: u64,
     limit: u64,
     size: u64,
@@ -53,6 +54,12 @@ impl Posting {
     pub fn is_over(&self) -> bool {
         let sharing = &self.mount.coherence.sharing;
         sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst)
+    }
+
+    /// Gives the room back, for the writes that were posted until now; from now on nothing may be posted. Returns whether
+    /// there was any.
+    pub fn uncover(&mut self) -> bool {
+        self.covered.take().is_some()
     }
 
     /// Whether a new one would let posted writes make the file longer, which this one does not.
@@ -84,7 +91,7 @@ pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bo
     let posting = Posting {
         mount: mount.clone(),
         file: file.clone(),
-        _covered: covered,
+        covered: Some(covered),
         rule,
         limit,
         size: file.size(),

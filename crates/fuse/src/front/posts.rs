@@ -212,12 +212,24 @@ impl Posted {
             && let Some(part) = work.queue.front()
         {
             let written = self.client.try_write(&part.ctx, &part.file, part.offset, &part.bytes, hints());
-            if written != Some(part.bytes.len()) {
+            if written == Some(part.bytes.len()) {
+                Self::part_is_done(work);
+            } else if !self.use_room(work) {
                 break;
             }
-            Self::part_is_done(work);
         }
         work.queue.is_empty()
+    }
+
+    /// Gives the room that is set aside for posts to those that were posted, and allows no more. Returns whether there
+    /// was any.
+    fn use_room(&self, work: &mut Work) -> bool {
+        if work.posting.is_none() {
+            return false;
+        }
+        self.ring.set_limit(0);
+        self.gather(work);
+        work.posting.as_mut().is_some_and(Posting::uncover)
     }
 
     fn part_is_done(work: &mut Work) {
@@ -233,6 +245,9 @@ impl Posted {
     fn drain(&self, work: &mut Work) -> Option<u64> {
         self.gather(work);
         if self.carry_out(work) {
+            if self.ring.is_stopped() {
+                self.end(work);
+            }
             return None;
         }
         work.starts |= !std::mem::replace(&mut work.is_busy, true);
@@ -242,11 +257,7 @@ impl Posted {
     /// From now on nothing is posted. What was posted is carried out as by `drain`.
     fn stop(&self, work: &mut Work) -> Option<u64> {
         self.ring.set_limit(0);
-        let rest = self.drain(work);
-        if rest.is_none() {
-            self.end(work);
-        }
-        rest
+        self.drain(work)
     }
 
     /// Ends the posting, if the ring is stopped and everything was carried out.
