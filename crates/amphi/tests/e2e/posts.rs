@@ -268,12 +268,12 @@ fn another_mount_sees_posted_writes() {
 #[test]
 fn a_full_target_is_reported_by_the_write() {
     let place = Place::new();
-    let up = place.up(&["--targets", "1", "--zone-size", "48M", "--log-size", "2M", "--set", "hybrid.mode=buffered"]);
+    let up = place.up(&["--targets", "1", "--zone-size", "128M", "--log-size", "2M", "--set", "hybrid.mode=buffered"]);
     let output = program("fill", &place.mount()).output().expect("run");
     assert!(output.status.success(), "{} {}", output.status, text(&output));
     let said = String::from_utf8_lossy(&output.stdout);
     let words: Vec<u64> = said.split_whitespace().map(|word| word.parse().expect("a number")).collect();
-    assert!(words[0] > 2000 && words[1..] == [28, 0], "{said}");
+    assert!(words[0] > 10_000 && words[1..] == [28, 0], "{said}");
     assert!(posted(&output) > 1000, "{}", text(&output));
     fs::remove_file(place.mount().join("file")).expect("delete");
     up.stop();
