@@ -116,8 +116,7 @@ fn memory_of(identity: &Identity, is_writer: bool) -> Option<(usize, usize)> {
         FAILED_WRITERS.store(FAILED_MAX, Relaxed);
         return None;
     }
-    let wanted =
-        if is_writer { WANT_RING } else { WANT_EXPORT } | if board.is_none() { WANT_BOARD } else { 0 };
+    let wanted = if is_writer { WANT_RING } else { WANT_EXPORT } | if board.is_none() { WANT_BOARD } else { 0 };
     let request = Request { magic: REQUEST_MAGIC, wanted, secret: identity.secret };
     let connection = sys::connect([SOCKET_PREFIX, &identity.socket]).ok()?;
     let [first, second] = sys::exchange(&connection, &request.to_bytes()).ok()?;

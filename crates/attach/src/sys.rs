@@ -157,8 +157,7 @@ pub fn ask_size(fd: i32) {
         return;
     }
     let mut found = [0u8; 256];
-    let args =
-        [fd as usize, c"".as_ptr() as usize, EMPTY_PATH_FORCE_SYNC, STATX_SIZE, found.as_mut_ptr() as usize, 0];
+    let args = [fd as usize, c"".as_ptr() as usize, EMPTY_PATH_FORCE_SYNC, STATX_SIZE, found.as_mut_ptr() as usize, 0];
     // SAFETY: a statx is 256 bytes.
     let _ = unsafe { call(numbers::STATX, args) };
 }

@@ -173,7 +173,8 @@ fn what_stops_posts() {
     let _turn = TURN.lock();
     sys::find_clock();
     let path = std::env::temp_dir().join(format!("amphi-attach-{}", std::process::id()));
-    let file = |append: bool| std::fs::OpenOptions::new().append(append).write(!append).create(true).open(&path).unwrap();
+    let file =
+        |append: bool| std::fs::OpenOptions::new().append(append).write(!append).create(true).open(&path).unwrap();
     let (mut plain, appends, reads) = (file(false), file(true), std::fs::File::open(&path).unwrap());
     std::fs::remove_file(&path).unwrap();
     let (board, ring) = (Board::new().unwrap(), Ring::new(5).unwrap());

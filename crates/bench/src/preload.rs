@@ -220,13 +220,7 @@ fn writes(run: &mut Run, shown: &Path, library: &Path) -> Outcome {
             let series = alternate(run, &what, arms.into())?;
             let ratio = series[1].median() / series[0].median();
             let goal = Goal::AtLeast(if size == 4 << 10 { 6.0 } else { 1.0 });
-            table.row(vec![
-                what.clone(),
-                spread(&series[0]),
-                spread(&series[1]),
-                digits(ratio),
-                goal.show(ratio),
-            ]);
+            table.row(vec![what.clone(), spread(&series[0]), spread(&series[1]), digits(ratio), goal.show(ratio)]);
             let finding = Finding::new("preload", &what).series("library", &series[0]).series("mount", &series[1]);
             run.report.findings.push(finding.goal(ratio, goal));
         }

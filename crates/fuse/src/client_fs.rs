@@ -29,8 +29,8 @@ mod walks;
 mod writes;
 
 use crate::calls::{
-    Arrival, AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs,
-    WriteHow,
+    Arrival, AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenFlags, OpenHow, OpenReply, ReadHow,
+    Statfs, WriteHow,
 };
 use crate::clock::monotonic_ns;
 use crate::config::Limits;

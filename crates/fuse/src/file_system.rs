@@ -9,7 +9,8 @@
 //! Invariant: names that are passed in have no NUL and no `/`, but may be longer than the file system allows.
 
 use crate::calls::{
-    Arrival, AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
+    Arrival, AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs,
+    WriteHow,
 };
 use crate::config::Limits;
 use crate::data::{Payload, ReadSink};

@@ -4,8 +4,8 @@
 //! the size that the kernel keeps, and ask nobody. So the kernel is made to ask for the size first, which costs a
 //! request to the mount. Which process has posted does not matter.
 
-use crate::real::{Real, absent, real};
 use crate::reads::returned;
+use crate::real::{Real, absent, real};
 use amphi_attach::{are_posts_off, ask_size, real_mmap};
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{off64_t, size_t, ssize_t};

@@ -10,9 +10,7 @@ use crate::layout::{
     RING_DATA, RING_MAGIC, RING_SLOTS, RingHead, SLOT_BYTES, Slot, VERSION, data_offset, export_bytes,
 };
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
-};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

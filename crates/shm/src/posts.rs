@@ -126,13 +126,7 @@ pub fn claim(head: &RingHead, slots: &[PostSlot], end: u64) -> Result<Claim, Ref
 /// Posts what the caller has stored in the slot. `may_still`: whether the caller may still post, looked at after it
 /// has. Returns whether the write has happened; if not, the caller makes it by a call.
 #[inline]
-pub fn post(
-    head: &RingHead,
-    slots: &[PostSlot],
-    claim: Claim,
-    what: Post,
-    may_still: impl FnOnce() -> bool,
-) -> bool {
+pub fn post(head: &RingHead, slots: &[PostSlot], claim: Claim, what: Post, may_still: impl FnOnce() -> bool) -> bool {
     let Some(slot) = slots.get(claim.slot) else { return false };
     let (before, behind) = (claim.position, claim.position.wrapping_add(slots.len() as u64));
     let end = what.offset.saturating_add(u64::from(what.len));

@@ -139,9 +139,18 @@ impl ClientFs {
     }
 
     pub(super) fn control(&self, caller: &Caller<'_>, call: &IoctlCall<'_>) -> Result<IoctlReply> {
-        let known =
-            [SET_MODE, GET_MODE, NO_EXPAND, LOCK_AHEAD, LOCK_AHEAD_LIST, GROUP_UNLOCK, GROUP_WANTED, ADVISE, IDENTIFY,
-            IDENTIFY_WRITER];
+        let known = [
+            SET_MODE,
+            GET_MODE,
+            NO_EXPAND,
+            LOCK_AHEAD,
+            LOCK_AHEAD_LIST,
+            GROUP_UNLOCK,
+            GROUP_WANTED,
+            ADVISE,
+            IDENTIFY,
+            IDENTIFY_WRITER,
+        ];
         if !known.contains(&call.cmd) {
             return Err(Errno::NoTty);
         }

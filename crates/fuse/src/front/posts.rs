@@ -447,9 +447,8 @@ impl Posts {
             let idle = files.iter().find(|(_, posted)| is_idle(posted)).map(|(ino, _)| *ino)?;
             files.remove(&idle);
         }
-        let ring = Ring::new(self.last_id.fetch_add(1, SeqCst) + 1)
-            .inspect_err(|e| tracing::debug!("no ring: {e}"))
-            .ok()?;
+        let ring =
+            Ring::new(self.last_id.fetch_add(1, SeqCst) + 1).inspect_err(|e| tracing::debug!("no ring: {e}")).ok()?;
         let posted = Arc::new(Posted {
             ino,
             secret: secret().ok()?,

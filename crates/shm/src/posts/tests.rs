@@ -107,7 +107,9 @@ fn a_program_that_does_not_look_again_is_found() {
         let thread = loom::thread::spawn(move || {
             let claim = claim(&program.head, &program.slots, 10).ok()?;
             let slot = &program.slots[claim.slot];
-            slot.state.compare_exchange(state(claim.position, FREE), state(claim.position, POSTED), SeqCst, Relaxed).ok()
+            slot.state
+                .compare_exchange(state(claim.position, FREE), state(claim.position, POSTED), SeqCst, Relaxed)
+                .ok()
         });
         set_limit(&ring.head, 0);
         let taken = ring.drain(0);
