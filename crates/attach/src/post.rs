@@ -3,10 +3,10 @@
 //! Owns: what is checked, in which order, and the position of descriptors. Does not own: the rules of the memory
 //! (`amphi_shm::posts`).
 //!
-//! Order of a write: the word of the descriptor, its flags as the kernel has them now, the generation of its handle, the
-//! lease, then the rules of the memory; after the write was posted, the generation, the lease and the word once more. A
-//! close that has returned has raised the generation, and the mount then takes what was posted before. So a write that
-//! has returned was posted while its descriptor was open.
+//! Order of a write: the word of the descriptor, its flags as the kernel has them now, the generation of its handle,
+//! the lease, then the rules of the memory; after the write was posted, the generation, the lease and the word once
+//! more. A close that has returned has raised the generation, and the mount then takes what was posted before. So a
+//! write that has returned was posted while its descriptor was open.
 //!
 //! **Positions** are the kernel's, as for reads. `write_next` stores the bytes in the ring first, then moves the
 //! position by one `lseek`, which gives this call its part of the file, and posts the write there. If it cannot be

@@ -546,14 +546,7 @@ impl FileSystem for ClientFs {
     }
 
     fn release(&self, _: Ino, handle: Handle) {
-        self.locks_released(handle);
-        self.rollbacks.closed(handle);
-        if let Some(file) = self.handles.remove(handle) {
-            self.kernel_view.appended.closed(&file);
-            let ino = file.ino();
-            self.client.release(file);
-            self.handles.posts.closed(ino);
-        }
+        self.release_file(handle);
     }
 
     fn fsync(&self, caller: &Caller<'_>, _: Ino, handle: Handle, data_only: bool) -> Result<()> {

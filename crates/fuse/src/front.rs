@@ -2,8 +2,9 @@
 //!
 //! Owns: the kernel's state and caches as the mount tracks them (`kernel_view`, `sizes`, `lent`, `names`, `moved`,
 //! `kept_listings`, `pages`), open files and directories (`handles`, `listings`, `appended`), reads and writes of
-//! programs without calls (`exports`, `posts`), file locks (`file_locks`), waits (`patience`, `deferred`), and the details of a call under way
-//! (`syscall`, `rollback`). Does not own: the translation of calls (`client_fs`), which is the floor above.
+//! programs without calls (`exports`, `posts`), file locks (`file_locks`), waits (`patience`, `deferred`), and the
+//! details of a call under way (`syscall`, `rollback`). Does not own: the translation of calls (`client_fs`), which is
+//! the floor above.
 //!
 //! Invariant: no module here takes the whole `ClientFs`; each takes what it uses.
 

@@ -220,8 +220,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: whatever programs store in the memory, a drain ends, copies from inside, and hands out checked lengths.
-        /// Method: arbitrary words in head and slots, several drains.
+        /// Goal: whatever programs store in the memory, a drain ends, copies from inside, and hands out checked
+        /// lengths. Method: arbitrary words in head and slots, several drains.
         #[test]
         fn forged_rings_are_read_inside(
             words in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), RING_SLOTS),

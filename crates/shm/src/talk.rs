@@ -26,8 +26,8 @@ pub const WANT_RING: u64 = 4;
 pub struct Identity {
     /// `layout::VERSION`.
     pub version: u32,
-    /// 1 if there is an export that reads of this descriptor may be served from, or a ring for its writes; else the rest
-    /// is 0.
+    /// 1 if there is an export that reads of this descriptor may be served from, or a ring for its writes; else the
+    /// rest is 0.
     pub is_shared: u32,
     /// The handle of the open file.
     pub handle: u32,

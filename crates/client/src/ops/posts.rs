@@ -56,8 +56,8 @@ impl Posting {
         sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst)
     }
 
-    /// Gives the room back, for the writes that were posted until now; from now on nothing may be posted. Returns whether
-    /// there was any.
+    /// Gives the room back, for the writes that were posted until now; from now on nothing may be posted. Returns
+    /// whether there was any.
     pub fn uncover(&mut self) -> bool {
         self.covered.take().is_some()
     }

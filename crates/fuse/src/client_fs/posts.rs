@@ -101,6 +101,18 @@ impl ClientFs {
         self.settle(caller, self.handles.posts.drain(ino, false))
     }
 
+    /// The last descriptor of an open file is closed.
+    pub(super) fn release_file(&self, handle: Handle) {
+        self.locks_released(handle);
+        self.rollbacks.closed(handle);
+        if let Some(file) = self.handles.remove(handle) {
+            self.kernel_view.appended.closed(&file);
+            let ino = file.ino();
+            self.client.release(file);
+            self.handles.posts.closed(ino);
+        }
+    }
+
     /// The identity of a descriptor for a program that is about to post.
     pub(super) fn identify_writer(&self, caller: &Caller<'_>, handle: Handle, file: &Arc<OpenFile>) -> Identity {
         let posts = &self.handles.posts;

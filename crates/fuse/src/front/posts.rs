@@ -9,8 +9,8 @@
 //! change only a file that it had open for writing, as it can through a mapping.
 //!
 //! *Draining* takes what is posted, joins what follows each other, and writes it into the cache on the calling thread.
-//! What does not fit there at once (the cache is all dirty, another call holds the bytes) is left to a task, and whoever
-//! needs the file waits for it. Everything goes through one queue for each file, so the order stays.
+//! What does not fit there at once (the cache is all dirty, another call holds the bytes) is left to a task, and
+//! whoever needs the file waits for it. Everything goes through one queue for each file, so the order stays.
 //!
 //! Invariants: what a program was told to be written is in the ring or in the queue until it is in the cache or was
 //! reported as failed. A program can post only between `admit` and the end of the `Posting`, which ends when the ring
