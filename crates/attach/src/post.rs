@@ -20,6 +20,11 @@ use amphi_shm::layout::POST_BYTES;
 use amphi_shm::posts::{self, Claim, Post, Refusal};
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 
+/// Longest write that is posted. A longer one costs less through the kernel, which passes whole units of memory to the
+/// mount without a copy.
+const POSTED_MAX: usize = 16 << 10;
+const _: () = assert!(POSTED_MAX <= POST_BYTES);
+
 /// A descriptor that may post now.
 struct Writer {
     place: &'static AtomicU64,
@@ -91,7 +96,7 @@ impl Writer {
 #[inline]
 fn length(pieces: &[Piece]) -> Option<usize> {
     let sum = pieces.iter().try_fold(0usize, |sum, piece| sum.checked_add(piece.len))?;
-    (1..=POST_BYTES).contains(&sum).then_some(sum)
+    (1..=POSTED_MAX).contains(&sum).then_some(sum)
 }
 
 /// The state of a descriptor, if it may post; determines it when it is time to.

@@ -205,7 +205,7 @@ fn what_stops_posts() {
     let post = |offset| Post { offset, len: 5, handle: 9 };
     assert_eq!(taken.0, [(post(7), b"hello".to_vec()), (post(30), b"there".to_vec())]);
     assert_eq!([pwrite(append_fd, b"x", 0), pwrite(read_fd, b"x", 0), pwrite(fd, b"x", -1)], [None; 3]);
-    assert_eq!([pwrite(fd, b"x", 100_000), pwrite(fd, b"", 0), pwrite(fd, &[0; 65_537], 0)], [None; 3]);
+    assert_eq!([pwrite(fd, b"x", 100_000), pwrite(fd, b"", 0), pwrite(fd, &[0; 16_385], 0)], [None; 3]);
     plain.seek(SeekFrom::Start(99_998)).unwrap();
     // It ends beyond the limit, so it goes to the file, and the position is behind it.
     assert_eq!((write(b"there"), plain.stream_position().unwrap()), (Some(5), 100_003));

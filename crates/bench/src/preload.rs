@@ -209,7 +209,7 @@ fn writes(run: &mut Run, shown: &Path, library: &Path) -> Outcome {
     let [own, mount] = probes;
     let (own, mount) = (own?, mount?);
     for call in ["pwrite", "write"] {
-        for size in [4 << 10, 64 << 10] {
+        for size in [4 << 10, 16 << 10] {
             let what = format!("{call} {}", amphi_host::size::show(size as u64));
             if !run.wants(&what) {
                 continue;
