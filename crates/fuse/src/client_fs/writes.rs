@@ -9,9 +9,9 @@
 //! * In a mount that was always the only one, the kernel knows the end: all changes pass through it, one append at a
 //!   time. So every write goes to its offset.
 //! * In shared mode, and for files to which programs have posted writes, the kernel's end may be out of date. The mount
-//! then looks at the system call of the calling thread (`syscall`) in two cases: the offset could be the kernel's end
-//! but is not the end, or an append comes with another offset. A call of io_uring, and a thread that may not be looked
-//! at, is treated as its descriptor's flags say.
+//!   then looks at the system call of the calling thread (`syscall`) in two cases: the offset could be the kernel's end
+//!   but is not the end, or an append comes with another offset. A call of io_uring, and a thread that may not be
+//!   looked at, is treated as its descriptor's flags say.
 
 use super::ClientFs;
 use crate::calls::{AttrReply, WriteHow};
