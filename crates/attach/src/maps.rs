@@ -309,10 +309,10 @@ pub(crate) fn add_ring(fd: &sys::Owned, board: usize, id: u64) -> Option<usize> 
             is_unused
         }
     };
-    // SAFETY: a place that is ready has a mapping of `RING_BYTES`; this looks at one word of it.
     let is_stopped = |place: &RingPlace| {
-        place.state.load(SeqCst) == READY
-            && unsafe { &*(place.base.load(Relaxed) as *const RingHead) }.limit.0.load(Relaxed) == 0
+        let base = place.base.load(Relaxed);
+        // SAFETY: a place that is ready has a mapping of `RING_BYTES`, which stays; this looks at one atomic of it.
+        place.state.load(SeqCst) == READY && unsafe { &*(base as *const RingHead) }.limit.0.load(Relaxed) == 0
     };
     let free = || RING_PLACES.iter().position(|place| takes(place, FREE) || takes(place, LEFT));
     let stopped = || RING_PLACES.iter().position(|place| is_stopped(place) && takes(place, READY));

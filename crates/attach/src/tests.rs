@@ -168,6 +168,7 @@ fn pieces(bytes: &[u8]) -> [Piece; 2] {
 /// generation, the lease, the limit and the flags of the descriptor allow it, and no longer. Method: a story for each,
 /// with descriptors of a local file.
 #[test]
+#[expect(clippy::disallowed_types, reason = "it needs descriptors of a local file, as programs have them")]
 fn what_stops_posts() {
     use std::io::{Seek, SeekFrom};
     let _turn = TURN.lock();
