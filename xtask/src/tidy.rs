@@ -74,6 +74,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// Files that may contain `unsafe`, each with the reason.
 const UNSAFE: &[(&str, &str)] = &[
     ("crates/attach/src/maps.rs", "memory that a mount shares"),
+    ("crates/attach/src/post.rs", "copies from the buffers of programs"),
     ("crates/attach/src/read.rs", "copies into the buffers of programs"),
     ("crates/attach/src/sys.rs", "system calls"),
     ("crates/attach/src/owner.rs", "a page that tells children of fork"),

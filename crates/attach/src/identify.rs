@@ -12,79 +12,122 @@ use crate::owner::is_own_memory;
 use crate::table::{self, Shared};
 use crate::{maps, sys};
 use amphi_shm::layout::{HANDLES, VERSION};
-use amphi_shm::talk::{IDENTIFY, Identity, REQUEST_MAGIC, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT};
+use amphi_shm::talk::{
+    IDENTIFY, IDENTIFY_WRITER, Identity, REQUEST_MAGIC, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT, WANT_RING,
+};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Mounts whose memory could not be had: after this many, nothing is tried any more.
 static FAILED: AtomicU32 = AtomicU32::new(0);
+/// As `FAILED`, for rings.
+static FAILED_WRITERS: AtomicU32 = AtomicU32::new(0);
 const FAILED_MAX: u32 = 3;
 
 /// Finds out what a descriptor is whose word is `seen`, and stores that.
 #[cold]
 #[inline(never)]
 pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
+    if let Some(shared) = found(fd, place, seen, IDENTIFY) {
+        table::learn(place, seen, Some(shared));
+        if let Some(position) = table::position(fd) {
+            // Not known yet.
+            position.store(u64::MAX, Relaxed);
+        }
+    }
+}
+
+/// As `identify`, for the word of writes.
+#[cold]
+#[inline(never)]
+pub(crate) fn identify_writer(fd: i32, place: &AtomicU64, seen: u64) {
+    if !sys::file_size_is_unlimited() {
+        return table::learn(place, seen, None);
+    }
+    if let Some(shared) = found(fd, place, seen, IDENTIFY_WRITER) {
+        table::learn(place, seen, Some(shared));
+    }
+}
+
+/// What a descriptor is. `None`: what is known of it was stored already.
+fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> {
+    let is_writer = command == IDENTIFY_WRITER;
+    let foreign = || {
+        table::learn(place, seen, None);
+        None
+    };
     match sys::may_be_mounted(fd) {
         Ok(true) => {}
-        Ok(false) => return table::learn(place, seen, None),
+        Ok(false) => return foreign(),
         // No descriptor, or a kernel without the call.
-        Err(_) => return,
+        Err(_) => return None,
     }
-    if FAILED.load(Relaxed) >= FAILED_MAX {
-        return table::learn(place, seen, None);
+    let failed = if is_writer { &FAILED_WRITERS } else { &FAILED };
+    if failed.load(Relaxed) >= FAILED_MAX {
+        return foreign();
     }
-    let Some(identity) = ask(fd) else { return table::learn(place, seen, None) };
-    table::note_answer(identity.is_shared != 0);
+    let Some(identity) = ask(fd, command) else { return foreign() };
+    if is_writer {
+        table::note_writer_answer(identity.is_shared != 0);
+        if identity.is_shared == 0 {
+            // Perhaps later.
+            table::doubt(place, seen);
+            return None;
+        }
+    } else {
+        table::note_answer(identity.is_shared != 0);
+    }
     if identity.version != VERSION as u32 || identity.is_shared == 0 || identity.handle as usize >= HANDLES {
-        return table::learn(place, seen, None);
+        return foreign();
     }
     if !is_own_memory() {
-        return;
+        return None;
     }
-    let Some((board, map)) = memory_of(&identity) else {
-        FAILED.fetch_add(1, Relaxed);
-        return table::learn(place, seen, None);
+    let Some((board, map)) = memory_of(&identity, is_writer) else {
+        failed.fetch_add(1, Relaxed);
+        return foreign();
     };
     sys::find_clock();
-    if ask(fd) != Some(identity) {
-        return table::doubt(place, seen);
+    if ask(fd, command) != Some(identity) {
+        table::doubt(place, seen);
+        return None;
     }
-    let (handle, generation) = (identity.handle as usize, identity.generation);
-    table::learn(place, seen, Some(Shared { map, board, handle, generation }));
-    if let Some(position) = table::position(fd) {
-        // Not known yet.
-        position.store(u64::MAX, Relaxed);
-    }
+    Some(Shared { map, board, handle: identity.handle as usize, generation: identity.generation })
 }
 
-fn ask(fd: i32) -> Option<Identity> {
+fn ask(fd: i32, command: u32) -> Option<Identity> {
     let mut answer = [0u8; size_of::<Identity>()];
-    sys::ask(fd, IDENTIFY, &mut answer).ok().map(|_| from_bytes(&answer))
+    sys::ask(fd, command, &mut answer).ok().map(|_| from_bytes(&answer))
 }
 
-/// The board and the export, mapped.
-fn memory_of(identity: &Identity) -> Option<(usize, usize)> {
+/// The board, and the export or the ring, mapped.
+fn memory_of(identity: &Identity, is_writer: bool) -> Option<(usize, usize)> {
     let (first, second) = identity.socket.split_at(8);
     let socket = [u64::from_ne_bytes(first.try_into().ok()?), u64::from_ne_bytes(second.try_into().ok()?)];
     let board = maps::known_board(socket);
+    let known = if is_writer { maps::known_ring } else { maps::known_export };
     if let Some(board) = board
-        && let Some(map) = maps::known_export(board, identity.export)
+        && let Some(map) = known(board, identity.export)
     {
         return Some((board, map));
     }
     if board.is_none() && !sys::address_space_is_unlimited() {
         // Memory mapped here would be missing to the program.
         FAILED.store(FAILED_MAX, Relaxed);
+        FAILED_WRITERS.store(FAILED_MAX, Relaxed);
         return None;
     }
-    let wanted = WANT_EXPORT | if board.is_none() { WANT_BOARD } else { 0 };
+    let wanted = if is_writer { WANT_RING } else { WANT_EXPORT } | if board.is_none() { WANT_BOARD } else { 0 };
     let request = Request { magic: REQUEST_MAGIC, wanted, secret: identity.secret };
     let connection = sys::connect([SOCKET_PREFIX, &identity.socket]).ok()?;
     let [first, second] = sys::exchange(&connection, &request.to_bytes()).ok()?;
-    let (board, export) = match board {
+    let (board, memory) = match board {
         Some(board) => (board, first?),
         None => (maps::add_board(&first?, socket)?, second?),
     };
-    let map = maps::add_export(&export, board, identity.export, identity.slots as usize)?;
+    let map = match is_writer {
+        true => maps::add_ring(&memory, board, identity.export)?,
+        false => maps::add_export(&memory, board, identity.export, identity.slots as usize)?,
+    };
     Some((board, map))
 }
 

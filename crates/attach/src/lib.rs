@@ -1,7 +1,9 @@
-//! The thin side of access without the kernel: reads of descriptors on a mount from memory that the mount shares.
+//! The thin side of access without the kernel: reads of descriptors on a mount from memory that the mount shares, and
+//! writes that are posted into such memory.
 //!
 //! Owns: which descriptors of this process are open files of a mount (`table`), finding that out (`identify`), which
-//! processes may learn it (`owner`), the memory (`maps`), and the reads themselves (`read`). Does not own: the symbols
+//! processes may learn it (`owner`), the memory (`maps`), the reads (`read`) and the writes
+//! (`post`) themselves. Does not own: the symbols
 //! that programs call (`preload`), the layout and the rules of the memory (`shm`).
 //!
 //! The kernel is the authority for all properties of a descriptor: number, dup, fork, exec, position, flags, rights.
@@ -17,6 +19,7 @@
 mod identify;
 mod maps;
 mod owner;
+mod post;
 mod read;
 mod report;
 mod sys;
@@ -25,7 +28,10 @@ mod table;
 mod tests;
 
 pub use owner::VFORKS;
+pub use post::{write_at, write_next};
 pub use read::{Piece, read_at, read_next, set_strict};
 pub use report::{Way, count, counts, is_counting, set_counting};
-pub use sys::{Failure, read as real_read, write_all};
-pub use table::{forget, forget_from, is_known_foreign, is_off, turn_off};
+pub use sys::{Failure, ask_size, mmap as real_mmap, read as real_read, write as real_write, write_all};
+pub use table::{
+    are_posts_off, forget, forget_from, is_known_foreign, is_known_foreign_writer, is_off, turn_off, turn_posts_off,
+};

@@ -5,13 +5,14 @@
 //!
 //! Invariant: the address and the number of slots of a place never change once it was used. So a reader that was under
 //! way when an export was abandoned reads memory that is mapped, even if its place was reused; it finds the word of its
-//! descriptor or the state of the export changed.
+//! descriptor or the state of the export changed. A ring is replaced only while no thread uses it, because a thread
+//! stores into it.
 
 use crate::owner::is_own_memory;
 use crate::{sys, table};
 use amphi_shm::layout::{
-    BOARD_BYTES, BOARD_MAGIC, BoardHead, EXPORT_MAGIC, HANDLES, HEAD_BYTES, Head, SLOT_BYTES, SLOTS_MAX, Slot, VERSION,
-    data_offset, export_bytes,
+    BOARD_BYTES, BOARD_MAGIC, BoardHead, EXPORT_MAGIC, HANDLES, HEAD_BYTES, Head, POST_BYTES, PostSlot, RING_BYTES,
+    RING_DATA, RING_MAGIC, RING_SLOTS, RingHead, SLOT_BYTES, SLOTS_MAX, Slot, VERSION, data_offset, export_bytes,
 };
 use core::sync::atomic::{
     AtomicU32, AtomicU64, AtomicUsize,
@@ -196,4 +197,141 @@ pub(crate) fn leave(map: usize) {
     // export that they have seen is equal to.
     let _ = unsafe { sys::map(None, base, export_bytes(slots)) };
     place.state.store(LEFT, SeqCst);
+}
+
+/// Rings that are mapped at a time, at most.
+const RINGS: usize = 64;
+/// So many writes find a ring full, one after the other, before the mount is asked for another one.
+const FULL_MAX: u32 = 8;
+
+struct RingPlace {
+    state: AtomicU32,
+    /// Threads that use the ring, and those that were stopped for good while they did.
+    users: AtomicU32,
+    /// Writes, one after the other, that found the ring full.
+    full: AtomicU32,
+    base: AtomicUsize,
+    id: AtomicU64,
+    board: AtomicUsize,
+}
+
+static RING_PLACES: [RingPlace; RINGS] = [const {
+    RingPlace {
+        state: AtomicU32::new(FREE),
+        users: AtomicU32::new(0),
+        full: AtomicU32::new(0),
+        base: AtomicUsize::new(0),
+        id: AtomicU64::new(0),
+        board: AtomicUsize::new(0),
+    }
+}; RINGS];
+
+/// A ring that this thread uses.
+pub(crate) struct Ring {
+    place: &'static RingPlace,
+}
+
+impl Drop for Ring {
+    #[inline]
+    fn drop(&mut self) {
+        self.place.users.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Ring {
+    #[inline]
+    fn base(&self) -> usize {
+        self.place.base.load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn head(&self) -> &RingHead {
+        // SAFETY: a place that is ready has a mapping of `RING_BYTES`, which is not replaced while it is used; what is
+        // read of it are atomics.
+        unsafe { &*(self.base() as *const RingHead) }
+    }
+
+    #[inline]
+    pub(crate) fn slots(&self) -> &[PostSlot] {
+        // SAFETY: as above.
+        unsafe { core::slice::from_raw_parts((self.base() + HEAD_BYTES) as *const PostSlot, RING_SLOTS) }
+    }
+
+    /// A write found the ring full, or not. Returns whether that was so several times in turn, although the mount takes
+    /// everything before it serves a write: then the ring is stuck.
+    #[inline]
+    pub(crate) fn note_full(&self, is_full: bool) -> bool {
+        if is_full {
+            self.place.full.fetch_add(1, Relaxed) + 1 >= FULL_MAX
+        } else {
+            if self.place.full.load(Relaxed) != 0 {
+                self.place.full.store(0, Relaxed);
+            }
+            false
+        }
+    }
+
+    /// The address of the bytes of a slot.
+    #[inline]
+    pub(crate) fn bytes(&self, slot: usize) -> *mut u8 {
+        (self.base() + RING_DATA + slot % RING_SLOTS * POST_BYTES) as *mut u8
+    }
+}
+
+/// The ring at a place.
+#[inline]
+pub(crate) fn ring(at: usize) -> Option<Ring> {
+    let place = RING_PLACES.get(at)?;
+    place.users.fetch_add(1, SeqCst);
+    let ring = Ring { place };
+    (place.state.load(SeqCst) == READY).then_some(ring)
+}
+
+/// The place of a ring of that mount.
+pub(crate) fn known_ring(board: usize, id: u64) -> Option<usize> {
+    RING_PLACES.iter().position(|place| {
+        place.state.load(Acquire) == READY && place.id.load(Relaxed) == id && place.board.load(Relaxed) == board
+    })
+}
+
+/// Maps a ring.
+pub(crate) fn add_ring(fd: &sys::Owned, board: usize, id: u64) -> Option<usize> {
+    if !sys::length(fd).is_ok_and(|len| len >= RING_BYTES as u64) {
+        return None;
+    }
+    let takes = |place: &RingPlace, from: u32| {
+        place.state.compare_exchange(from, BUSY, SeqCst, Relaxed).is_ok() && {
+            // A thread counts itself first, and then looks at the state.
+            let is_unused = place.users.load(SeqCst) == 0;
+            if !is_unused {
+                place.state.store(from, SeqCst);
+            }
+            is_unused
+        }
+    };
+    let is_stopped = |place: &RingPlace| {
+        let base = place.base.load(Relaxed);
+        // SAFETY: a place that is ready has a mapping of `RING_BYTES`, which stays; this looks at one atomic of it.
+        place.state.load(SeqCst) == READY && unsafe { &*(base as *const RingHead) }.limit.0.load(Relaxed) == 0
+    };
+    let free = || RING_PLACES.iter().position(|place| takes(place, FREE) || takes(place, LEFT));
+    let stopped = || RING_PLACES.iter().position(|place| is_stopped(place) && takes(place, READY));
+    let at = free().or_else(stopped)?;
+    let place = &RING_PLACES[at];
+    table::doubt_ring(at);
+    let before = place.base.load(Relaxed);
+    // SAFETY: in the place of a mapping of this table with the same length, or a new one.
+    let Ok(base) = (unsafe { sys::map_writable(fd.0, before, RING_BYTES) }) else {
+        place.state.store(if before == 0 { FREE } else { LEFT }, SeqCst);
+        return None;
+    };
+    // SAFETY: the mapping is long enough.
+    let head = unsafe { &*(base as *const RingHead) };
+    let is_right = head.magic == RING_MAGIC && head.id == id;
+    place.base.store(base, Relaxed);
+    place.full.store(0, Relaxed);
+    place.id.store(id, Relaxed);
+    place.board.store(board, Relaxed);
+    place.state.store(if is_right { READY } else { LEFT }, SeqCst);
+    is_right.then_some(at)
 }

@@ -34,7 +34,7 @@ pub struct Piece {
 const READ_MAX: u64 = 8 << 20;
 
 /// Bytes are copied through the kernel, so that a bad buffer gives EFAULT instead of a signal.
-static STRICT: AtomicBool = AtomicBool::new(false);
+pub(crate) static STRICT: AtomicBool = AtomicBool::new(false);
 
 /// Copies through the kernel from now on.
 pub fn set_strict() {

@@ -25,22 +25,31 @@ pub enum Way {
     Due,
     /// A buffer is bad, or arguments are that only the kernel judges.
     Unusual,
+    /// A write was posted.
+    Posted,
+    /// A write by a descriptor that may post went to the kernel because the mount had to take others first.
+    Full,
+    /// The same for any other reason.
+    NotPosted,
 }
 
-const WAYS: usize = 10;
+const WAYS: usize = 13;
 static COUNTS: [AtomicU64; WAYS] = [const { AtomicU64::new(0) }; WAYS];
 static COUNTING: AtomicBool = AtomicBool::new(false);
 const NAMES: [&str; WAYS] = [
-    "from shared memory",
-    "kernel: first reads of a descriptor",
-    "kernel: not shared by a mount",
-    "kernel: a descriptor of the file was closed",
-    "kernel: the mount was silent",
-    "kernel: the file was changing",
-    "kernel: bytes not shared",
-    "kernel: at the end of the file",
-    "kernel: access time",
-    "kernel: unusual arguments",
+    "reads from shared memory",
+    "reads kernel: first reads of a descriptor",
+    "reads kernel: not shared by a mount",
+    "reads kernel: a descriptor of the file was closed",
+    "reads kernel: the mount was silent",
+    "reads kernel: the file was changing",
+    "reads kernel: bytes not shared",
+    "reads kernel: at the end of the file",
+    "reads kernel: access time",
+    "reads kernel: unusual arguments",
+    "writes posted",
+    "writes kernel: the ring was full",
+    "writes kernel: not allowed to post",
 ];
 
 /// Counts from now on.

@@ -27,6 +27,8 @@ mod numbers {
     pub const RECVMSG: usize = 47;
     pub const SETSOCKOPT: usize = 54;
     pub const PREAD: usize = 17;
+    pub const PWRITE: usize = 18;
+    pub const FCNTL: usize = 72;
     pub const CLOCK_GETTIME: usize = 228;
     pub const PRLIMIT: usize = 302;
     pub const PROCESS_VM_READV: usize = 310;
@@ -50,6 +52,8 @@ mod numbers {
     pub const RECVMSG: usize = 212;
     pub const SETSOCKOPT: usize = 208;
     pub const PREAD: usize = 67;
+    pub const PWRITE: usize = 68;
+    pub const FCNTL: usize = 25;
     pub const CLOCK_GETTIME: usize = 113;
     pub const PRLIMIT: usize = 261;
     pub const PROCESS_VM_READV: usize = 270;
@@ -102,6 +106,62 @@ pub(crate) unsafe fn pread(fd: i32, into: *mut c_void, len: usize, offset: u64) 
     unsafe { call(numbers::PREAD, [fd as usize, into as usize, len, offset as usize, 0, 0]) }
 }
 
+/// `write`, for programs that call before libc was found.
+///
+/// # Safety
+/// As `write`.
+pub unsafe fn write(fd: i32, from: *const c_void, len: usize) -> Result<usize, Failure> {
+    // SAFETY: the caller vouches for the buffer.
+    unsafe { call(numbers::WRITE, [fd as usize, from as usize, len, 0, 0, 0]) }
+}
+
+/// `pwrite`.
+///
+/// # Safety
+/// As `pwrite`.
+pub(crate) unsafe fn pwrite(fd: i32, from: *const c_void, len: usize, offset: u64) -> Result<usize, Failure> {
+    // SAFETY: the caller vouches for the buffer.
+    unsafe { call(numbers::PWRITE, [fd as usize, from as usize, len, offset as usize, 0, 0]) }
+}
+
+/// `mmap`, for programs that call before libc was found.
+///
+/// # Safety
+/// As `mmap`.
+pub unsafe fn mmap(args: [usize; 6]) -> Result<usize, Failure> {
+    // SAFETY: the caller vouches for the arguments.
+    unsafe { call(numbers::MMAP, args) }
+}
+
+/// Whether writes by this descriptor go to their offsets and may be kept in a cache, as its flags are now. Any process
+/// that has the open file may change them.
+#[inline]
+pub(crate) fn writes_plainly(fd: i32) -> bool {
+    const GETFL: usize = 3;
+    const ACCESS: usize = 3;
+    #[cfg(target_arch = "x86_64")]
+    const DIRECT: usize = 0o40_000;
+    #[cfg(target_arch = "aarch64")]
+    const DIRECT: usize = 0o200_000;
+    const APPEND_SYNC_DSYNC: usize = 0o2_000 | 0o4_010_000;
+    // SAFETY: no pointer is passed.
+    let flags = unsafe { call(numbers::FCNTL, [fd as usize, GETFL, 0, 0, 0, 0]) };
+    flags.is_ok_and(|flags| matches!(flags & ACCESS, 1 | 2) && flags & (DIRECT | APPEND_SYNC_DSYNC) == 0)
+}
+
+/// Makes the kernel go by the size that the file has now.
+pub fn ask_size(fd: i32) {
+    const EMPTY_PATH_FORCE_SYNC: usize = 0x1000 | 0x2000;
+    const STATX_SIZE: usize = 0x200;
+    if !may_be_mounted(fd).unwrap_or(false) {
+        return;
+    }
+    let mut found = [0u8; 256];
+    let args = [fd as usize, c"".as_ptr() as usize, EMPTY_PATH_FORCE_SYNC, STATX_SIZE, found.as_mut_ptr() as usize, 0];
+    // SAFETY: a statx is 256 bytes.
+    let _ = unsafe { call(numbers::STATX, args) };
+}
+
 /// Writes all bytes, or as many as can be written.
 pub fn write_all(fd: i32, mut bytes: &[u8]) {
     while !bytes.is_empty() {
@@ -130,9 +190,19 @@ pub(crate) fn copy_checked(into: *mut u8, from: *const u8, len: usize) -> bool {
 /// Whether this process may map as much memory as it likes.
 pub(crate) fn address_space_is_unlimited() -> bool {
     const RLIMIT_AS: usize = 9;
+    is_unlimited(RLIMIT_AS)
+}
+
+/// Whether this process may make files as long as it likes.
+pub(crate) fn file_size_is_unlimited() -> bool {
+    const RLIMIT_FSIZE: usize = 1;
+    is_unlimited(RLIMIT_FSIZE)
+}
+
+fn is_unlimited(what: usize) -> bool {
     let mut limits = [0u64; 2];
     // SAFETY: the kernel writes two words.
-    let got = unsafe { call(numbers::PRLIMIT, [0, RLIMIT_AS, 0, limits.as_mut_ptr() as usize, 0, 0]) };
+    let got = unsafe { call(numbers::PRLIMIT, [0, what, 0, limits.as_mut_ptr() as usize, 0, 0]) };
     got.is_ok() && limits[0] == u64::MAX
 }
 
@@ -171,6 +241,19 @@ pub(crate) unsafe fn map(fd: Option<i32>, at: usize, bytes: usize) -> Result<usi
     let fd = fd.map_or(usize::MAX, |fd| fd as usize);
     // SAFETY: a new mapping, or one in the place of this library's own.
     unsafe { call(numbers::MMAP, [at, bytes, PROT_READ, flags, fd, 0]) }
+}
+
+/// Maps a descriptor for reading and writing, at `at` in the place of what is there if it is not 0.
+///
+/// # Safety
+/// As `map`.
+pub(crate) unsafe fn map_writable(fd: i32, at: usize, bytes: usize) -> Result<usize, Failure> {
+    const READ_WRITE: usize = 3;
+    const SHARED: usize = 1;
+    const FIXED: usize = 0x10;
+    let flags = SHARED | if at != 0 { FIXED } else { 0 };
+    // SAFETY: a new mapping, or one in the place of this library's own.
+    unsafe { call(numbers::MMAP, [at, bytes, READ_WRITE, flags, fd as usize, 0]) }
 }
 
 /// A page that reads 0 in children of `fork`.

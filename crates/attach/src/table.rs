@@ -1,4 +1,4 @@
-//! The known state of the descriptors of this process: a word for each number.
+//! The known state of the descriptors of this process: a word for each number for reads, and one for writes.
 //!
 //! Owns: the words, and when they stop counting. Does not own: finding out what a descriptor is (`identify`).
 //!
@@ -33,16 +33,33 @@ const SHARED: u64 = 1;
 const KERNEL: u64 = 2;
 
 static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+/// The words for writes: `map` is the place of a ring there.
+static WRITERS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 /// The probable position of a descriptor.
 static POSITIONS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 static STAMP: AtomicU64 = AtomicU64::new(1);
 /// Answers of mounts, one after the other, that they do not share a file.
 static UNSHARED: AtomicU32 = AtomicU32::new(0);
+/// As `UNSHARED`, for writes.
+static UNPOSTED: AtomicU32 = AtomicU32::new(0);
+/// No write is posted.
+static POSTS_OFF: AtomicBool = AtomicBool::new(false);
 static OFF: AtomicBool = AtomicBool::new(false);
 
 /// Every call goes to the kernel from now on.
 pub fn turn_off() {
     OFF.store(true, Relaxed);
+}
+
+/// Every write goes to the kernel from now on.
+pub fn turn_posts_off() {
+    POSTS_OFF.store(true, Relaxed);
+}
+
+/// Whether every write goes to the kernel.
+#[inline]
+pub fn are_posts_off() -> bool {
+    POSTS_OFF.load(Relaxed) || is_off()
 }
 
 /// Whether every call goes to the kernel.
@@ -84,6 +101,12 @@ pub(crate) fn word(fd: i32) -> Option<&'static AtomicU64> {
     WORDS.get(usize::try_from(fd).ok()?)
 }
 
+/// As `word`, for writes.
+#[inline]
+pub(crate) fn writer(fd: i32) -> Option<&'static AtomicU64> {
+    WRITERS.get(usize::try_from(fd).ok()?)
+}
+
 #[inline]
 pub(crate) fn position(fd: i32) -> Option<&'static AtomicU64> {
     POSITIONS.get(usize::try_from(fd).ok()?)
@@ -105,7 +128,16 @@ pub(crate) fn known(word: u64) -> Known {
 
 /// One more read of an unidentified descriptor. Returns whether it is time to identify it.
 pub(crate) fn note_read(place: &AtomicU64, seen: u64) -> bool {
-    let first = READS_FIRST << UNSHARED.load(Relaxed).min(DOUBLED_MAX);
+    note(place, seen, &UNSHARED)
+}
+
+/// One more write by an unidentified descriptor. Returns whether it is time to identify it.
+pub(crate) fn note_write(place: &AtomicU64, seen: u64) -> bool {
+    note(place, seen, &UNPOSTED)
+}
+
+fn note(place: &AtomicU64, seen: u64, refused: &AtomicU32) -> bool {
+    let first = READS_FIRST << refused.load(Relaxed).min(DOUBLED_MAX);
     if (seen & READS) >> READS_SHIFT >= first {
         return true;
     }
@@ -115,10 +147,19 @@ pub(crate) fn note_read(place: &AtomicU64, seen: u64) -> bool {
 
 /// A mount has answered whether it shares a file.
 pub(crate) fn note_answer(is_shared: bool) {
+    count_answer(is_shared, &UNSHARED);
+}
+
+/// As `note_answer`, for writes.
+pub(crate) fn note_writer_answer(is_shared: bool) {
+    count_answer(is_shared, &UNPOSTED);
+}
+
+fn count_answer(is_shared: bool, refused: &AtomicU32) {
     if is_shared {
-        UNSHARED.store(0, Relaxed);
-    } else if UNSHARED.load(Relaxed) < DOUBLED_MAX {
-        UNSHARED.fetch_add(1, Relaxed);
+        refused.store(0, Relaxed);
+    } else if refused.load(Relaxed) < DOUBLED_MAX {
+        refused.fetch_add(1, Relaxed);
     }
 }
 
@@ -142,7 +183,16 @@ pub(crate) fn doubt(place: &AtomicU64, seen: u64) {
 
 /// The words that lead to a map stop counting.
 pub(crate) fn doubt_map(map: usize) {
-    for place in &WORDS {
+    doubt_all(&WORDS, map);
+}
+
+/// As `doubt_map`, for the words that lead to a ring.
+pub(crate) fn doubt_ring(ring: usize) {
+    doubt_all(&WRITERS, ring);
+}
+
+fn doubt_all(words: &[AtomicU64], map: usize) {
+    for place in words {
         let seen = place.load(SeqCst);
         if matches!(known(seen), Known::Shared(shared) if shared.map == map) {
             doubt(place, seen);
@@ -153,10 +203,10 @@ pub(crate) fn doubt_map(map: usize) {
 /// The number means, or is about to mean, something else.
 #[inline]
 pub fn forget(fd: i32) {
-    if let Some(place) = word(fd)
-        && place.load(SeqCst) & (KIND | READS) != 0
-    {
-        place.store(unknown(), SeqCst);
+    for place in word(fd).into_iter().chain(writer(fd)) {
+        if place.load(SeqCst) & (KIND | READS) != 0 {
+            place.store(unknown(), SeqCst);
+        }
     }
 }
 
@@ -170,4 +220,10 @@ pub fn forget_from(first: u32, last: u32) {
 #[inline]
 pub fn is_known_foreign(fd: i32) -> bool {
     word(fd).is_none_or(|place| place.load(Relaxed) & KIND == KERNEL)
+}
+
+/// As `is_known_foreign`, for writes.
+#[inline]
+pub fn is_known_foreign_writer(fd: i32) -> bool {
+    writer(fd).is_none_or(|place| place.load(Relaxed) & KIND == KERNEL)
 }

@@ -1,12 +1,15 @@
 //! Reads from memory that a mount has made, without a mount.
 
 use crate::owner::{VFORKS, is_own_memory};
+use crate::post::{write_at, write_next};
 use crate::read::{Piece, read_at};
 use crate::table::{self, Known, Shared};
 use crate::{maps, sys};
 use amphi_shm::export::Export;
 use amphi_shm::layout::SLOT_BYTES;
 use amphi_shm::memory::Board;
+use amphi_shm::posts::Post;
+use amphi_shm::ring::{Reader, Ring, Sink};
 use core::sync::atomic::Ordering::Relaxed;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Mutex;
@@ -143,4 +146,92 @@ fn copies_that_are_checked() {
     let (from, mut into) = ([3u8; 64], [0u8; 64]);
     assert!(sys::copy_checked(into.as_mut_ptr(), from.as_ptr(), 64) && into == from);
     assert!(!sys::copy_checked(std::ptr::without_provenance_mut(4096), from.as_ptr(), 64));
+}
+
+/// What a mount has taken of a ring.
+#[derive(Default)]
+struct Taken(Vec<(Post, Vec<u8>)>);
+
+impl Sink for Taken {
+    fn place(&mut self, post: &Post) -> Option<&mut [u8]> {
+        self.0.push((*post, vec![0; post.len as usize]));
+        self.0.last_mut().map(|(_, bytes)| &mut bytes[..])
+    }
+}
+
+fn pieces(bytes: &[u8]) -> [Piece; 2] {
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    [first, second].map(|part| Piece { base: part.as_ptr().cast_mut().cast(), len: part.len() })
+}
+
+/// Goal: writes are posted, at their offset or at the position of the descriptor, which moves, as long as the word, the
+/// generation, the lease, the limit and the flags of the descriptor allow it, and no longer. Method: a story for each,
+/// with descriptors of a local file.
+#[test]
+#[expect(clippy::disallowed_types, reason = "it needs descriptors of a local file, as programs have them")]
+fn what_stops_posts() {
+    use std::io::{Seek, SeekFrom};
+    let _turn = TURN.lock();
+    sys::find_clock();
+    let path = std::env::temp_dir().join(format!("amphi-attach-{}", std::process::id()));
+    let file =
+        |append: bool| std::fs::OpenOptions::new().append(append).write(!append).create(true).open(&path).unwrap();
+    let (mut plain, appends, reads) = (file(false), file(true), std::fs::File::open(&path).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    let (board, ring) = (Board::new().unwrap(), Ring::new(5).unwrap());
+    let lease = || board.set_lease(sys::boot_ns() + LEASE_NS);
+    lease();
+    let at = maps::add_board(&owned(board.fd()), [3, 4]).unwrap();
+    let map = maps::add_ring(&owned(ring.fd()), at, 5).unwrap();
+    assert_eq!((maps::known_ring(at, 5), maps::known_ring(at, 6)), (Some(map), None));
+    let knows = |fd: i32, handle| {
+        let shared = Shared { map, board: at, handle, generation: board.generation(handle as u64).unwrap() };
+        let place = table::writer(fd).unwrap();
+        table::learn(place, place.load(Relaxed), Some(shared));
+    };
+    let [fd, append_fd, read_fd] = [plain.as_raw_fd(), appends.as_raw_fd(), reads.as_raw_fd()];
+    [fd, append_fd, read_fd].into_iter().for_each(|fd| knows(fd, 9));
+    // SAFETY: buffers of these lengths.
+    let pwrite = |fd: i32, bytes: &[u8], offset: i64| unsafe { write_at(fd, &pieces(bytes), offset) };
+    // SAFETY: as above.
+    let write = |bytes: &[u8]| unsafe { write_next(fd, &pieces(bytes)) };
+    assert_eq!(pwrite(fd, b"stopped", 0), None);
+    ring.set_limit(100_000);
+    knows(fd, 9);
+    assert_eq!(pwrite(fd, b"hello", 7), Some(5));
+    plain.seek(SeekFrom::Start(30)).unwrap();
+    assert_eq!((write(b"there"), plain.stream_position().unwrap()), (Some(5), 35));
+    let (mut reader, mut taken) = (Reader::default(), Taken::default());
+    ring.drain(&mut reader, &mut taken);
+    let post = |offset| Post { offset, len: 5, handle: 9 };
+    assert_eq!(taken.0, [(post(7), b"hello".to_vec()), (post(30), b"there".to_vec())]);
+    assert_eq!([pwrite(append_fd, b"x", 0), pwrite(read_fd, b"x", 0), pwrite(fd, b"x", -1)], [None; 3]);
+    assert_eq!([pwrite(fd, b"x", 100_000), pwrite(fd, b"", 0), pwrite(fd, &[0; 16_385], 0)], [None; 3]);
+    plain.seek(SeekFrom::Start(99_998)).unwrap();
+    // It ends beyond the limit, so it goes to the file, and the position is behind it.
+    assert_eq!((write(b"there"), plain.stream_position().unwrap()), (Some(5), 100_003));
+    board.set_lease(sys::boot_ns());
+    assert_eq!(pwrite(fd, b"x", 0), None);
+    lease();
+    assert_eq!(pwrite(fd, b"x", 0), Some(1));
+    board.raise(9);
+    assert_eq!(pwrite(fd, b"x", 0), None);
+    assert_eq!(table::known(table::writer(fd).unwrap().load(Relaxed)), Known::Nothing);
+    knows(fd, 9);
+    assert_eq!(pwrite(fd, b"x", 0), Some(1));
+    table::forget(fd);
+    assert_eq!(pwrite(fd, b"x", 0), None);
+    knows(fd, 9);
+    (0..62).for_each(|_| assert_eq!(pwrite(fd, b"x", 0), Some(1)));
+    assert_eq!(pwrite(fd, b"x", 0), None, "the ring is full");
+    ring.drain(&mut reader, &mut taken);
+    assert_eq!(taken.0.len(), 66);
+    assert_eq!(pwrite(fd, b"x", 0), Some(1));
+    ring.set_limit(0);
+    // Its place is taken by the next ring.
+    let next = Ring::new(6).unwrap();
+    let others: Vec<_> = (7..70).map(Ring::new).map(Result::unwrap).collect();
+    let all: Vec<_> = others.iter().map(|ring| maps::add_ring(&owned(ring.fd()), at, ring.id())).collect();
+    assert!(all.iter().all(Option::is_some));
+    assert_eq!(maps::add_ring(&owned(next.fd()), at, 6), Some(map));
 }

@@ -1,4 +1,4 @@
-//! `amphi bench preload`: reads of cached files without a call of the kernel (`amphi run`).
+//! `amphi bench preload`: reads of cached files and writes without a call of the kernel (`amphi run`).
 //!
 //! Owns: the comparisons. Sides: a copy of memory, the library on a mount, the same mount without the library, the page
 //! cache of the local file system. Each side is a child process of this program (`probe`) that receives its commands,
@@ -75,13 +75,24 @@ pub fn probe(path: &Path) -> Outcome {
         let [what, size, long] = words[..] else { return Err(Failure::broken("no such order")) };
         let number = |word: &str| word.parse::<u64>().map_err(|_| Failure::broken(format!("{word} is no number")));
         let (size, long) = (number(size)? as usize, Duration::from_millis(number(long)?));
-        println!("{}", sample(&mut file, &memory, what, size, long)?);
+        println!("{}", sample(&mut file, path, &memory, what, size, long)?);
     }
     Ok(())
 }
 
 #[expect(clippy::disallowed_types, reason = "as above")]
-fn sample(file: &mut std::fs::File, memory: &[u8], what: &str, size: usize, long: Duration) -> Outcome<f64> {
+fn sample(
+    file: &mut std::fs::File,
+    path: &Path,
+    memory: &[u8],
+    what: &str,
+    size: usize,
+    long: Duration,
+) -> Outcome<f64> {
+    let mut writer = match what.ends_with("write") {
+        true => Some(std::fs::OpenOptions::new().write(true).open(path).during(|| format!("open {}", path.display()))?),
+        false => None,
+    };
     let mut into = vec![0u8; size];
     let short = |e: std::io::Error| Failure::broken(format!("{what}: {e}"));
     let (mut calls, mut busy) = (0u32, Duration::ZERO);
@@ -90,15 +101,20 @@ fn sample(file: &mut std::fs::File, memory: &[u8], what: &str, size: usize, long
         if what == "read" {
             file.seek(SeekFrom::Start(0)).map_err(short)?;
         }
+        if let Some(writer) = &mut writer {
+            writer.seek(SeekFrom::Start(0)).map_err(short)?;
+        }
         if what == "pipe" {
             (&starts).write_all(&into[..1].repeat(SPAN / size)).map_err(short)?;
         }
         let began = now();
         for at in (0..SPAN).step_by(size) {
-            match what {
-                "memcpy" => into.copy_from_slice(&memory[at..at + size]),
-                "pread" => file.read_exact_at(&mut into, at as u64).map_err(short)?,
-                "read" => file.read_exact(&mut into).map_err(short)?,
+            match (what, &mut writer) {
+                ("pwrite", Some(writer)) => writer.write_all_at(&into, at as u64).map_err(short)?,
+                ("write", Some(writer)) => writer.write_all(&into).map_err(short)?,
+                ("memcpy", _) => into.copy_from_slice(&memory[at..at + size]),
+                ("pread", _) => file.read_exact_at(&mut into, at as u64).map_err(short)?,
+                ("read", _) => file.read_exact(&mut into).map_err(short)?,
                 _ => ends.read_exact(&mut into[..1]).map_err(short)?,
             }
             black_box(&mut into[..]);
@@ -118,6 +134,7 @@ pub fn run(run: &mut Run) -> Outcome {
         std::fs::write(path, &super::raw::pattern(SPAN)[..]).during(|| format!("write {}", path.display()))?;
     }
     reads(run, [&shown, &local], &library)?;
+    writes(run, &shown, &library)?;
     others(run, &local, &library)?;
     cluster.stop()
 }
@@ -182,6 +199,36 @@ fn record(run: &mut Run, table: &mut Table, what: &str, (call, size): (&str, usi
 }
 
 /// The cost for programs that never touch a mount.
+fn writes(run: &mut Run, shown: &Path, library: &Path) -> Outcome {
+    let mut table = Table::new(
+        "Writes to a cached file of 4 MiB with `amphi run` (ns per call, median and range)",
+        &["call", "library", "mount", "mount / library", "goal"],
+    );
+    // One after the other: while several programs have the file open, posts may not make it longer, which these do not.
+    let probes = [Some(library), None].map(|library| Probe::start(shown, library).map(RefCell::new));
+    let [own, mount] = probes;
+    let (own, mount) = (own?, mount?);
+    for call in ["pwrite", "write"] {
+        for size in [4 << 10, 16 << 10] {
+            let what = format!("{call} {}", amphi_host::size::show(size as u64));
+            if !run.wants(&what) {
+                continue;
+            }
+            let long = run.sample_time();
+            let arms = [("library", &own), ("mount", &mount)]
+                .map(|(side, probe)| Arm::new(side, move || probe.borrow_mut().ns(call, size, long)));
+            let series = alternate(run, &what, arms.into())?;
+            let ratio = series[1].median() / series[0].median();
+            let goal = Goal::AtLeast(if size == 4 << 10 { 6.0 } else { 1.0 });
+            table.row(vec![what.clone(), spread(&series[0]), spread(&series[1]), digits(ratio), goal.show(ratio)]);
+            let finding = Finding::new("preload", &what).series("library", &series[0]).series("mount", &series[1]);
+            run.report.findings.push(finding.goal(ratio, goal));
+        }
+    }
+    run.show(&table);
+    Ok(())
+}
+
 fn others(run: &mut Run, local: &Path, library: &Path) -> Outcome {
     let mut table = Table::new(
         "What the library costs programs that never touch a mount (median and range)",

@@ -3,6 +3,7 @@
 //! Owns: nothing but the shape of the interface; each method starts the operation of the same name in `ops`.
 
 mod file_locks;
+mod posts;
 
 use crate::api::*;
 use crate::coherence::directories;

@@ -11,6 +11,7 @@ pub(crate) mod known;
 pub(crate) mod name;
 pub(crate) mod open;
 pub(crate) mod pages;
+pub(crate) mod posts;
 pub(crate) mod read;
 pub(crate) mod readdir;
 pub(crate) mod seek;

@@ -1,6 +1,7 @@
 //! Arguments and results of the file system's calls, as plain values.
 
 use amphi_types::{Attr, Ino};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 /// An open file or directory, numbered by the file system.
@@ -219,4 +220,25 @@ pub struct Statfs {
     pub block_bytes: u32,
     /// Longest name in bytes.
     pub name_max: u32,
+}
+
+/// A request that is being served, and excludes something meanwhile.
+#[must_use = "what is excluded is allowed again when this is dropped"]
+#[derive(Default)]
+pub struct Arrival<'a>(Option<&'a AtomicU32>);
+
+impl<'a> Arrival<'a> {
+    /// Counted in `counter` as long as it lives.
+    pub(crate) fn counted(counter: &'a AtomicU32) -> Arrival<'a> {
+        counter.fetch_add(1, SeqCst);
+        Arrival(Some(counter))
+    }
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        if let Some(counter) = self.0 {
+            counter.fetch_sub(1, SeqCst);
+        }
+    }
 }

@@ -22,14 +22,15 @@ mod file_locks;
 pub mod ioctl;
 mod names;
 mod positions;
+mod posts;
 mod reads;
 mod sizes;
 mod walks;
 mod writes;
 
 use crate::calls::{
-    AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs,
-    WriteHow,
+    Arrival, AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenFlags, OpenHow, OpenReply, ReadHow,
+    Statfs, WriteHow,
 };
 use crate::clock::monotonic_ns;
 use crate::config::Limits;
@@ -289,6 +290,10 @@ impl FileSystem for ClientFs {
         self.names.start(&self.client, at, device);
     }
 
+    fn arrives(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
+        self.take_posts(caller, request)
+    }
+
     fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
         self.records.begin(caller, request)
     }
@@ -304,6 +309,7 @@ impl FileSystem for ClientFs {
 
     fn unmounted(&self) {
         self.handles.exports.stop();
+        self.handles.posts.end();
         self.names.stop();
         self.client.set_pages(None);
         self.client.set_closes(None);
@@ -532,18 +538,15 @@ impl FileSystem for ClientFs {
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
         self.handles.exports.raise(handle.0);
         self.sizes().has_taken(caller.tid, ino);
+        let posted = self.close_posts(caller, ino);
         let unlocked = self.locks_flushed(caller, ino, handle, lock_owner);
         let file = self.handles.get(handle)?;
+        posted?;
         self.wait(caller, self.client.flush(&Self::stream(caller), &file)).and(unlocked)
     }
 
     fn release(&self, _: Ino, handle: Handle) {
-        self.locks_released(handle);
-        self.rollbacks.closed(handle);
-        if let Some(file) = self.handles.remove(handle) {
-            self.kernel_view.appended.closed(&file);
-            self.client.release(file);
-        }
+        self.release_file(handle);
     }
 
     fn fsync(&self, caller: &Caller<'_>, _: Ino, handle: Handle, data_only: bool) -> Result<()> {

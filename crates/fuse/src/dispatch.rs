@@ -231,6 +231,14 @@ pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to
     let caller = &Caller { create_group, umask, deferral: Some(&deferred), ..caller };
     let ino = request.ino;
     let _noting = fs.records(caller, &request).map(|recorded| to.record(recorded));
+    let _arrival = match fs.arrives(caller, &request) {
+        Ok(arrival) => arrival,
+        Err(e) => {
+            to.error(e);
+            lent.answered.store(true, Relaxed);
+            return None;
+        }
+    };
     match request.op {
         Op::Read { how } => {
             let mut sink = ReadSink::new(lent.receive, how.size);

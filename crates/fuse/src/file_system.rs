@@ -9,7 +9,8 @@
 //! Invariant: names that are passed in have no NUL and no `/`, but may be longer than the file system allows.
 
 use crate::calls::{
-    AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
+    Arrival, AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs,
+    WriteHow,
 };
 use crate::config::Limits;
 use crate::data::{Payload, ReadSink};
@@ -36,6 +37,13 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called once, when requests are served but the mount is not announced yet: with its path, and its number in the
     /// mount table (0: unknown).
     fn serves(&self, at: &Path, device: u64) {}
+
+    /// Called before a request that wants a reply is served. What is returned is dropped when that is done.
+    ///
+    /// Errors: the request is answered with the error.
+    fn arrives(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
+        Ok(Arrival::default())
+    }
 
     /// What is to be recorded of a request, asked before it is handled.
     fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {

@@ -1,9 +1,10 @@
 //! State of a front end between calls: what its kernel was given, and which answers are still owed.
 //!
 //! Owns: the kernel's state and caches as the mount tracks them (`kernel_view`, `sizes`, `lent`, `names`, `moved`,
-//! `kept_listings`, `pages`), open files and directories (`handles`, `listings`, `appended`), reads of programs without
-//! calls (`exports`), file locks (`file_locks`), waits (`patience`, `deferred`), and the details of a call under way
-//! (`syscall`, `rollback`). Does not own: the translation of calls (`client_fs`), which is the floor above.
+//! `kept_listings`, `pages`), open files and directories (`handles`, `listings`, `appended`), reads and writes of
+//! programs without calls (`exports`, `posts`), file locks (`file_locks`), waits (`patience`, `deferred`), and the
+//! details of a call under way (`syscall`, `rollback`). Does not own: the translation of calls (`client_fs`), which is
+//! the floor above.
 //!
 //! Invariant: no module here takes the whole `ClientFs`; each takes what it uses.
 
@@ -20,6 +21,7 @@ pub(crate) mod moved;
 pub(crate) mod names;
 pub(crate) mod pages;
 pub(crate) mod patience;
+pub(crate) mod posts;
 pub(crate) mod record;
 pub(crate) mod rollback;
 pub(crate) mod sizes;

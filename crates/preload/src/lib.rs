@@ -1,16 +1,18 @@
-//! `libamphi_preload.so`: functions of libc that read files, in front of libc's own.
+//! `libamphi_preload.so`: functions of libc that read and write files, in front of libc's own.
 //!
 //! Owns: the symbols, the real functions behind them, the settings in the environment. Does not own: which descriptors
-//! are files of a mount and how they are read (`attach`).
+//! are files of a mount and how they are read and written (`attach`).
 //!
 //! A program that is started with `LD_PRELOAD=libamphi_preload.so` (`amphi run`) calls these functions instead of
-//! libc's. A read is served from memory that the mount shares, or it is the real call. Functions that change what a
-//! descriptor number means are real calls that also make this library forget the number. So the list of functions
-//! decides how fast a program is, not what it sees: calls that are not caught reach the mount through the kernel.
+//! libc's. A read is served from memory that the mount shares, a write is posted into such memory, or it is the real
+//! call. Functions that change what a descriptor number means are real calls that also make this library forget the
+//! number. So the list of functions decides how fast a program is, not what it sees: calls that are not caught reach
+//! the mount through the kernel.
 //!
 //! Rules: the constructor makes no system call; no thread, no signal handler, no descriptor that stays, no allocation;
-//! `errno` is left alone unless the real call sets it. What belongs to the kernel (`fork`, `exec`, locks, `mmap`,
-//! `lseek`, `stat`, ...) is not touched.
+//! `errno` is left alone unless the real call sets it. What belongs to the kernel (`fork`, `exec`, locks, `lseek`,
+//! `stat`, ...) is not touched. Before calls that go by the size which the kernel keeps (`mmap`, ...) the kernel is
+//! made to ask for it.
 
 //!
 //! With the profile `preload` the library is built without the standard library, and needs nothing but libc. Other
@@ -24,6 +26,8 @@ mod process;
 mod reads;
 mod real;
 mod setup;
+mod sizes;
+mod writes;
 
 /// No call leads to it: indices are looked up, and numbers wrap.
 #[cfg(panic = "abort")]

@@ -2,11 +2,45 @@
 //! descriptors of their own, system calls that are forbidden.
 
 use crate::real::{Real, absent, real};
-use amphi_attach::turn_off;
-use core::ffi::{c_int, c_long, c_ulong};
+use amphi_attach::{turn_off, turn_posts_off};
+use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
 pub(crate) static UNSHARE: Real = Real::new(c"unshare");
 pub(crate) static PRCTL: Real = Real::new(c"prctl");
+
+pub(crate) static SETRLIMIT: Real = Real::new(c"setrlimit64");
+pub(crate) static PRLIMIT: Real = Real::new(c"prlimit64");
+
+/// A limit on the length of files is the kernel's to judge.
+fn limits(what: c_uint, new: *const c_void) {
+    if what == libc::RLIMIT_FSIZE && !new.is_null() {
+        turn_posts_off();
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setrlimit64(what: c_uint, new: *const c_void) -> c_int {
+    limits(what, new);
+    real!(SETRLIMIT, fn(c_uint, *const c_void) -> c_int, (what, new), else absent())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setrlimit(what: c_uint, new: *const c_void) -> c_int {
+    // SAFETY: the same function where limits have 64 bits.
+    unsafe { setrlimit64(what, new) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prlimit64(pid: c_int, what: c_uint, new: *const c_void, old: *mut c_void) -> c_int {
+    limits(what, new);
+    real!(PRLIMIT, fn(c_int, c_uint, *const c_void, *mut c_void) -> c_int, (pid, what, new, old), else absent())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prlimit(pid: c_int, what: c_uint, new: *const c_void, old: *mut c_void) -> c_int {
+    // SAFETY: the same function where limits have 64 bits.
+    unsafe { prlimit64(pid, what, new, old) }
+}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unshare(flags: c_int) -> c_int {

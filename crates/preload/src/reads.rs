@@ -20,7 +20,7 @@ pub(crate) static PREADV: Real = Real::new(c"preadv64");
 pub(crate) static PREADV2: Real = Real::new(c"preadv64v2");
 
 /// A result of a system call as libc returns it.
-fn returned(result: Result<usize, Failure>) -> ssize_t {
+pub(crate) fn returned(result: Result<usize, Failure>) -> ssize_t {
     match result {
         Ok(n) => n as ssize_t,
         Err(Failure(errno)) => {
@@ -142,7 +142,7 @@ unsafe extern "C" fn __pread_chk(fd: c_int, into: *mut c_void, len: size_t, offs
 }
 
 /// The buffers of a call, if there are few.
-unsafe fn pieces<'a>(vector: *const iovec, count: c_int) -> Option<&'a [Piece]> {
+pub(crate) unsafe fn pieces<'a>(vector: *const iovec, count: c_int) -> Option<&'a [Piece]> {
     let count = usize::try_from(count).ok().filter(|count| (1..=PIECES_MAX).contains(count))?;
     // SAFETY: the program vouches for an array of so many; a `Piece` is laid out as an `iovec`.
     Some(unsafe { core::slice::from_raw_parts(vector.cast::<Piece>(), count) })

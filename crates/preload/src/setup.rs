@@ -3,8 +3,8 @@
 //! Owns: the constructor, which finds the real functions and looks at `AMPHI_PRELOAD`, and what `report` prints.
 
 use crate::real::Real;
-use crate::{hints, process, reads};
-use amphi_attach::{counts, is_counting, set_counting, set_strict, turn_off, write_all};
+use crate::{hints, process, reads, sizes, writes};
+use amphi_attach::{counts, is_counting, set_counting, set_strict, turn_off, turn_posts_off, write_all};
 use core::ffi::CStr;
 
 static OTHERS: &[&Real] = &[
@@ -15,6 +15,17 @@ static OTHERS: &[&Real] = &[
     &reads::READV,
     &reads::PREADV,
     &reads::PREADV2,
+    &writes::WRITE,
+    &writes::PWRITE,
+    &writes::WRITEV,
+    &writes::PWRITEV,
+    &writes::PWRITEV2,
+    &sizes::MMAP,
+    &sizes::SENDFILE,
+    &sizes::SPLICE,
+    &sizes::COPY_FILE_RANGE,
+    &process::SETRLIMIT,
+    &process::PRLIMIT,
     &process::UNSHARE,
     &process::PRCTL,
 ];
@@ -35,11 +46,14 @@ extern "C" fn begin() {
         return;
     }
     // SAFETY: a value of the environment is a C string.
-    match unsafe { CStr::from_ptr(said) }.to_bytes() {
-        b"off" => turn_off(),
-        b"strict" => set_strict(),
-        b"report" => set_counting(),
-        _ => {}
+    for word in unsafe { CStr::from_ptr(said) }.to_bytes().split(|byte| *byte == b',') {
+        match word {
+            b"off" => turn_off(),
+            b"reads" => turn_posts_off(),
+            b"strict" => set_strict(),
+            b"report" => set_counting(),
+            _ => {}
+        }
     }
 }
 
@@ -49,7 +63,7 @@ extern "C" fn end() {
     }
     let mut line = Line { text: [0; 128], len: 0 };
     for (what, count) in counts().filter(|(_, count)| *count > 0) {
-        line.put(b"amphi: reads ");
+        line.put(b"amphi: ");
         line.put(what.as_bytes());
         line.put(b": ");
         line.put_number(count);

@@ -9,6 +9,13 @@
 //! | lease | 64..72 | | state, epoch, blocks, due, size, its end | 64..112 |
 //! | generations, 4 bytes for each handle | 4096.. | | slots, 64 bytes each | 4096.. |
 //! | | | | bytes of the slots, 64 KiB each, from a multiple of 64 KiB on | |
+//!
+//! | ring | bytes |
+//! |---|---|
+//! | magic, id | 0..16 |
+//! | limit; tail | 64..72; 128..136 |
+//! | slots, 64 bytes each | 4096.. |
+//! | bytes of the slots, 64 KiB each | 65536.. |
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::AtomicU64;
@@ -30,7 +37,17 @@ pub const BOARD_MAGIC: u64 = u64::from_le_bytes(*b"amphibrd");
 /// Marks an export.
 pub const EXPORT_MAGIC: u64 = u64::from_le_bytes(*b"amphiexp");
 /// The version of everything that programs and mounts share. A program reads through the kernel if the versions differ.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
+/// Marks a ring.
+pub const RING_MAGIC: u64 = u64::from_le_bytes(*b"amphirng");
+/// Slots of a ring: so many writes are posted before a call of the kernel has the mount take them.
+pub const RING_SLOTS: usize = 64;
+/// Longest write that is posted. Longer ones cost less through the kernel than two copies.
+pub const POST_BYTES: usize = 64 << 10;
+/// The start of the bytes of a ring's slots.
+pub const RING_DATA: usize = 64 << 10;
+/// Bytes of a ring.
+pub const RING_BYTES: usize = RING_DATA + RING_SLOTS * POST_BYTES;
 
 /// Bytes of an export with this many slots.
 pub const fn export_bytes(slots: usize) -> usize {
@@ -105,8 +122,36 @@ pub struct Slot {
     pub span: AtomicU64,
 }
 
+/// The head of a ring.
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct RingHead {
+    /// `RING_MAGIC`.
+    pub magic: u64,
+    /// The number of the ring; no other one of the mount has it.
+    pub id: u64,
+    /// Posted writes may end here at the latest; 0 while nothing may be posted.
+    pub limit: Line,
+    /// Number of positions that programs have claimed.
+    pub tail: Line,
+}
+
+/// A slot of a ring: the state, and the write that it holds. Slot `n` serves the positions `n`, `n + slots`, ...
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct PostSlot {
+    /// A position and a state of it (`posts`).
+    pub state: AtomicU64,
+    /// Where in the file the bytes go.
+    pub offset: AtomicU64,
+    /// The number of bytes in the high half, the handle of the open file in the low half.
+    pub what: AtomicU64,
+}
+
 #[cfg(not(feature = "loom"))]
 const _: () = {
+    assert!(size_of::<PostSlot>() == 64 && HEAD_BYTES + RING_SLOTS * size_of::<PostSlot>() <= RING_DATA);
+    assert!(core::mem::offset_of!(RingHead, limit) == 64 && core::mem::offset_of!(RingHead, tail) == 128);
     assert!(size_of::<Slot>() == 64 && size_of::<BoardHead>() <= HEAD_BYTES && size_of::<Head>() <= HEAD_BYTES);
     assert!(core::mem::offset_of!(Head, state) == 64 && core::mem::offset_of!(BoardHead, lease) == 64);
 };

@@ -1,16 +1,16 @@
-//! Shared memory as the mount has it: sealed, writable here, read only for every process that gets the descriptor.
+//! Shared memory as the mount has it: sealed, and, except for rings, writable here alone.
 //!
 //! Owns: the mapping and the descriptor. Does not own: what is in it (`layout`).
 //!
 //! Invariant: the memory never shrinks or grows (seals), so no process that maps it gets SIGBUS; only this mapping can
-//! ever write to it (`F_SEAL_FUTURE_WRITE`).
+//! ever write to it (`F_SEAL_FUTURE_WRITE`). Rings lack that seal, so nothing that is read from one is trusted.
 
 use crate::layout::{
-    BOARD_BYTES, BOARD_MAGIC, BoardHead, EXPORT_MAGIC, HANDLES, HEAD_BYTES, Head, SLOT_BYTES, Slot, VERSION,
-    data_offset, export_bytes,
+    BOARD_BYTES, BOARD_MAGIC, BoardHead, EXPORT_MAGIC, HANDLES, HEAD_BYTES, Head, POST_BYTES, PostSlot, RING_BYTES,
+    RING_DATA, RING_MAGIC, RING_SLOTS, RingHead, SLOT_BYTES, Slot, VERSION, data_offset, export_bytes,
 };
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,15 +28,14 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn new(name: &str, bytes: usize) -> Result<Memory> {
+    fn new(name: &str, bytes: usize, seals: SealFlags) -> Result<Memory> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes as u64)?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe { mmap(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)? };
         let at = NonNull::new(at.cast()).expect("a mapping is not at 0");
         let memory = Memory { at, bytes, fd };
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        fcntl_add_seals(&memory.fd, seals)?;
+        fcntl_add_seals(&memory.fd, seals | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(memory)
     }
 }
@@ -55,7 +54,7 @@ pub struct Board(Memory);
 impl Board {
     /// A board whose lease is over.
     pub fn new() -> Result<Board> {
-        let memory = Memory::new("amphi-board", BOARD_BYTES)?;
+        let memory = Memory::new("amphi-board", BOARD_BYTES, SealFlags::FUTURE_WRITE)?;
         let head = BoardHead { magic: BOARD_MAGIC, version: VERSION, ..BoardHead::default() };
         // SAFETY: the memory is new, long enough and aligned to a page, and nobody else has it yet.
         unsafe { memory.at.cast::<BoardHead>().write(head) };
@@ -100,7 +99,7 @@ pub(crate) struct ExportMemory {
 impl ExportMemory {
     /// Memory with a head that shows nothing.
     pub(crate) fn new(id: u64, slots: usize) -> Result<ExportMemory> {
-        let memory = Memory::new("amphi-export", export_bytes(slots))?;
+        let memory = Memory::new("amphi-export", export_bytes(slots), SealFlags::FUTURE_WRITE)?;
         let head = Head { magic: EXPORT_MAGIC, id, slots: slots as u64, ..Head::default() };
         // SAFETY: as in `Board::new`. The slots behind it are zeros, which are valid atomics.
         unsafe { memory.at.cast::<Head>().write(head) };
@@ -128,5 +127,59 @@ impl ExportMemory {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.memory.fd.as_fd()
+    }
+}
+
+/// The memory of a ring, which programs write to as well.
+pub(crate) struct RingMemory(Memory);
+
+impl RingMemory {
+    /// Memory with a head under which nothing may be posted.
+    pub(crate) fn new(id: u64) -> Result<RingMemory> {
+        let memory = Memory::new("amphi-ring", RING_BYTES, SealFlags::empty())?;
+        let head = RingHead { magic: RING_MAGIC, id, ..RingHead::default() };
+        // SAFETY: as in `Board::new`. The slots behind it are zeros, which are valid atomics.
+        unsafe { memory.at.cast::<RingHead>().write(head) };
+        Ok(RingMemory(memory))
+    }
+
+    pub(crate) fn head(&self) -> &RingHead {
+        // SAFETY: `new` has put a head there. Programs may change all of it, but only its atomics are read here.
+        unsafe { self.0.at.cast::<RingHead>().as_ref() }
+    }
+
+    pub(crate) fn slots(&self) -> &[PostSlot] {
+        // SAFETY: the memory has so many slots behind the head, which are atomics.
+        unsafe { std::slice::from_raw_parts(self.0.at.add(HEAD_BYTES).cast::<PostSlot>().as_ptr(), RING_SLOTS) }
+    }
+
+    /// Copies the first bytes of a slot. Programs may change them meanwhile, and then get what they deserve.
+    pub(crate) fn get(&self, slot: usize, into: &mut [u8]) {
+        assert!(slot < RING_SLOTS && into.len() <= POST_BYTES);
+        // SAFETY: inside the mapping, by the assertion; the other side is memory of this process alone.
+        unsafe {
+            let from = self.0.at.add(RING_DATA + slot * POST_BYTES);
+            into.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr(), into.len());
+        }
+    }
+
+    /// As `get`, in the other direction. For tests.
+    pub(crate) fn put(&self, slot: usize, bytes: &[u8]) {
+        assert!(slot < RING_SLOTS && bytes.len() <= POST_BYTES);
+        // SAFETY: as in `get`.
+        unsafe {
+            let into = self.0.at.add(RING_DATA + slot * POST_BYTES);
+            into.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+
+    /// Gives the memory back to the system, also where others have mapped it: they find zeros.
+    pub(crate) fn empty(&self) {
+        // What is not given back goes with the last mapping.
+        let _ = fallocate(&self.0.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, RING_BYTES as u64);
     }
 }

@@ -6,6 +6,8 @@
 
 /// The `ioctl` that identifies a descriptor: `_IOR('A', 10, Identity)`.
 pub const IDENTIFY: u32 = 2 << 30 | (size_of::<Identity>() as u32) << 16 | (b'A' as u32) << 8 | 10;
+/// The `ioctl` that identifies a descriptor whose writes are to be posted: `_IOR('A', 11, Identity)`.
+pub const IDENTIFY_WRITER: u32 = 2 << 30 | (size_of::<Identity>() as u32) << 16 | (b'A' as u32) << 8 | 11;
 /// The prefix of abstract names of sockets; 16 random bytes follow.
 pub const SOCKET_PREFIX: &[u8; 6] = b"amphi-";
 /// The start of a request.
@@ -15,25 +17,29 @@ pub const WANT_BOARD: u64 = 1;
 /// Bit of `Request::wanted`: the export of the file.
 pub const WANT_EXPORT: u64 = 2;
 
+/// Bit of `Request::wanted`: the ring for writes to the file. Not together with `WANT_EXPORT`.
+pub const WANT_RING: u64 = 4;
+
 /// What a descriptor is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// `layout::VERSION`.
     pub version: u32,
-    /// 1 if there is an export that reads of this descriptor may be served from; else the rest is 0.
+    /// 1 if there is an export that reads of this descriptor may be served from, or a ring for its writes; else the
+    /// rest is 0.
     pub is_shared: u32,
     /// The handle of the open file.
     pub handle: u32,
     /// Its generation.
     pub generation: u32,
-    /// The number of the export.
+    /// The number of the export or the ring.
     pub export: u64,
     /// The secret in exchange for which its memory is given.
     pub secret: [u8; 16],
     /// The rest of the name of the socket at which it is given.
     pub socket: [u8; 16],
-    /// Number of slots of the export.
+    /// Number of slots.
     pub slots: u64,
 }
 
@@ -59,7 +65,7 @@ impl Identity {
 pub struct Request {
     /// `REQUEST_MAGIC`.
     pub magic: u64,
-    /// `WANT_BOARD` and `WANT_EXPORT`: the descriptors come in this order.
+    /// `WANT_BOARD`, and `WANT_EXPORT` or `WANT_RING`: the descriptors come in this order.
     pub wanted: u64,
     /// From an `Identity`.
     pub secret: [u8; 16],
@@ -71,7 +77,7 @@ impl Request {
         let bytes: &[u8; size_of::<Request>()] = bytes.try_into().ok()?;
         let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let request = Request { magic: word(0)?, wanted: word(8)?, secret: bytes.get(16..32)?.try_into().ok()? };
-        let is_known = request.magic == REQUEST_MAGIC && matches!(request.wanted, 1..=3);
+        let is_known = request.magic == REQUEST_MAGIC && matches!(request.wanted, 1..=5);
         is_known.then_some(request)
     }
 

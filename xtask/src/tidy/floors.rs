@@ -34,10 +34,15 @@ const HOUSES: &[House] = &[
         upward: &[],
         circle: 0,
     },
-    House { name: "shm", floors: &["layout", "talk", "rules", "memory", "export", "lib"], upward: &[], circle: 0 },
+    House {
+        name: "shm",
+        floors: &["layout", "talk", "rules", "posts", "memory", "export", "ring", "lib"],
+        upward: &[],
+        circle: 0,
+    },
     House {
         name: "attach",
-        floors: &["report", "sys", "owner", "table", "maps", "identify", "read", "lib"],
+        floors: &["report", "sys", "owner", "table", "maps", "identify", "read", "post", "lib"],
         upward: &[],
         circle: 0,
     },
@@ -50,7 +55,12 @@ const HOUSES: &[House] = &[
         upward: &[],
         circle: 4,
     },
-    House { name: "preload", floors: &["real", "hints", "process", "reads", "setup", "lib"], upward: &[], circle: 0 },
+    House {
+        name: "preload",
+        floors: &["real", "hints", "process", "reads", "writes", "sizes", "setup", "lib"],
+        upward: &[],
+        circle: 0,
+    },
     House {
         name: "wire",
         floors: &[

@@ -43,6 +43,7 @@ mod network;
 mod pipes;
 mod positions;
 mod posix;
+mod posts;
 mod preload;
 mod program_pairs;
 mod prometheus;

@@ -20,7 +20,7 @@ const RECORD: usize = 4096;
 const FILE_BYTES: usize = 150 * RECORD + 123;
 
 /// The library, built as it is installed.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -51,7 +51,7 @@ fn programs() -> &'static Path {
 }
 
 /// `amphi run -- PROGRAM`, which reports how its reads went.
-fn under(program: impl AsRef<std::ffi::OsStr>) -> Command {
+pub fn under(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = amphi();
     command.env("AMPHI_PRELOAD_LIBRARY", library()).env("AMPHI_PRELOAD", "report").env_remove("LD_PRELOAD");
     command.args(["run", "--"]).arg(program);
@@ -70,7 +70,7 @@ fn shared(output: &Output) -> u64 {
     reported(output, "from shared memory")
 }
 
-fn text(output: &Output) -> String {
+pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 

@@ -114,6 +114,7 @@ pub(crate) fn be_cautious(mount: &Mount) {
         sharing.settled.store(false, SeqCst);
         sharing.set(false);
         mount.files.all().iter().for_each(|file| file.size.turn());
+        sharing.ring();
     }
 }
 
@@ -167,6 +168,8 @@ pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
         }
         if alone {
             unlock_pages(mount);
+        } else {
+            sharing.ring();
         }
     }
     true

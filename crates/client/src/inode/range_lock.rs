@@ -44,6 +44,8 @@ struct State {
     next_id: u64,
     held: Vec<Entry>,
     waiting: VecDeque<(Entry, Option<Waker>)>,
+    /// Holders that keep programs from reading without calls, beside the exclusive ones.
+    hidden: usize,
 }
 
 #[derive(Default)]
@@ -75,9 +77,18 @@ impl RangeLock {
         // Nothing is granted or released while this lock is held.
         let s = self.0.state.lock();
         if let Some(export) = &export {
-            s.held.iter().filter(|held| held.hold == Hold::Exclusive).for_each(|_| export.block());
+            let exclusive = s.held.iter().filter(|held| held.hold == Hold::Exclusive).count();
+            (0..exclusive + s.hidden).for_each(|_| export.block());
         }
         self.0.exported.set(export);
+    }
+
+    /// From now on until the result is dropped, programs that read the file make calls.
+    pub(crate) fn hide(&self) -> Hidden {
+        let mut s = self.0.state.lock();
+        s.hidden += 1;
+        self.0.exported.block();
+        Hidden(self.clone())
     }
 
     /// Whether nobody holds anything.
@@ -198,6 +209,17 @@ impl Drop for Acquire {
         if !self.done {
             self.lock.release(self.id);
         }
+    }
+}
+
+/// Keeps programs from reading the file without calls.
+pub(crate) struct Hidden(RangeLock);
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        let mut s = self.0.0.state.lock();
+        s.hidden -= 1;
+        self.0.0.exported.unblock();
     }
 }
 

@@ -17,6 +17,9 @@ use amphi_wire::{Lane, Request};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
+/// Most stripes of a file for which room is set aside on each of their targets.
+const EACH_MAX: u32 = 16;
+
 /// Room that is set aside for a write past the cache, until this is dropped.
 #[must_use = "the room is given up when this is dropped"]
 pub(crate) struct Covered {
@@ -50,18 +53,42 @@ pub(crate) fn cover(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Optio
     Some(covered)
 }
 
+/// Sets `blocks` aside on each target on which the file may have bytes, for writes whose offsets are not known yet, if
+/// these targets have granted enough. Not for files with more than `EACH_MAX` stripes.
+pub(crate) async fn cover_each(mount: &Arc<Mount>, file: &Inode, blocks: u64) -> Option<Covered> {
+    let layout = file.layout();
+    let mut covered = Covered { mount: mount.clone(), blocks: SmallVec::new() };
+    if layout.stripes() > EACH_MAX {
+        return None;
+    }
+    for target in (0..layout.stripes()).map(|stripe| layout.target(file.ino, stripe)) {
+        if covered.blocks.iter().any(|(of, _)| *of == target) {
+            continue;
+        }
+        ask_target(mount, target).await;
+        if !mount.writeback.grants.cover(file.ino, target, blocks) {
+            return None;
+        }
+        covered.blocks.push((target, blocks));
+    }
+    Some(covered)
+}
+
 /// Before the first bytes of `range` are dirty: asks its targets, if they were not asked before.
 pub(crate) async fn ask(mount: &Arc<Mount>, file: &Inode, range: ByteRange) {
     let layout = file.layout();
     for (object, _) in layout.pieces(file.ino, range) {
-        let target = layout.target(file.ino, object.stripe);
-        if !mount.writeback.grants.is_known(target) {
-            let op = Request::Grant { give_back: None };
-            let answer = mount.send(Lane::Urgent, target, &Cred::root(), op, None, 0).await;
-            // Without an answer, bytes are written through, and their writer gets the error.
-            if let Ok((answer, _)) = answer {
-                mount.writeback.grants.told_by(target, &answer);
-            }
+        ask_target(mount, layout.target(file.ino, object.stripe)).await;
+    }
+}
+
+async fn ask_target(mount: &Arc<Mount>, target: TargetId) {
+    if !mount.writeback.grants.is_known(target) {
+        let op = Request::Grant { give_back: None };
+        let answer = mount.send(Lane::Urgent, target, &Cred::root(), op, None, 0).await;
+        // Without an answer, bytes are written through, and their writer gets the error.
+        if let Ok((answer, _)) = answer {
+            mount.writeback.grants.told_by(target, &answer);
         }
     }
 }

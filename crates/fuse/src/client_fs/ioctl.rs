@@ -7,10 +7,11 @@
 
 use super::ClientFs;
 use crate::calls::{IoctlCall, IoctlReply};
+use crate::front::handles::Handles;
 use crate::later::Later;
 use crate::request::Caller;
 use amphi_client::{Ahead, FileAdvice, Interrupt, OpenFile};
-use amphi_shm::talk::IDENTIFY;
+use amphi_shm::talk::{IDENTIFY, IDENTIFY_WRITER};
 use amphi_types::{ByteRange, Errno, IoMode, Result};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -138,8 +139,18 @@ impl ClientFs {
     }
 
     pub(super) fn control(&self, caller: &Caller<'_>, call: &IoctlCall<'_>) -> Result<IoctlReply> {
-        let known =
-            [SET_MODE, GET_MODE, NO_EXPAND, LOCK_AHEAD, LOCK_AHEAD_LIST, GROUP_UNLOCK, GROUP_WANTED, ADVISE, IDENTIFY];
+        let known = [
+            SET_MODE,
+            GET_MODE,
+            NO_EXPAND,
+            LOCK_AHEAD,
+            LOCK_AHEAD_LIST,
+            GROUP_UNLOCK,
+            GROUP_WANTED,
+            ADVISE,
+            IDENTIFY,
+            IDENTIFY_WRITER,
+        ];
         if !known.contains(&call.cmd) {
             return Err(Errno::NoTty);
         }
@@ -156,7 +167,12 @@ impl ClientFs {
                 done(0)
             }
             IDENTIFY => {
-                let identity = self.handles.exports.identify(&self.client, call.handle.0, &file);
+                let Handles { exports, posts, .. } = &self.handles;
+                let identity = exports.identify(&self.client, posts, call.handle.0, &file);
+                Ok(IoctlReply { result: 0, output: identity.to_bytes().to_vec() })
+            }
+            IDENTIFY_WRITER => {
+                let identity = self.identify_writer(caller, call.handle, &file);
                 Ok(IoctlReply { result: 0, output: identity.to_bytes().to_vec() })
             }
             GET_MODE => Ok(IoctlReply { result: 0, output: (file.io_mode() as u32).to_ne_bytes().to_vec() }),

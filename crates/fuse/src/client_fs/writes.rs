@@ -8,9 +8,10 @@
 //!
 //! * In a mount that was always the only one, the kernel knows the end: all changes pass through it, one append at a
 //!   time. So every write goes to its offset.
-//! * In shared mode the kernel's end may be out of date. The mount then looks at the system call of the calling thread
-//!   (`syscall`) in two cases: the offset could be the kernel's end but is not the end, or an append comes with another
-//!   offset. A call of io_uring, and a thread that may not be looked at, is treated as its descriptor's flags say.
+//! * In shared mode, and for files to which programs have posted writes, the kernel's end may be out of date. The mount
+//!   then looks at the system call of the calling thread (`syscall`) in two cases: the offset could be the kernel's end
+//!   but is not the end, or an append comes with another offset. A call of io_uring, and a thread that may not be
+//!   looked at, is treated as its descriptor's flags say.
 
 use super::ClientFs;
 use crate::calls::{AttrReply, WriteHow};
@@ -209,7 +210,7 @@ impl ClientFs {
         if how.from_page_cache {
             return WriteTo::Offset;
         }
-        if self.client.has_always_been_alone() {
+        if self.client.has_always_been_alone() && !self.kernel_view.was_posted_to(ino) {
             return match appends {
                 false => WriteTo::Offset,
                 true if self.kernel_view.knows_end(ino) => WriteTo::KnownEnd,

@@ -12,11 +12,12 @@
 //! waits for no program: a request that does not arrive at once is dropped. Bounds: `EXPORTS_MAX` files,
 //! `cache.shared_bytes` of memory, `WAITING_MAX` connections.
 
-use amphi_client::{Client, OpenFile};
+use super::posts::{Posts, Secret, secret};
+use amphi_client::{Client, OpenFile, Posting};
 use amphi_shm::export::Export;
-use amphi_shm::layout::{HANDLES, VERSION};
+use amphi_shm::layout::{HANDLES, RING_SLOTS, VERSION};
 use amphi_shm::memory::Board;
-use amphi_shm::talk::{Identity, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT};
+use amphi_shm::talk::{Identity, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT, WANT_RING};
 use amphi_types::Ino;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -25,7 +26,6 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
     SocketType, accept_with, bind, listen, recv, sendmsg, socket_with,
 };
-use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -41,8 +41,6 @@ const EXPORTS_MAX: usize = 1024;
 const WAITING_MAX: usize = 64;
 /// How often the lease is renewed, and files that have gone are forgotten: four times in a lease.
 const RENEWAL: Duration = Duration::from_millis(500);
-
-type Secret = [u8; 16];
 
 /// A file that is shown.
 struct Shown {
@@ -66,6 +64,7 @@ struct Office {
     name: Secret,
     bell: OwnedFd,
     state: Mutex<State>,
+    posts: Arc<Posts>,
     client: Client,
 }
 
@@ -96,32 +95,53 @@ impl Exports {
     }
 
     /// The identity of a descriptor of this handle, for the program that holds it.
-    pub(crate) fn identify(&self, client: &Client, handle: u64, file: &OpenFile) -> Identity {
+    pub(crate) fn identify(&self, client: &Client, posts: &Arc<Posts>, handle: u64, file: &OpenFile) -> Identity {
         let none = Identity { version: VERSION as u32, ..Identity::default() };
-        if handle >= HANDLES as u64 || client.exports_max_bytes() == 0 {
-            return none;
-        }
-        let office = self.office.get_or_init(|| self.start(client));
-        let Some(office) = office else { return none };
-        let Some(generation) = office.board.generation(handle) else { return none };
+        let Some((office, head)) = self.head(client, posts, handle) else { return none };
         let Some(shown) = office.show(client, file) else { return none };
-        Identity {
-            is_shared: 1,
-            handle: handle as u32,
-            generation,
-            export: shown.1.id(),
-            secret: shown.0,
-            socket: office.name,
-            slots: shown.1.slots() as u64,
-            ..none
-        }
+        Identity { export: shown.1.id(), secret: shown.0, slots: shown.1.slots() as u64, ..head }
     }
 
-    fn start(&self, client: &Client) -> Option<Arc<Office>> {
-        let started = Office::new(client.clone()).map(Arc::new).and_then(|office| {
+    /// As `identify`, for a program that posts writes: `admit` gives the number of the ring and its secret.
+    pub(crate) fn identify_writer(
+        &self,
+        client: &Client,
+        posts: &Arc<Posts>,
+        handle: u64,
+        admit: impl FnOnce() -> Option<(u64, Secret)>,
+    ) -> Identity {
+        let none = Identity { version: VERSION as u32, ..Identity::default() };
+        // The generation is that of a moment before the handle is admitted.
+        let Some((office, head)) = self.head(client, posts, handle) else { return none };
+        let Some((export, secret)) = admit() else { return none };
+        office.board.set_lease(client.exports_end_ns());
+        office.ring();
+        Identity { export, secret, slots: RING_SLOTS as u64, ..head }
+    }
+
+    /// What every program is told about a handle.
+    fn head(&self, client: &Client, posts: &Arc<Posts>, handle: u64) -> Option<(&Arc<Office>, Identity)> {
+        if handle >= HANDLES as u64 || client.exports_max_bytes() == 0 {
+            return None;
+        }
+        let office = self.office.get_or_init(|| self.start(client, posts)).as_ref()?;
+        let generation = office.board.generation(handle)?;
+        let socket = office.name;
+        let version = VERSION as u32;
+        Some((
+            office,
+            Identity { version, is_shared: 1, handle: handle as u32, generation, socket, ..Identity::default() },
+        ))
+    }
+
+    fn start(&self, client: &Client, posts: &Arc<Posts>) -> Option<Arc<Office>> {
+        let started = Office::new(client.clone(), posts.clone()).map(Arc::new).and_then(|office| {
             let own = office.clone();
             let thread = std::thread::Builder::new().name("fuse exports".into()).spawn(move || own.run());
             *self.thread.lock() = Some(thread.map_err(|_| Errno::AGAIN)?);
+            let bell = Arc::downgrade(&office);
+            let ring = move || bell.upgrade().into_iter().for_each(|office| office.ring());
+            Posting::set_bell(client, Some(Arc::new(ring)));
             Ok(office)
         });
         match started {
@@ -139,6 +159,7 @@ impl Exports {
     /// The mount ends: nothing is shown any more.
     pub(crate) fn stop(&self) {
         if let Some(office) = self.office() {
+            Posting::set_bell(&office.client, None);
             office.stop();
         }
         let thread = self.thread.lock().take();
@@ -156,24 +177,15 @@ impl Drop for Exports {
     }
 }
 
-/// 16 random bytes.
-fn secret() -> Result<Secret, Errno> {
-    let mut bytes = Secret::default();
-    match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
-        16 => Ok(bytes),
-        _ => Err(Errno::AGAIN),
-    }
-}
-
 impl Office {
-    fn new(client: Client) -> Result<Office, Errno> {
+    fn new(client: Client, posts: Arc<Posts>) -> Result<Office, Errno> {
         let name = secret()?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         bind(&socket, &SocketAddrUnix::new_abstract_name(&[&SOCKET_PREFIX[..], &name[..]].concat())?)?;
         listen(&socket, WAITING_MAX as i32)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Office { board: Board::new()?, socket, name, bell, state: Mutex::default(), client })
+        Ok(Office { board: Board::new()?, socket, name, bell, state: Mutex::default(), posts, client })
     }
 
     /// The export of a file, made if need be, with its secret.
@@ -236,12 +248,13 @@ impl Office {
                     return;
                 }
                 self.keep_bounds(&mut state, None);
-                let any = !state.shown.is_empty();
+                let any = !state.shown.is_empty() || self.posts.any();
                 if any {
                     self.board.set_lease(self.client.exports_end_ns());
                 }
                 any
             };
+            self.posts.tick();
             let ready = self.wait(&waiting, any_shown.then_some(RENEWAL));
             let (mut asked, mut later) = (Vec::new(), Vec::new());
             for (at, connection) in std::mem::take(&mut waiting).into_iter().enumerate() {
@@ -285,15 +298,19 @@ impl Office {
             let shown = state.shown.values().find(|shown| shown.secret == request.secret);
             shown.map(|shown| shown.export.clone())
         };
+        let posted = self.posts.find(&request.secret);
         // A program that does not know the secret of a file gets nothing, not even the board.
-        let Some(export) = export else { return };
+        let memory = match request.wanted & (WANT_EXPORT | WANT_RING) {
+            WANT_EXPORT => export.as_ref().map(|export| export.fd()),
+            WANT_RING => posted.as_ref().map(|posted| posted.fd()),
+            _ => None,
+        };
+        let Some(memory) = memory else { return };
         let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
         if request.wanted & WANT_BOARD != 0 {
             fds.push(self.board.fd());
         }
-        if request.wanted & WANT_EXPORT != 0 {
-            fds.push(export.fd());
-        }
+        fds.push(memory);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if control.push(SendAncillaryMessage::ScmRights(&fds)) {

@@ -5,6 +5,7 @@
 //! 30 ns.
 
 use super::exports::Exports;
+use super::posts::Posts;
 use crate::calls::Handle;
 use amphi_client::OpenFile;
 use amphi_types::{Errno, Result};
@@ -23,6 +24,8 @@ pub(crate) struct Handles {
     table: RwLock<Table>,
     /// Descriptions of handles for programs.
     pub(crate) exports: Exports,
+    /// Writes that programs post.
+    pub(crate) posts: Arc<Posts>,
 }
 
 impl Handles {
@@ -48,6 +51,7 @@ impl Handles {
 
     pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<OpenFile>> {
         self.exports.raise(handle.0);
+        self.posts.released(handle.0);
         let mut t = self.table.write();
         let file = t.files.get_mut(handle.0 as usize)?.take()?;
         t.free.push(handle.0 as usize);

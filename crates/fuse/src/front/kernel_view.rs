@@ -42,6 +42,10 @@ const ENDS: usize = 4;
 struct Slot {
     /// Number of changes under way.
     changes: u32,
+    /// Number of inodes to which programs may write without the kernel.
+    posted_to: u32,
+    /// Programs have done that; so the kernel may not know the ends of these inodes.
+    was_posted_to: bool,
     /// Number of the change that ended last.
     changed: u64,
     /// When the timeout of cached attributes ends at the latest.
@@ -115,7 +119,7 @@ impl KernelView {
     /// timeout is noted.
     pub(crate) fn lend(&self, ino: Ino, since: Since, life: Duration) -> bool {
         let mut slot = self.slot(ino).lock();
-        if slot.changes > 0 || slot.changed > since.0 {
+        if slot.changes > 0 || slot.posted_to > 0 || slot.changed > since.0 {
             return false;
         }
         slot.lent_until_ns = slot.lent_until_ns.max(monotonic_ns() + (life + LATE).as_nanos() as u64);
@@ -143,6 +147,29 @@ impl KernelView {
             }
         }
         Changing { view: self, ino, since, beside, is_over: false }
+    }
+
+    /// From now on programs may write to `ino` without the kernel: its attributes are invalidated, and get no timeout
+    /// until `posts_end`.
+    pub(crate) fn posts_begin(&self, ino: Ino) {
+        self.slot(ino).lock().posted_to += 1;
+        self.slot(ino).lock().was_posted_to = true;
+        drop(self.change(ino));
+        if let Err(e) = self.forgets(ino) {
+            tracing::debug!(%ino, "the kernel did not forget attributes: {e}");
+        }
+    }
+
+    /// Ends `posts_begin`.
+    pub(crate) fn posts_end(&self, ino: Ino) {
+        let mut slot = self.slot(ino).lock();
+        slot.posted_to -= 1;
+        slot.changed = self.ended.fetch_add(1, SeqCst) + 1;
+    }
+
+    /// Whether programs have written to `ino` without the kernel, so that it may go by an older end.
+    pub(crate) fn was_posted_to(&self, ino: Ino) -> bool {
+        self.slot(ino).lock().was_posted_to
     }
 
     /// Whether a change of `ino` is under way.

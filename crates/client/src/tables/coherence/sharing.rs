@@ -35,6 +35,8 @@ pub(crate) struct Sharing {
     /// The session was started anew, and no other mount came in between.
     pub(crate) undisturbed: AtomicBool,
     pages: Mutex<Option<Arc<dyn KernelPages>>>,
+    /// Called when sole mode ends, and what was begun in it has to end.
+    bell: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
 
 /// The number of the first mode: odd, for sole mode.
@@ -55,6 +57,7 @@ impl Sharing {
             mounts: AtomicU64::new(0),
             undisturbed: AtomicBool::new(false),
             pages: Mutex::new(None),
+            bell: Mutex::new(None),
         }
     }
 
@@ -89,6 +92,19 @@ impl Sharing {
 
     pub(crate) fn pages(&self) -> Option<Arc<dyn KernelPages>> {
         self.pages.lock().clone()
+    }
+
+    /// `bell` is called, on any thread, when sole mode ends or the session does. It must not wait.
+    pub(crate) fn set_bell(&self, bell: Option<Arc<dyn Fn() + Send + Sync>>) {
+        *self.bell.lock() = bell;
+    }
+
+    /// Sole mode ends, or the session.
+    pub(crate) fn ring(&self) {
+        let bell = self.bell.lock().clone();
+        if let Some(bell) = bell {
+            bell();
+        }
     }
 
     /// Number of operations that hold up the switch to shared mode.

@@ -1,0 +1,314 @@
+//! `amphi run`: programs that post writes without calls leave the same bytes as with calls, visible to everybody at
+//! once, whatever happens to them.
+//!
+//! `preload/posts.c` holds the programs. Tests check how many writes were posted, so that none passes because nothing
+//! was.
+
+use crate::harness::{Daemon, Place, Random, eventually, is_mounted, pattern};
+use crate::preload::{text, under};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+fn programs() -> &'static Path {
+    static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAMS.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/preload/posts.c");
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("posts-{}", std::process::id()));
+        let gcc = Command::new("gcc").args(["-O1", "-o"]).arg(&program).arg(source).arg("-lpthread").status();
+        assert!(gcc.expect("gcc").success());
+        program
+    })
+}
+
+/// How many writes a report counts as posted.
+fn posted(output: &Output) -> u64 {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let lines = text.lines().filter_map(|line| line.strip_prefix("amphi: writes posted: "));
+    lines.map(|count| count.parse::<u64>().expect("a number")).sum()
+}
+
+fn program(name: &str, dir: &Path) -> Command {
+    let mut command = under(programs());
+    command.arg(name).arg(dir);
+    command
+}
+
+/// Runs a program of posts.c on a mount of its own; it must end well, and post so many writes.
+fn passes(name: &str, arguments: &[&str], least_posted: u64) {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let output = program(name, &place.mount()).args(arguments).output().expect("run");
+    assert!(output.status.success(), "{name}: {} {}", output.status, text(&output));
+    assert!(posted(&output) >= least_posted, "{name}: {}", text(&output));
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: every function that writes does what it does without the library, with the right position, size and errno, and
+/// every way to look at the file shows what was written: `fstat`, `stat`, reads, mappings, `sendfile`,
+/// `copy_file_range`, `lseek`, a close. Method: a program that calls each of them.
+#[test]
+fn functions_that_write() {
+    passes("functions", &[], 100);
+}
+
+/// Goal: O_APPEND that another process sets by `fcntl`, which no mount hears of, counts for the next write. Method: a
+/// child that sets and clears it.
+#[test]
+fn flags_that_another_process_sets() {
+    passes("flags", &[], 20);
+}
+
+/// Goal: processes that share a position write each record once, at a place of its own. Method: four children.
+#[test]
+fn a_position_is_shared_after_fork() {
+    passes("records", &[], 100);
+}
+
+/// Goal: threads that post to one file lose nothing. Method: five of them, each in its own part.
+#[test]
+fn threads_post_to_one_file() {
+    passes("threads", &[], 1000);
+}
+
+/// Goal: signal handlers that write while a write is under way, also such that never return, lose nothing. Method: a
+/// timer.
+#[test]
+fn signal_handlers_write() {
+    passes("handlers", &[], 1000);
+}
+
+/// Goal: a limit on the length of files is kept: EFBIG, and a short write before. Method: a limit that is set later.
+#[test]
+fn the_limit_of_file_lengths() {
+    passes("limits", &[], 1);
+}
+
+/// Goal: whatever a program does, it finds its own writes, and the file is right behind. Method: random writes,
+/// truncates, reads, mappings, children, second descriptors, appends, against a model.
+#[test]
+fn random_operations() {
+    for seed in ["1", "2", "3", "4"] {
+        passes("random", &["4000", seed], 300);
+    }
+}
+
+/// Goal: a program that forges its ring changes no file that it has not open for writing, and hurts no other program
+/// and no mount. Method: random words in the ring of one file, with the handle of another one.
+#[test]
+fn forged_rings_hurt_nobody() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let victim = pattern(1, 100_000);
+    fs::write(place.mount().join("victim"), &victim).expect("write");
+    let output = program("forges", &place.mount()).output().expect("run");
+    assert!(output.status.success(), "{} {}", output.status, text(&output));
+    assert!(fs::read(place.mount().join("victim")).expect("read") == victim);
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: a write that has returned survives `kill -9` of its program, also if the program is killed while it writes.
+/// Method: programs that count the writes that have returned in memory that survives them.
+#[test]
+fn writes_survive_their_program() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let counter = place.path("counter");
+    let mut random = Random::new(7);
+    let mut most = 0;
+    for _ in 0..25 {
+        fs::write(&counter, [0; 4096]).expect("write");
+        let mut child = program("counts", &place.mount()).arg(&counter).spawn().expect("run");
+        let returned = || {
+            let bytes = fs::read(&counter).expect("read");
+            u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"))
+        };
+        let enough = random.below(3000);
+        eventually("it writes", || returned() > enough);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+        let count = returned();
+        most = most.max(count);
+        let found = fs::read(place.mount().join("file")).expect("read");
+        let record = |n: u64| {
+            let at = (n % 2000) as usize * 512;
+            u64::from_ne_bytes(found[at..at + 8].try_into().expect("eight bytes"))
+        };
+        for n in count.saturating_sub(2000)..count {
+            // The one that was under way may be there or not.
+            let right = record(n) == n + 1 || (n + 2000 == count && record(n) == count + 1);
+            assert!(right, "record {n} of {count} is {}", record(n));
+        }
+    }
+    assert!(most > 1000);
+    up.stop();
+    place.fsck();
+}
+
+/// A program that writes when it is told to.
+struct Writer {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+const WRITER: &str = "
+import os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+for line in sys.stdin:
+    offset, byte, length = map(int, line.split())
+    assert os.pwrite(fd, bytes([byte]) * length, offset) == length
+    print('done', flush=True)
+";
+
+impl Writer {
+    fn start(file: &Path) -> Writer {
+        let mut command = under("python3");
+        command.args(["-c", WRITER]).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("python");
+        let (to, from) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        Writer { child, to, from: BufReader::new(from) }
+    }
+
+    fn write(&mut self, offset: u64, byte: u8, len: usize) {
+        writeln!(self.to, "{offset} {byte} {len}").expect("it runs");
+        let mut line = String::new();
+        self.from.read_line(&mut line).expect("it answers");
+        assert_eq!(line, "done\n");
+    }
+
+    fn end(self) -> Output {
+        drop(self.to);
+        self.child.wait_with_output().expect("wait")
+    }
+}
+
+/// Random writes by programs that post, each looked at at once by `look`, which gets the expected bytes.
+fn writes_are_seen(file: &Path, rounds: usize, writers: usize, mut look: impl FnMut(usize, &[u8])) -> u64 {
+    let mut random = Random::new(rounds as u64);
+    let mut expected = pattern(3, 200_000);
+    fs::write(file, &expected).expect("write");
+    let mut all: Vec<Writer> = (0..writers).map(|_| Writer::start(file)).collect();
+    for round in 0..rounds {
+        let (len, byte) = (1 + random.below(6000) as usize, random.below(256) as u8);
+        let at = if random.below(4) == 0 { expected.len() as u64 } else { random.below(expected.len() as u64) };
+        expected.resize(expected.len().max(at as usize + len), 0);
+        expected[at as usize..][..len].fill(byte);
+        all[random.below(writers as u64) as usize].write(at, byte, len);
+        look(round, &expected);
+    }
+    let all: Vec<Output> = all.into_iter().map(Writer::end).collect();
+    assert!(all.iter().all(|output| output.status.success()), "{}", text(&all[0]));
+    assert!(fs::read(file).expect("read") == expected);
+    all.iter().map(posted).sum()
+}
+
+/// Goal: what a program has posted is seen at once by another process: the length by `stat`, the bytes through a
+/// descriptor from before and through a new one. Promise S1. Method: this process, which is not under `amphi run`; one
+/// writer, and two that share the file.
+#[test]
+fn other_processes_see_posted_writes() {
+    for (writers, least) in [(1, 300), (2, 100)] {
+        let place = Place::new();
+        let up = place.up(&[]);
+        let file = place.mount().join("f");
+        let mut before = None;
+        let posted = writes_are_seen(&file, 1200, writers, |round, expected| {
+            assert_eq!(fs::metadata(&file).expect("stat").len(), expected.len() as u64, "round {round}");
+            if round == 800 {
+                before = fs::File::open(&file).ok();
+            }
+            if round % 40 == 0 {
+                assert!(fs::read(&file).expect("read") == expected, "round {round}");
+            } else if let Some(before) = &before
+                && round % 8 == 0
+            {
+                let mut found = vec![0; expected.len() + 10];
+                let n = before.read_at(&mut found, 0).expect("read");
+                assert!(found[..n] == expected[..n] && n == expected.len(), "round {round}");
+            }
+        });
+        assert!(posted > least, "{writers} writers: {posted} posted");
+        up.stop();
+        place.fsck();
+    }
+}
+
+/// Goal: another mount that comes while programs post sees what they have written, and from then on each of their
+/// writes. Promise S2. Method: a second mount in the middle.
+#[test]
+fn another_mount_sees_posted_writes() {
+    let place = Place::new();
+    let (server, first) = (place.server(&[]), place.mount_at("a", &[]));
+    let (here, there) = (place.path("a").join("f"), place.path("b").join("f"));
+    let mut second = None;
+    let posted = writes_are_seen(&here, 400, 1, |round, expected| {
+        if round == 200 {
+            second = Some(place.mount_at("b", &[]));
+        }
+        if second.is_some() {
+            assert!(fs::read(&there).expect("read") == expected, "round {round}");
+        }
+    });
+    assert!(posted > 100, "{posted} posted");
+    for daemon in [second.expect("mounted"), first, server] {
+        daemon.stop();
+    }
+    place.fsck();
+}
+
+/// Goal: a full target is reported by the write that does not fit, and what has returned is there. Promise S15. Method:
+/// a small zone that is filled by posted writes.
+#[test]
+fn a_full_target_is_reported_by_the_write() {
+    let place = Place::new();
+    let up = place.up(&["--targets", "1", "--zone-size", "128M", "--log-size", "2M", "--set", "hybrid.mode=buffered"]);
+    let output = program("fill", &place.mount()).output().expect("run");
+    assert!(output.status.success(), "{} {}", output.status, text(&output));
+    let said = String::from_utf8_lossy(&output.stdout);
+    let words: Vec<u64> = said.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+    assert!(words[0] > 10_000 && words[1..] == [28, 0], "{said}");
+    assert!(posted(&output) > 1000, "{}", text(&output));
+    fs::remove_file(place.mount().join("file")).expect("delete");
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: if the mount is killed, a program that posts gets errors soon, and does not hang. Method: `kill -9` of the
+/// mount.
+#[test]
+fn programs_notice_that_their_mount_was_killed() {
+    let place = Place::new();
+    let (server, mount) = (place.server(&[]), place.mount_at("a", &[]));
+    let counter = place.path("counter");
+    fs::write(&counter, [0; 4096]).expect("write");
+    let mut child = program("counts", &place.path("a")).arg(&counter).spawn().expect("run");
+    eventually("it writes", || fs::read(&counter).expect("read")[1] > 8);
+    mount.kill();
+    let began = Instant::now();
+    let status = child.wait().expect("wait");
+    assert_eq!(status.code(), Some(3), "its write failed");
+    assert!(began.elapsed() < Duration::from_secs(30));
+    let mounted = place.path("a");
+    if is_mounted(&mounted) {
+        let _ = Command::new("umount").arg("-l").arg(&mounted).status();
+    }
+    server.stop();
+}
+
+/// Goal: with `AMPHI_PRELOAD=reads` no write is posted. Method: a program that would post.
+#[test]
+fn posts_can_be_turned_off() {
+    let place = Place::new();
+    let up: Daemon = place.up(&[]);
+    let mut command = program("functions", &place.mount());
+    let output = command.env("AMPHI_PRELOAD", "reads,report").output().expect("run");
+    assert!(output.status.success() && posted(&output) == 0, "{}", text(&output));
+    up.stop();
+}
