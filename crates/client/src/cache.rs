@@ -1,6 +1,7 @@
 //! The page cache with this client's inodes as its files.
 //!
-//! Owns: what an inode is to the cache. Does not own: the cache (`amphi_pagecache`), write-back (`writeback`).
+//! Owns: the interface by which the cache uses an inode as a file. Does not own: the cache (`amphi_pagecache`),
+//! write-back (`writeback`).
 
 use crate::inode::Inode;
 use amphi_pagecache::{CachedBytes, CachedFile};

@@ -15,11 +15,11 @@ pub(crate) enum Stage {
     /// There is none.
     #[default]
     None,
-    /// The servers are being asked for the group locks.
+    /// The mount has requested the group locks from the servers.
     Taking,
-    /// It has the file.
+    /// The group holds the file.
     Held,
-    /// The last member has left.
+    /// The last member has left, and the group locks are being returned.
     Leaving,
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct Front {
     /// The number of the caching mode in which the file was opened, if the front end dropped all pages of the file
     /// then; 0 if it kept them.
     pub(crate) emptied_rule: AtomicU64,
-    /// What chose that.
+    /// The rule that decided this.
     chosen: AtomicU8,
 }
 

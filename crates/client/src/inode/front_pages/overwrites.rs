@@ -7,13 +7,14 @@
 //! between, writing the page back would undo the write. So a write to bytes that may be in pages has these pages
 //! dropped before it returns. Until then the client leaves the replaced bytes out when such a page is written back,
 //! unless the page was read after the write. A page is read as a whole, and the front end reads a page only after its
-//! former copy is written out: so a read shows that any later write-back is of the new copy.
+//! former copy is written out. So after a read, any later write-back of the page is of the new copy.
 
 use super::PAGE;
 use amphi_types::{ByteRange, RangeSet};
 use smallvec::SmallVec;
 
-/// Most separate ranges that are remembered of what was read; if there are more, what lies between counts as read.
+/// Most separate ranges of read pages that are remembered. If there are more, the bytes between two ranges count as
+/// read too.
 const RANGES_MAX: usize = 64;
 
 /// The known state of the pages of a file in the front end.
@@ -32,7 +33,7 @@ struct Entry {
     range: ByteRange,
     /// A read that begins now returns the new bytes.
     in_place: bool,
-    /// Read since then.
+    /// The ranges that were read since then.
     renewed: RangeSet,
 }
 
