@@ -31,8 +31,8 @@ impl Drop for Covered {
     }
 }
 
-/// Counts all blocks of `range` against the grants, if its targets have granted enough beyond what is dirty or under
-/// way.
+/// Counts all blocks of `range` against the grants, if its targets have granted enough beyond the blocks that are dirty
+/// or under way.
 pub(crate) fn cover(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Option<Covered> {
     let layout = file.layout();
     let mut covered = Covered { mount: mount.clone(), blocks: SmallVec::new() };
@@ -50,7 +50,8 @@ pub(crate) fn cover(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Optio
     Some(covered)
 }
 
-/// Before the first bytes of `range` are dirty: asks its targets, if they were not asked before.
+/// To be called before the first bytes of `range` are dirty: requests a grant from its targets, if none was requested
+/// before.
 pub(crate) async fn ask(mount: &Arc<Mount>, file: &Inode, range: ByteRange) {
     let layout = file.layout();
     for (object, _) in layout.pieces(file.ino, range) {
@@ -66,7 +67,7 @@ pub(crate) async fn ask(mount: &Arc<Mount>, file: &Inode, range: ByteRange) {
     }
 }
 
-/// `Push::GrantWanted`: returns blocks that no dirty bytes need, and writes back what is dirty there: write-back of
+/// `Push::GrantWanted`: returns blocks that no dirty bytes need, and writes back dirty bytes there. Write-back of
 /// overwrites uses up none of their blocks, so the target asks again. It waits for nothing, because requests under way
 /// may wait for this answer.
 pub(crate) fn wanted(mount: &Arc<Mount>, target: TargetId) {

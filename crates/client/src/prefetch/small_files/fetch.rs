@@ -23,8 +23,8 @@ const SMALL_BYTES_MAX: u32 = 64 << 10;
 /// Cache memory is allocated in units of this many bytes.
 const UNIT: u64 = amphi_pagecache::UNIT;
 
-/// A request that is entered: from now on the files that it requests count as under way. When it is dropped, they no
-/// longer do.
+/// A request that is entered in the table. From now on the files that it requests count as under way. When it is
+/// dropped, they no longer do.
 pub(super) struct Batch {
     mount: Arc<Mount>,
     id: u64,
@@ -138,7 +138,7 @@ pub(super) async fn run(mount: Arc<Mount>, cred: Cred, batch: Batch) {
     note(&mount, &batch, got, (with_bytes, got_bytes), later);
 }
 
-/// Takes one file in: its open, its attributes, its lock, and its bytes if they are certain.
+/// Adds one file: its open, its attributes, its lock, and its bytes if they are certain.
 fn accept(
     mount: &Arc<Mount>,
     batch: &Batch,
