@@ -39,7 +39,7 @@ static PLANT: AtomicBool = AtomicBool::new(false);
 /// that were never written must be distinguishable from zeros.
 pub(crate) fn plant_scratch() {
     // Simulated processes share the arena, so which buffers lie there depends on nothing that was before.
-    pass_memory();
+    arena::pass_memory_everywhere();
     PLANT.store(true, Ordering::Relaxed);
 }
 

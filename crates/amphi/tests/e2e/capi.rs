@@ -23,7 +23,10 @@ fn library() -> &'static Path {
         let profile = Path::new(env!("CARGO_BIN_EXE_amphi")).parent().expect("a folder");
         let target = profile.parent().expect("target");
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--locked", "-p", "amphi-capi", "--target-dir"]).arg(target);
+        // Together with `amphi`, the library's dependencies get the features that they have in a run of all tests, so
+        // that cargo does not build them a second time.
+        cargo.args(["build", "--quiet", "--locked", "-p", "amphi", "-p", "amphi-capi", "--lib", "--target-dir"]);
+        cargo.arg(target);
         if profile.ends_with("release") {
             cargo.arg("--release");
         }

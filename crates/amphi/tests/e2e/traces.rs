@@ -155,22 +155,29 @@ f.close()'";
     up.stop();
 }
 
-/// Goal: a setting that costs much is told from one that does nothing. Method: small writes of a trace, with all I/O
-/// direct; a setting that these calls do not touch.
+/// Goal: a change is in force in the turns that have it, and wrong questions are refused. Method: writes that are
+/// synced, and a disk that delays each of its writes, so that a turn lasts at least as long as these delays; then a
+/// setting that these calls do not touch.
 #[test]
 fn a_bad_setting_is_named() {
+    const FILES: u64 = 4;
+    const DELAY_US: u64 = 200_000;
     let place = Place::new();
     let up = place.up(&[]);
-    let script = "for n in 1 2 3 4; do dd if=/dev/zero of=$M/f$n bs=4k count=500 2>/dev/null; done";
+    let script = "for n in 1 2 3 4; do dd if=/dev/zero of=$M/f$n bs=4k count=20 conv=fsync 2>/dev/null; done";
     assert!(record(&place, "t", script, &[]).status.success());
     up.stop();
     let scratch = place.text("");
     let ask = |set: &str, rounds: &str| {
         json(&["what-if", &place.text("t"), "--set", set, "--rounds", rounds, "--scratch", &scratch, "--json"])
     };
-    let bad = ask("hybrid.mode=direct", "2");
-    assert_ne!(bad["verdict"], "faster", "{bad}");
-    assert!(bad["ratio"].as_f64() > Some(1.0), "{bad}");
+    let bad = ask(&format!("server.disk_write_delay_us={DELAY_US}"), "2");
+    let times = |side: &str| -> Vec<u64> {
+        bad[side].as_array().expect("a list").iter().map(|ns| ns.as_u64().expect("a time")).collect()
+    };
+    assert_eq!((times("present_ns").len(), times("changed_ns").len()), (2, 2), "{bad}");
+    assert!(times("changed_ns").iter().all(|&ns| ns >= FILES * DELAY_US * 1000), "{bad}");
+    assert!(["slower", "faster", "no difference"].contains(&bad["verdict"].as_str().expect("a word")), "{bad}");
     let none =
         text(&["what-if", &place.text("t"), "--set", "client.atime=none", "--rounds", "1", "--scratch", &scratch]);
     assert!(none.contains("no difference that these rounds can show"), "{none}");

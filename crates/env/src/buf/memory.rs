@@ -54,7 +54,9 @@ struct Unowned(NonNull<u8>);
 // SAFETY: an address; whoever takes it out of the store is its only owner.
 unsafe impl Send for Unowned {}
 
-static CHUNKS: LazyLock<Mutex<Store>> = LazyLock::new(|| Mutex::new(Store::new()));
+/// Chunks of private memory and of an arena of huge pages; and chunks of an arena of small pages, which caches must not
+/// get (`pass_memory`).
+static CHUNKS: LazyLock<[Mutex<Store>; 2]> = LazyLock::new(|| [Store::new(), Store::new()].map(Mutex::new));
 static MAPPINGS: Mutex<Mappings> = Mutex::new(Mappings::new());
 
 /// Bytes that were taken new from the system.
@@ -91,14 +93,31 @@ fn source(bytes: usize) -> Source {
     }
 }
 
+/// The class of the chunks with which caches are filled.
+const FILL: usize = CLASSES - 2;
+
 const fn chunk_bytes(class: usize) -> usize {
-    const FILL: usize = CLASSES - 2;
     match class {
         0 => POOLED_MIN_BYTES,
         FILL => 1 << 20,
         _ if class > FILL => CHUNK_MAX_BYTES,
         _ => (POOLED_MIN_BYTES << (class - 1)) + ALIGN,
     }
+}
+
+/// Caches have these chunks; the others are used once, by a request.
+const fn is_of_caches(class: usize) -> bool {
+    matches!(class, 0 | FILL)
+}
+
+/// The store from which a class gets its chunks.
+fn store_of(class: usize) -> &'static Mutex<Store> {
+    &CHUNKS[usize::from(arena::has_small_pages() && !is_of_caches(class))]
+}
+
+/// The store that has the run of a chunk.
+fn store_at(at: usize) -> &'static Mutex<Store> {
+    &CHUNKS[usize::from(arena::is_of_small_pages(at))]
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -179,12 +198,12 @@ fn heap(bytes: usize) -> NonNull<u8> {
 fn chunk(class: usize, bytes: usize, content: Content) -> NonNull<u8> {
     let zero = content == Content::Zero;
     let take = |run: Option<usize>| {
-        let mut chunks = lock(&CHUNKS);
+        let mut chunks = lock(store_of(class));
         run.into_iter().for_each(|run| chunks.add(class, run));
         let taken = chunks.take(class, zero)?;
         Some((taken, chunks.excess(taken.at)))
     };
-    let taken = take(None).or_else(|| take(Some(map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get())));
+    let taken = take(None).or_else(|| take(Some(map_run(class).expose_provenance().get())));
     let (taken, excess) = taken.expect("a new run has chunks");
     give_back_all(taken.at, excess);
     let ptr = pointer(taken.at);
@@ -207,7 +226,7 @@ fn pointer(at: usize) -> NonNull<u8> {
 
 fn keep_chunk(class: usize, ptr: NonNull<u8>) {
     let at = ptr.expose_provenance().get();
-    let mut chunks = lock(&CHUNKS);
+    let mut chunks = lock(store_at(at));
     chunks.keep(class, at);
     let excess = chunks.excess(at);
     drop(chunks);
@@ -218,7 +237,7 @@ fn keep_chunk(class: usize, ptr: NonNull<u8>) {
 fn give_back_all(wanted: usize, mut excess: Option<GiveBack>) {
     while let Some(back) = excess {
         give_back(back);
-        excess = lock(&CHUNKS).excess(wanted);
+        excess = lock(store_at(wanted)).excess(wanted);
     }
 }
 
@@ -227,22 +246,24 @@ fn give_back_all(wanted: usize, mut excess: Option<GiveBack>) {
 /// former memory. New memory is expensive: on a machine that itself gets it from a host, 0.4 GB/s. A caller that raises
 /// this has to call `decay` from time to time.
 pub fn keep_bytes(max: usize, held: usize) {
-    lock(&CHUNKS).keep_bytes(max, held);
+    lock(store_of(FILL)).keep_bytes(max, held);
     lock(&MAPPINGS).keep_bytes(max);
 }
 
 /// Returns a part of the used memory that waits beyond 48 MiB, and that was not needed lately, to the system, or `all`
 /// beyond.
 pub fn decay(all: bool) {
-    let back = lock(&CHUNKS).decay(all);
-    back.into_iter().for_each(give_back);
+    for chunks in CHUNKS.iter() {
+        let back = lock(chunks).decay(all);
+        back.into_iter().for_each(give_back);
+    }
     let unmapped = lock(&MAPPINGS).decay(all);
     unmapped.into_iter().for_each(|(ptr, size)| unmap(ptr.0, size));
 }
 
 /// Bytes of used memory that wait for their next use.
 pub fn waiting_bytes() -> usize {
-    lock(&CHUNKS).kept()
+    CHUNKS.iter().map(|chunks| lock(chunks).kept()).sum()
 }
 
 /// The cost of a page of 4 KiB in the memory that was touched last, ns of processor time; `None` before the first.
@@ -279,25 +300,25 @@ fn processor_time() -> Duration {
 
 /// Bytes of pooled buffers in use.
 pub fn in_use_bytes() -> usize {
-    lock(&CHUNKS).in_use()
+    CHUNKS.iter().map(|chunks| lock(chunks).in_use()).sum()
 }
 
 /// Touches memory ahead of its use until `goal` bytes of memory are kept for reuse, one run of 4 MiB in each call:
 /// touching costs 0.3 us for each 4 KiB, and up to 10 us on a machine that gets its own memory from a host. This takes
 /// long, and nothing waits for it meanwhile. Returns whether there is more to touch.
 pub fn populate(goal: usize) -> bool {
-    let mut chunks = lock(&CHUNKS);
+    let mut chunks = lock(store_of(FILL));
     if !chunks.wants_touched(goal) {
         return false;
     }
     let bare = chunks.take_bare();
     drop(chunks);
-    let at = bare.unwrap_or_else(|| map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get());
+    let at = bare.unwrap_or_else(|| map_run(FILL).expose_provenance().get());
     if !touch(pointer(at), RUN_BYTES) {
-        lock(&CHUNKS).gave_back(GiveBack::run(at));
+        lock(store_at(at)).gave_back(GiveBack::run(at));
         return false;
     }
-    let mut chunks = lock(&CHUNKS);
+    let mut chunks = lock(store_of(FILL));
     chunks.add_touched(at);
     chunks.wants_touched(goal)
 }
@@ -307,7 +328,7 @@ fn give_back(back: GiveBack) {
     let ptr = pointer(back.at);
     if arena::place(back.at).is_some() {
         arena::clear(ptr, back.bytes);
-        lock(&CHUNKS).gave_back(back);
+        lock(store_at(back.at)).gave_back(back);
         return;
     }
     // SAFETY: the memory is mapped, starts at a page, and nobody owns or finds it.
@@ -316,7 +337,7 @@ fn give_back(back: GiveBack) {
         // SAFETY: as above. Locked memory cannot be returned; it must be zero all the same.
         unsafe { ptr.write_bytes(0, back.bytes) };
     }
-    lock(&CHUNKS).gave_back(back);
+    lock(store_at(back.at)).gave_back(back);
 }
 
 /// How many bytes of buffers came new from the system so far, for the first time or again after they were returned:
@@ -342,13 +363,23 @@ fn keep_mapping(size: usize, ptr: NonNull<u8>) {
     }
 }
 
+/// A new run for chunks of a class.
+fn map_run(class: usize) -> NonNull<u8> {
+    if is_of_caches(class) && arena::has_small_pages() {
+        return map_private(RUN_BYTES, RUN_BYTES);
+    }
+    map_huge(RUN_BYTES, RUN_BYTES)
+}
+
 /// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several. It lies in the arena, if there
 /// is one with room.
 fn map_huge(size: usize, align: usize) -> NonNull<u8> {
     debug_assert!(RUN_BYTES.is_multiple_of(align), "ranges of the arena are aligned to runs");
-    if let Some(range) = arena::take_passable(size) {
-        return range;
-    }
+    arena::take_passable(size).unwrap_or_else(|| map_private(size, align))
+}
+
+/// As `map_huge`, in memory that is private to this process.
+fn map_private(size: usize, align: usize) -> NonNull<u8> {
     let all = size.next_multiple_of(align) + align;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: a new mapping at an address of the system's choice touches no memory in use.

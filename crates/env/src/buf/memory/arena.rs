@@ -37,6 +37,8 @@ struct Arena {
     /// Where it is mapped.
     base: usize,
     bytes: usize,
+    /// The kernel gives it pages of 4 KiB, and huge ones to private memory.
+    has_small_pages: bool,
     ranges: Mutex<Ranges>,
 }
 
@@ -69,11 +71,13 @@ impl Ranges {
 }
 
 impl Arena {
-    fn make() -> Option<Arena> {
-        Self::try_make().inspect_err(|e| tracing::debug!("buffers cannot be passed to other processes: {e}")).ok()
+    fn make(has_small_pages: bool) -> Option<Arena> {
+        Self::try_make(has_small_pages)
+            .inspect_err(|e| tracing::debug!("buffers cannot be passed to other processes: {e}"))
+            .ok()
     }
 
-    fn try_make() -> Result<Arena, Errno> {
+    fn try_make(has_small_pages: bool) -> Result<Arena, Errno> {
         // Where files are bounded, the kernel ends a process that makes a larger one.
         if getrlimit(Resource::Fsize).current.is_some() {
             return Err(Errno::FBIG);
@@ -104,7 +108,7 @@ impl Arena {
             page.cast::<u8>().write_volatile(1);
             page as usize
         };
-        Ok(Arena { fd, here, base, bytes, ranges: Mutex::new(Ranges::new()) })
+        Ok(Arena { fd, here, base, bytes, has_small_pages, ranges: Mutex::new(Ranges::new()) })
     }
 
     #[inline]
@@ -121,8 +125,47 @@ fn arena() -> Option<&'static Arena> {
 
 /// From now on buffers of 64 KiB and more come from memory that other processes can be given. False where there is no
 /// such memory: without memfd or seals, or with a bound on the size of files or of the address space.
+///
+/// Where the kernel gives such memory no huge pages but private memory has them, caches stay in private memory: copies
+/// from and to pages of 4 KiB take twice as long, and what a cache has is copied again and again.
 pub fn pass_memory() -> bool {
-    ARENA.get_or_init(Arena::make).is_some() && arena().is_some()
+    ARENA.get_or_init(|| Arena::make(private_is_huge() && !shared_is_huge())).is_some() && arena().is_some()
+}
+
+/// `pass_memory` for a simulation, which must not depend on the machine.
+pub(crate) fn pass_memory_everywhere() -> bool {
+    ARENA.get_or_init(|| Arena::make(false)).is_some() && arena().is_some()
+}
+
+/// There is an arena, and private memory has larger pages.
+pub(super) fn has_small_pages() -> bool {
+    arena().is_some_and(|arena| arena.has_small_pages)
+}
+
+/// Memory of an arena that `has_small_pages`, also in a child of `fork`, which does not have it any more.
+pub(super) fn is_of_small_pages(address: usize) -> bool {
+    let arena = ARENA.get().and_then(Option::as_ref).filter(|arena| arena.has_small_pages);
+    arena.is_some_and(|arena| address.checked_sub(arena.base).is_some_and(|at| at < arena.bytes))
+}
+
+/// The kernel gives memory of memfds huge pages, if they are requested.
+fn shared_is_huge() -> bool {
+    chosen("shmem_enabled").is_some_and(|mode| !matches!(mode.as_str(), "never" | "deny"))
+}
+
+/// The kernel gives private memory huge pages, if they are requested.
+fn private_is_huge() -> bool {
+    chosen("enabled").is_some_and(|mode| mode != "never")
+}
+
+/// What is chosen in a file of the kernel that lists all choices, with the present one in brackets.
+fn chosen(name: &str) -> Option<String> {
+    let choices = std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).ok()?;
+    bracketed(&choices).map(str::to_owned)
+}
+
+fn bracketed(choices: &str) -> Option<&str> {
+    Some(choices.split_once('[')?.1.split_once(']')?.0)
 }
 
 /// The file of the arena, if there is one.
@@ -211,6 +254,14 @@ mod tests {
         assert_eq!(ranges.take(1, all), None, "of another length");
         assert_eq!(ranges.take(2 * GRAIN, all), Some(GRAIN));
         assert_eq!(ranges.take(usize::MAX, all), None);
+    }
+
+    /// Goal: the present choice of a list is found, and a file of another form has none. Method: the kernel's forms.
+    #[test]
+    fn choices_are_read() {
+        assert_eq!(bracketed("always within_size advise [never] deny force\n"), Some("never"));
+        assert_eq!(bracketed("[always] madvise never\n"), Some("always"));
+        assert_eq!(bracketed("1\n"), None);
     }
 
     /// Goal: memory of the arena is found by its place, zero when it is taken again, and nothing else has a place.
