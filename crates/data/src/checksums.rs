@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const GROUP_BLOCKS: u64 = 32;
 /// Most bytes that one item adds to a record.
 pub const CHECKSUM_ITEM_BYTES: u64 = 6 + 9 + GROUP_BLOCKS * 4;
-/// Most items of free blocks that one record deletes on the side.
+/// Most items of free blocks that one record deletes in addition to its own changes.
 const EMPTIED_MAX: usize = 32;
 
 /// Checksum of a block, as it is stored.

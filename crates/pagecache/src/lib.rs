@@ -127,10 +127,11 @@ pub enum Put {
 pub enum Source<'a> {
     /// The bytes are copied.
     Copied(&'a [u8]),
-    /// The bytes of one whole unit, in memory that the cache may keep. Other memory of a unit, of arbitrary content, is
-    /// put in its place.
+    /// The bytes of one whole unit. The cache may keep the memory in which they are. Other memory of a unit, of
+    /// arbitrary content, is put in its place.
     Unit(&'a mut Buf),
-    /// The bytes of several whole units, in memory that the cache may keep. Nothing is put in its place.
+    /// The bytes of several whole units. The cache may keep the memory in which they are. It then leaves no other
+    /// memory in exchange.
     Units(&'a mut Buf),
 }
 
@@ -561,7 +562,8 @@ impl<F: CachedFile> PageCache<F> {
             let Some(unit) = shard.units.get_mut(&key).filter(|unit| unit.turn == turn) else { continue };
             let pinned = unit.is_pinned();
             if pinned || unit.take_touched() {
-                // A pinned unit stays because of the disk. The stay is no evidence that anybody uses the unit.
+                // A pinned unit stays because its bytes are dirty or under way to the disk. The stay is no evidence
+                // that anybody uses the unit.
                 if !pinned {
                     unit.survive();
                 }

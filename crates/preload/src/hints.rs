@@ -1,8 +1,9 @@
 //! Functions that change what a descriptor number means: the real calls, which also make this library forget it.
 //!
-//! A number is forgotten before it is closed, so that no thread that gets it for another file finds the old word, and
-//! after it was opened or replaced. Nothing is ever copied from one number to another: a child of `vfork`, which has
-//! descriptors of its own, calls these functions in the memory of its parent.
+//! The library forgets a number before the number is closed, so that no thread that gets the number for another file
+//! finds the old data. It forgets the number again after it was opened or replaced. The library never copies what it
+//! knows from one number to another. A child of `vfork` has its own descriptors but calls these functions in the memory
+//! of its parent, so the copy would be wrong for the parent.
 //!
 //! `open` takes its mode as a variable argument in C. Both here and there it lies in the third register (the fourth for
 //! `openat`), so these functions declare it; without O_CREAT it is arbitrary and unused.

@@ -189,7 +189,7 @@ impl Ledger {
 pub struct Need {
     /// The usage of the account there, including the reservations of requests under way.
     pub used: Amount,
-    /// How much more it needs.
+    /// How much more the target needs.
     pub wanted: Amount,
     /// The other targets have just returned what they do not use.
     pub collected: bool,

@@ -184,7 +184,7 @@ impl Generator {
         Some([1, 100, 1000, 20_000][self.dice.below(4) as usize])
     }
 
-    /// A number for a write.
+    /// A number that marks the bytes of one write, so that a read shows which write they come from.
     pub fn tag(&mut self) -> u64 {
         self.next_tag += 1;
         self.next_tag

@@ -184,7 +184,8 @@ impl Assembler<'_> {
         }
     }
 
-    /// Makes the further names of entries that have several, as (name, entry that was made).
+    /// Makes the additional names of entries with several names. Each pair has the entry to link and the entry that was
+    /// made first.
     pub(crate) fn links(&self, links: &[(u32, u32)]) {
         work::each(self.threads, links.len(), self.stop, |n| {
             let (entry, first) = (&self.source.entries[links[n].0 as usize], &self.source.entries[links[n].1 as usize]);

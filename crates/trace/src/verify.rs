@@ -239,7 +239,8 @@ pub fn verify(traces: &[Trace], model: Model, uncertainty_ns: u64) -> Found {
     Found { pairs: search.pairs.into_values().collect(), accesses: count, more: search.more }
 }
 
-/// What to add to times of `from` to have those of `to`, by the time of day of both.
+/// The difference between the clocks of two traces: it is added to times of `from` to get times of `to`. It is computed
+/// from the time of day that both traces contain.
 fn clock_shift(to: &Trace, from: &Trace) -> i64 {
     let of = |trace: &Trace| trace.header.wall_ns.wrapping_sub(trace.header.start_ns) as i64;
     of(from).wrapping_sub(of(to))

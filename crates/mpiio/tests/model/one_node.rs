@@ -406,8 +406,9 @@ fn small_parts_are_merged_where_nobody_else_writes() {
     }
 }
 
-/// Goal: ranks that write the columns of a matrix one after the other, pieces of eight bytes, fill the pages before
-/// anything leaves. Method: four ranks, each in one call; the requests and the file.
+/// Goal: ranks write the columns of a matrix one after the other, in pieces of eight bytes. The pages are full before
+/// any of them is written to the file. Method: four ranks with one call each. The test counts the requests to the file
+/// and compares its bytes.
 #[test]
 fn columns_of_small_pieces_fill_pages() {
     const BYTES: u64 = 2 << 20;

@@ -53,7 +53,7 @@ impl ClusterPlace {
         ClusterPlace { pool, starts, home, map, keys: RefCell::new(kept.keys), lost, noted_lost, first }
     }
 
-    /// The target begins to serve at a server. Returns what is logged first.
+    /// The target begins to serve at a server. Returns the items that have to be in the first record of this start.
     pub fn begin(&self, home: HomeRecord) -> Txn {
         let mut txn = self.first.take();
         if self.home.borrow().as_ref() != Some(&home) {
