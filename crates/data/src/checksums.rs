@@ -268,7 +268,7 @@ mod tests {
     }
 
     /// Goal: the checksum of a block finds each changed bit, and is never one of the two that mean something else.
-    /// Method: each bit of a block; the seldom values by their inverse are not searched for, but mapped by hand.
+    /// Method: each bit of a block. The rare values are not searched for; the test maps them by their inverse.
     #[test]
     fn each_bit_counts() {
         let mut block = vec![0x5A; BLOCK as usize];
