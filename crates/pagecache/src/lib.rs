@@ -65,8 +65,8 @@ type Key = (u64, u64);
 
 struct Shard<F> {
     units: BTreeMap<Key, Unit<F>>,
-    /// This shard's part of the eviction clock: all units by their turns, and stale entries of units that are gone or
-    /// have another turn.
+    /// This shard's part of the eviction clock: all units by their turns, and stale entries of units that were removed
+    /// or have another turn.
     clock: VecDeque<(Key, u64)>,
     slab: Slab,
 }
@@ -114,7 +114,7 @@ pub enum Put {
         full_chunk: Option<ByteRange>,
         /// Some of these bytes were written back before, while they were cached, so they may soon be written once more.
         rewritten: bool,
-        /// This many bytes stay in the memory in which they came.
+        /// This many bytes stay in the memory in which they arrived.
         adopted: u64,
         /// Free blocks at the servers were set aside for all of them.
         covered: bool,
@@ -287,8 +287,8 @@ impl<F: CachedFile> PageCache<F> {
         units(range).map(|(u, part)| self.shard(file.id(), u).read().units.get(&(file.id(), u))?.lend(part)).collect()
     }
 
-    /// Shows the longest run of valid bytes of unit `u` that has a byte of `near` to `show`, under a lock that keeps
-    /// the unit as it is. Does not count as a use. Returns whether there is such a run.
+    /// Passes to `show` the longest run of valid bytes of unit `u` that contains a byte of `near`, under a lock that
+    /// keeps the unit unchanged. Does not count as a use. Returns whether there is such a run.
     pub fn show(&self, file: &F, u: u64, near: ByteRange, show: impl FnOnce(ByteRange, &[u8])) -> bool {
         let shard = self.shard(file.id(), u).read();
         let Some(unit) = shard.units.get(&(file.id(), u)) else { return false };

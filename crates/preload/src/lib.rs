@@ -6,11 +6,12 @@
 //! A program that is started with `LD_PRELOAD=libamphi_preload.so` (`amphi run`) calls these functions instead of
 //! libc's. A read is served from memory that the mount shares, or it is the real call. Functions that change what a
 //! descriptor number means are real calls that also make this library forget the number. So the list of functions
-//! decides how fast a program is, not what it sees: calls that are not caught reach the mount through the kernel.
+//! determines how fast a program is, not what it sees: calls that this library does not intercept reach the mount
+//! through the kernel.
 //!
-//! Rules: the constructor makes no system call; no thread, no signal handler, no descriptor that stays, no allocation;
-//! `errno` is left alone unless the real call sets it. What belongs to the kernel (`fork`, `exec`, locks, `mmap`,
-//! `lseek`, `stat`, ...) is not touched.
+//! Rules: the constructor makes no system call. The library starts no thread, sets no signal handler, keeps no
+//! descriptor and allocates no memory. It leaves `errno` unchanged unless the real call sets it. What belongs to the
+//! kernel (`fork`, `exec`, locks, `mmap`, `lseek`, `stat`, ...) is not touched.
 
 //!
 //! With the profile `preload` the library is built without the standard library, and needs nothing but libc. Other

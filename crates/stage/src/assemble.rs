@@ -43,7 +43,7 @@ impl Assembler<'_> {
         });
     }
 
-    /// Makes one; false: it cannot be made here.
+    /// Makes one; returns false if it cannot be made on this file system.
     fn other(&self, n: u32, entry: &Entry) -> Result<bool, Trouble> {
         let from = self.source.place(entry).map_err(Trouble::Source)?;
         let place = self.dest.place(self.source, entry).map_err(Trouble::Target)?;
@@ -95,7 +95,7 @@ impl Assembler<'_> {
         }
     }
 
-    /// Gives whole files their attributes; a file that is no longer what was copied is copied again.
+    /// Gives complete files their attributes; a file that is no longer the copied one is copied again.
     pub(crate) fn files(&self, files: &[FileState]) {
         work::each(self.threads, files.len(), self.stop, |n| {
             let (verdict, identity) = {

@@ -1,8 +1,8 @@
-//! Pairs of calls of different processes that touch the same bytes, one of them a write, without what a model of
-//! consistency wants between them.
+//! Pairs of calls of different processes that touch the same bytes, of which at least one is a write, without the calls
+//! between them that a consistency model requires.
 //!
-//! Owns: finding them in the traces of one cluster. Does not own: what a program that has barriers of its own knows
-//! better: calls are ordered by time alone, so a pair is a candidate and never an error.
+//! Owns: finding them in the traces of one cluster. Does not own: knowledge about the program, for example about its
+//! barriers: calls are ordered by time alone, so a pair is a candidate and never an error.
 //!
 //! The models are those of the study of Wang, Mohror and Snir (File system semantics requirements of HPC applications,
 //! HPDC 2021), section 3: `posix` wants that the first call has ended before the second begins; `commit` also that the
@@ -101,7 +101,7 @@ impl Access {
     }
 }
 
-/// Of one range: the last write, and reads since.
+/// For one range: the last write, and the reads since.
 #[derive(Clone, Debug, Default)]
 struct Last {
     write: Option<Access>,
