@@ -854,9 +854,9 @@ fn appends_merge_into_one_extent() {
     assert_eq!(store.blocks_of(id(0).ino), 1000);
 }
 
-/// Goal: a hole and a preallocation are changes with a time, even if no block is added or removed, and they do not set
-/// the object's time back. A hole makes object 0 for that, and no other. Method: each at an earlier and a later time,
-/// on an object with a block and on ones that do not exist.
+/// Goal: a hole and a preallocation set the modification time, even if no block is added or removed, but never to an
+/// earlier time. To store the time, a hole creates object 0, but no other object. Method: each at an earlier and a
+/// later time, on an object with a block and on ones that do not exist.
 #[test]
 fn changes_of_no_block_have_a_time() {
     let mut store = DataStore::new(2000);

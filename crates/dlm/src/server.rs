@@ -44,7 +44,7 @@ pub struct LockLimits {
     pub callback_deadline_ns: u64,
     /// With more incompatible locks than this on an object, growth is cut. 0: it never is.
     pub crowd_locks: usize,
-    /// This many bytes after its start a grant ends on a crowded object. 0: growth is not cut.
+    /// On a crowded object a grant ends this many bytes after its start. 0: growth is not cut.
     pub crowd_growth_bytes: u64,
     /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two. 1 leaves them as
     /// they are.

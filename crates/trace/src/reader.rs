@@ -154,9 +154,9 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// The records of one block, as the mount gave it out.
+/// The records of one block in the form in which the mount writes it.
 ///
-/// Errors: it is no whole block of records.
+/// Errors: if the bytes are not one complete block of records.
 pub fn records(block: &[u8]) -> Result<Vec<Record>, Fault> {
     let short = || Fault::cut(0, "the block is too short");
     let (bytes, stored) = block.split_first_chunk::<HEAD_BYTES>().ok_or_else(short)?;

@@ -82,7 +82,7 @@ pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), Stri
 
 /// Adds a server with its targets, or updates what it reports about itself. `None` if the map has that already.
 ///
-/// Errors: why not, for people.
+/// Errors: the reason for the refusal, as text for the administrator.
 pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMap>, String> {
     if server.targets.is_empty() {
         return Err("it has no targets".into());

@@ -505,7 +505,7 @@ fn batches_are_answered_through_kills() {
     }
 }
 
-/// Number of kills that it took.
+/// Runs the scenario with a kill at each of its writes in turn, until it ends without one; returns the number of kills.
 fn answered_through_kills(mounts: Mounts) -> u64 {
     let mut crashes = 0;
     for nth in 1.. {

@@ -32,11 +32,12 @@ pub(super) struct Listings {
     names: Names,
     /// The cookie after them; 0 as long as no entry has arrived.
     end: u64,
-    /// A program has come to the end behind them.
+    /// A program has read the listing to its end.
     whole: bool,
     /// Their pages were dropped.
     dropped: bool,
-    /// The time of modification, and what this kernel had changed, when they began to be read.
+    /// The directory's modification time, and the number of changes by this kernel, when the reading of the names
+    /// began.
     mtime: Timespec,
     of: u64,
     /// Changes of names by this kernel.
