@@ -55,12 +55,12 @@ pub struct ClientConfig {
     pub clock: Arc<dyn Clock>,
     /// Reads `/proc/meminfo` and the memory group's files; without it there is no memory limit but `cache_bytes`.
     pub read_text: Option<ReadText>,
-    /// The user who may use the hidden control attributes beside root: the owner of the mount process.
+    /// The user who, besides root, may use the hidden control attributes: the owner of the mount process.
     pub owner_uid: u32,
     /// The job for opens whose [`Ctx`] names none. A library counts everything that it does for one job (`in_job_of`).
     pub job: Option<JobName>,
-    /// Variables of an environment that may name a job: the first one that is set counts. If the list is empty, there
-    /// are no jobs.
+    /// Environment variables that may name a job: the first one that is set is used. If the list is empty, there are no
+    /// jobs.
     pub job_variables: Vec<String>,
     /// Writes to all files are treated as writes to files of commit consistency.
     pub commit: bool,
@@ -105,9 +105,9 @@ pub struct Ctx {
     /// The I/O mode in the environment of the caller's process, if the front end knows it; it is used when the process
     /// opens a file.
     pub io_mode: Option<IoMode>,
-    /// The job that the caller's process belongs to, if the front end knows; counts when it opens a file.
+    /// The job of the caller's process, if the front end knows it; used when the process opens a file.
     pub job: Option<JobName>,
-    /// The program that calls, as far as the front end knows it; counts when it opens a file.
+    /// The program that calls, as far as the front end knows it; used when it opens a file.
     pub program: Program,
     /// The caller's umask: permission bits that an inode which it makes does not get, unless the directory has a
     /// default access control list. It is 0 if the permission bits have been removed already.

@@ -31,7 +31,7 @@ impl CachedFile for Inode {
     }
 }
 
-/// End of the bytes of a file that are dirty or on their way to the server; 0 without any.
+/// End of the bytes of a file that are dirty or on their way to the server; 0 if there are none.
 pub(crate) fn dirty_end(cache: &PageCache, file: &Inode) -> u64 {
     // Bytes that a flight puts back are dirty again before the flight has ended.
     let before = file.flights.lock().last_end();

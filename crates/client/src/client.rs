@@ -146,8 +146,8 @@ impl Client {
         self.mount.tunables.get(Tunable::LendNames) != 0 && !self.is_alone()
     }
 
-    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. Only what
-    /// is known under tokens, so that nothing is waited for; `None` if that is not sufficient.
+    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. Answers
+    /// only from what is known under tokens, so that the call never waits; `None` if that is not sufficient.
     pub fn known_name(&self, dir: Ino, name: &[u8]) -> Option<Result<Attr>> {
         let name = Name::new(name.to_vec()).ok()?;
         let known = lent_names::known(&self.mount, dir, &name)?;
@@ -428,7 +428,8 @@ impl Client {
         self.start(ops::name::readlink(self.mount.clone(), ctx.clone(), ino))
     }
 
-    /// Up to `max` entries after `cookie` (0 starts), with `.` and `..`; with attributes where at hand if `plus`.
+    /// Up to `max` entries after `cookie` (0 starts), with `.` and `..`; with `plus`, entries whose attributes are
+    /// cached have them.
     pub fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, max: u32, plus: bool) -> Pending<Listing> {
         self.start(ops::readdir::readdir(self.mount.clone(), ctx.clone(), dir, cookie, max, plus))
     }
@@ -500,8 +501,8 @@ impl Client {
 
     /// After a read of `len` bytes at `offset`: if it continued where the previous one had ended, and the following
     /// bytes are in the page cache, loads as many into the processor's cache, for a read on this thread or a
-    /// neighbouring one. This takes 0.1 us for each KiB; it is for a thread that has nothing else to do while the
-    /// program runs. It works for reads that are followed by this call.
+    /// neighbouring one. This takes 0.1 us for each KiB, so only a thread that would otherwise be idle while the
+    /// program runs should call it. It works for reads that are followed by this call.
     pub fn warm_next(&self, file: &OpenFile, offset: u64, len: usize) {
         ops::read::warm_next(&self.mount, file, offset, len as u64);
     }
@@ -608,7 +609,7 @@ impl Client {
     }
 
     /// As `lock_ahead`, and waits for the servers' answers, which wait for no other mount. The result is `Asked` if one
-    /// of them has refused. Errors are those of `lock_ahead`.
+    /// of the targets has refused its request. Errors are those of `lock_ahead`.
     pub fn lock_ahead_answered(&self, file: &Arc<OpenFile>, range: ByteRange, write: bool) -> Pending<Ahead> {
         if !(if write { file.flags.write } else { file.flags.read }) {
             return Pending::ready(Err(Errno::BadFd));
@@ -637,8 +638,8 @@ impl Client {
         Ok(())
     }
 
-    /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and order it
-    /// themselves. `wait`: whether to wait for other groups that hold the file.
+    /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and they
+    /// coordinate it themselves. `wait`: whether to wait for other groups that hold the file.
     ///
     /// Errors: `Inval` for group 0, or if the open file is a member already; `Again` if it may not wait; `Intr` once
     /// `interrupt` has fired.

@@ -143,7 +143,7 @@ pub enum LockAction {
 /// A lock to present to a server that has restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldLock {
-    /// Its id, which stays the same.
+    /// The lock's id, which does not change.
     pub id: LockId,
     /// Its object.
     pub object: ObjectId,

@@ -18,9 +18,10 @@
 //! * While every POSIX owner has at most one waiting request, owners never wait for each other in a cycle.
 //!
 //! Numbers: 1,048,576 locks may be held, and 65,536 requests may wait. So every step is O(log n), plus the caller's own
-//! locks in the range, plus the requests that are checked again. Requests that wait for the same byte form a chain, so
-//! each release wakes one of them. The exceptions are owners that hold another lock on the file: they all watch the
-//! same holder. A lock costs about 150 bytes, its owner 120, a file 70, a waiting request 250.
+//! locks in the range, plus the requests that are checked again. Requests that wait for the same byte form a chain:
+//! each waits for the previous one, so a release wakes only one of them. The exceptions are owners that hold another
+//! lock on the file: they all watch the same holder. A lock costs about 150 bytes, its owner 120, a file 70, a waiting
+//! request 250.
 
 mod cycle;
 mod own;

@@ -37,7 +37,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// number in the mount table (0: unknown).
     fn serves(&self, at: &Path, device: u64) {}
 
-    /// What has to be recorded of a request. It is called before the request is handled.
+    /// The data of a request that a recording needs. It is called before the request is handled.
     fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
         None
     }

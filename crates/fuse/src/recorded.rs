@@ -113,7 +113,7 @@ impl Recorded {
     }
 }
 
-/// What the answers to look-ups and opens say.
+/// The contents of answers to look-ups and opens.
 trait Answers {
     fn found(&mut self, out: &k::EntryOut);
     fn opened(&mut self, out: &k::OpenOut);

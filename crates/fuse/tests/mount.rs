@@ -107,8 +107,8 @@ fn errors_have_kinds() {
     drop(open);
 }
 
-/// Goal: a mount that a killed process left behind does not prevent a new one. Method: the test mounts, closes the
-/// device without serving it, and mounts again.
+/// Goal: a mount that remains after its process was killed does not prevent a new one. Method: the test mounts, closes
+/// the device without serving it, and mounts again.
 #[test]
 fn dead_mounts_are_taken_away() {
     let dir = tempfile::tempdir().expect("temporary directory");

@@ -27,7 +27,7 @@ macro_rules! counters {
 /// Buckets of a histogram: up to 2^39, some 10 minutes in ns or 512 GiB.
 const BUCKETS: usize = 40;
 
-/// How often values occurred, by powers of two: bucket `k` counts values above 2^(k-1) and up to 2^k.
+/// The distribution of values by powers of two: bucket `k` counts values above 2^(k-1) and up to 2^k.
 pub struct Histogram([Cell<u64>; BUCKETS]);
 
 impl Default for Histogram {

@@ -249,7 +249,7 @@ pub enum TargetRequest {
     /// `Done`: the objects of a file belong to this owner now.
     SetOwner(Ino, Owner),
     /// `Done`: free the inodes that no session can have open any more. It is sent when all targets of the server have
-    /// finished what a crash interrupted, because one of them may have decided to give such an inode a name.
+    /// completed what a crash interrupted, because one of them may have decided to give such an inode a name.
     Reap,
 }
 

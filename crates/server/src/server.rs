@@ -4,8 +4,8 @@
 //!
 //! Start: open every zone and load it; check that all zones belong to one server; join the cluster, or be its master.
 //! Only then write to zones that existed before: finish what a crash interrupted, end sessions that had ended before,
-//! and admit mounts. If an error occurs nothing was changed, and one line says what to do. Stop: admit no client,
-//! answer requests under way, checkpoint, close.
+//! and admit mounts. If an error occurs, nothing has been changed, and one line says what to do. Stop: admit no client,
+//! answer the requests under way, make a checkpoint, close.
 
 use crate::cluster::follower::Enlisted;
 use crate::cluster::peers::Cluster;

@@ -68,7 +68,7 @@ pub const EXTENTS_A_RECORD: usize = 4096;
 
 /// Bytes of a record for the deletion of an extent and a new one.
 pub const EXTENT_BYTES: u64 = 88;
-/// Bytes of a record for one block, if it were an extent of its own with checksums of its own.
+/// Bytes of a record for one block if the block is an extent of its own with checksums of its own.
 pub const BLOCK_BYTES: u64 = EXTENT_BYTES + CHECKSUM_ITEM_BYTES;
 /// Bytes of a record for everything except extents: inode, object, answer, and two blocks of logged bytes that are cut
 /// in two.

@@ -28,7 +28,7 @@ impl Exported {
         if self.0.any.load(SeqCst) { self.0.export.read().clone() } else { None }
     }
 
-    /// Replaces the export; the previous one shows nothing from now on.
+    /// Replaces the export; the previous one shows nothing afterwards.
     pub(super) fn set(&self, export: Option<Arc<Export>>) {
         let mut place = self.0.export.write();
         self.0.any.store(export.is_some(), SeqCst);

@@ -30,7 +30,7 @@ struct Watched {
 struct State {
     /// The latest failure.
     last: Errno,
-    /// The count of failures at the latest one that has to be reported to open files.
+    /// The failure count of the latest failure that has to be reported to open files.
     owed: u64,
     /// The count at the latest of these failures that lost bytes, or 0 if there was none.
     lost: u64,

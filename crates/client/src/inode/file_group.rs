@@ -36,7 +36,7 @@ pub(crate) struct State {
 /// The group that has a file.
 #[derive(Default)]
 pub(crate) struct FileGroup {
-    /// The number of the group, from the moment when other requests have to wait for it; 0: no group.
+    /// The number of the group, from the moment when other requests have to wait for it; 0 if there is no group.
     pub(crate) id: AtomicU64,
     pub(crate) state: Mutex<State>,
     /// Requests of this mount that wait for the end of the group.

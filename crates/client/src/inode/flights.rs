@@ -30,8 +30,8 @@ pub(crate) struct Flights {
     piped: BTreeSet<u64>,
     /// How many flights ended with their bytes dirty again.
     came_back: u64,
-    /// Nothing may be sent from the lowest of these offsets on: truncates are under way, or the file has lost its last
-    /// name.
+    /// No request may be sent for bytes from the lowest of these offsets on: truncates are under way, or the file has
+    /// lost its last name.
     frozen: SmallVec<[u64; 2]>,
 }
 

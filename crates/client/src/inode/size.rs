@@ -167,7 +167,7 @@ impl FileSize {
         }
     }
 
-    /// Where the last write ends that has returned without a lock and whose bytes are not on their target yet; 0 if
+    /// The end of the last write that has returned without a lock and whose bytes are not on their target yet; 0 if
     /// there is none.
     pub(crate) fn unfinished_end(&self) -> u64 {
         self.unfinished_end.load(SeqCst)

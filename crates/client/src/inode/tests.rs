@@ -70,8 +70,8 @@ fn view(size: u64) -> InodeView {
 }
 
 /// Goal: if an answer from before a write is applied during the write, it does not reduce the size, whenever the two
-/// overlap. Method: many files. One thread writes each into the cache while another one applies an answer that shows
-/// the empty file.
+/// overlap. Method: many files. Method: one thread writes each file into the cache while another one applies an answer
+/// that shows the empty file.
 #[test]
 fn an_answer_beside_a_write_does_not_cut() {
     const FILES: usize = 4000;
@@ -176,7 +176,7 @@ fn capabilities_that_were_set_are_known() {
     assert!(!file.gives_capabilities());
 }
 
-/// Goal: while the end of this mount's own bytes is determined anew, the reported end is never lower than the end of
+/// Goal: while the end of this mount's own bytes is determined again, the reported end is never lower than the end of
 /// the cached bytes. Method: one thread writes farther and farther, and checks the end. Another thread determines the
 /// end again and again.
 #[test]

@@ -82,7 +82,7 @@ fn failed(mount: &Mount, error: LinkError) -> Errno {
     mount.coherence.sharing.check().err().unwrap_or(Errno::from(error))
 }
 
-/// What is wrong with a map, if anything: every target must have exactly one server, and target 0 the first one.
+/// The fault of a map, if it has one: every target must have exactly one server, and target 0 must be on the first one.
 fn fault(map: &ClusterMap) -> Option<&'static str> {
     let all: Vec<TargetId> = map.servers.iter().flat_map(|s| s.targets.iter().copied()).collect();
     let distinct: BTreeSet<TargetId> = all.iter().copied().collect();

@@ -103,7 +103,7 @@ pub(crate) async fn read_piece(
     ask_piece(mount, file, object, range, under).await?
 }
 
-/// As `read_piece`. The inner error is the target's answer; the outer one means that there was no answer.
+/// As `read_piece`. The inner error is the target's answer; the outer error means that no answer arrived.
 pub(crate) async fn ask_piece(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

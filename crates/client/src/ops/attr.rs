@@ -173,7 +173,7 @@ fn explicit_time(mount: &Mount, file: &Inode, view: &InodeView) {
     }
 }
 
-/// Changes the size, and whatever else `set` says.
+/// Changes the size, and the other attributes in `set`.
 pub(crate) async fn truncate(
     mount: &Arc<Mount>,
     cred: &Cred,

@@ -174,7 +174,7 @@ impl Mount {
         t.on(Tunable::Memory) && (self.policy.group_short.load(Relaxed) || caller())
     }
 
-    /// `large`: the request is not a probe, whatever requests came before it.
+    /// `large`: the request is not a probe, whatever requests preceded it.
     fn lacks_locality(&self, file: &Inode, way: Way, bytes: u64, large: bool) -> bool {
         let t = &self.tunables;
         if !t.on(Tunable::Locality) {

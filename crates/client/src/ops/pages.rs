@@ -454,8 +454,8 @@ mod tests {
     }
 
     /// Goal: a cached write of several units that fails leaves none of its bytes. Method: one thread writes two units
-    /// again and again while another one makes and drops pages. After each attempt all bytes are those of the last
-    /// write that succeeded.
+    /// repeatedly while another one adds and drops pages. After each attempt all bytes are those of the last write that
+    /// succeeded.
     #[test]
     fn a_refused_write_leaves_nothing() {
         const LEN: usize = 128 << 10;

@@ -137,8 +137,8 @@ pub(crate) fn try_write(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     Offset,
-    /// The front end has found the end of the file, or the write is to go to its offset. So it goes to its offset,
-    /// unless another mount has ever existed; then it goes to the end.
+    /// The front end has found the end of the file, or the write is to go to its offset. So the write goes to its
+    /// offset; but if another mount has ever existed, it goes to the end of the file.
     ToldEnd,
     /// To the end of the file.
     End,

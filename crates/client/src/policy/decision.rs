@@ -60,7 +60,7 @@ reasons! {
 /// The known facts about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Bytes that the application requested and that the cache does not serve; pieces of one call are added up.
+    /// Bytes that the application requested and that the cache does not serve; the pieces of one call are added.
     pub size: u64,
     /// The file is open with `O_DIRECT`.
     pub o_direct: bool,

@@ -94,7 +94,7 @@ pub(crate) struct Habit {
 }
 
 impl Habit {
-    /// Whether a look at one of its next opens is due.
+    /// Whether one of its next opens has to be observed.
     pub(crate) fn is_due(&self) -> bool {
         self.known != Some(Pieces::Large) && self.streams >= self.patience()
     }

@@ -57,7 +57,8 @@ fn bytes_of(class: usize) -> u64 {
     CLASS_MIN_BYTES << class
 }
 
-/// The last samples of one way of a class: bytes per second, and the moment when each was complete, in time with I/O.
+/// The last samples of one way of a class: bytes per second, and the moment when each was complete, in time during
+/// which I/O ran.
 #[derive(Clone, Copy, Debug, Default)]
 struct Samples {
     last: [(u64, u64); SAMPLES],
@@ -314,8 +315,8 @@ impl Thresholds {
         mode == Mode::Direct
     }
 
-    /// `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: nothing else ran at
-    /// the same time that would spoil the sample.
+    /// `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: no other I/O ran at
+    /// the same time that would falsify the sample.
     pub(crate) fn note(&self, way: Way, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let in_company = self.in_company.load(Relaxed);
         let mut table = self.tables[way as usize][usize::from(in_company)].lock();

@@ -202,7 +202,7 @@ impl Side {
         self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
     }
 
-    /// `bytes` have gone one way. `times_ns` are the times when they were requested and when they arrived.
+    /// `bytes` were sent one way. `times_ns` are the times when they were requested and when they arrived.
     fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let Some(sample) = self.meter.note(sample_bytes, of, bytes, times_ns, shows) else { return };
         let (rate, io_ns) = (&mut self.rates[of], self.meter.io_ns);
@@ -242,7 +242,7 @@ fn index(course: Course) -> usize {
 }
 
 impl Throughput {
-    /// `bytes` have landed on a target. `shows`: nothing else ran at the same time that would spoil the stretch.
+    /// `bytes` have landed on a target. `shows`: no other I/O ran at the same time that would falsify the measurement.
     pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
         self.note_since(way, course, bytes, (now_ns, now_ns), shows);
     }
@@ -481,8 +481,8 @@ mod tests {
         assert!(stretches_until_tried(800, 3600 * SECOND).abs_diff(near) <= 1);
     }
 
-    /// Goal: ways that are about equal do not take turns: each stays in use until the other is clearly better. Method:
-    /// rates around each other by three percent, then by ten.
+    /// Goal: two ways of about equal speed do not alternate: each stays in use until the other one is clearly better.
+    /// Method: rates around each other by three percent, then by ten.
     #[test]
     fn equal_ways_stay() {
         let l = Throughput::default();

@@ -215,8 +215,8 @@ fn a_restarted_server_waits_for_nobody_who_is_there() {
     });
 }
 
-/// Goal: if one server is silent, the mount stops using what that server granted, and nothing else. Method: names and
-/// bytes of two servers are cached, and one server is cut off for longer than its lease lasts.
+/// Goal: if one server is silent, the mount stops using only what that server granted. Method: names and bytes of two
+/// servers are cached, and one server is cut off for longer than its lease lasts.
 #[test]
 fn a_silent_server_stops_what_it_granted() {
     in_cluster(12, 3, async |c| {

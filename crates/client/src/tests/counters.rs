@@ -174,8 +174,8 @@ fn throttled_writers_are_counted_by_job() {
 }
 
 /// Goal: a file counts its messages, its lock requests, the callbacks of its locks, the contention reports, and its
-/// hits while it is open. Method: one file, so that every message is about it, with a fill, a callback and a contended
-/// write.
+/// hits while it is open. Method: one file, so that every message is about this file, with a fill, a callback and a
+/// contended write.
 #[test]
 fn a_file_counts_its_locks_and_messages() {
     let mut w = World::new(1, &[("readahead.max_bytes", "0")]);

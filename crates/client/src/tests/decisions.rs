@@ -337,8 +337,8 @@ fn reuse_that_comes_back_is_noticed() {
     w.check_clean();
 }
 
-/// Goal: files whose bytes are used again stay in the cache, however much of them leaves it. They are read twice, or
-/// written and then read. The switch turns the rule off. Method: streams over six times the cache.
+/// Goal: files whose bytes are used again stay in the cache, however many of their bytes are evicted. They are read
+/// twice, or written and then read. The switch turns the rule off. Method: streams over six times the cache.
 #[test]
 fn working_sets_keep_their_cache() {
     let mut w = World::new(1, &QUICK);

@@ -166,7 +166,7 @@ fn changes_end_them() {
     }
 }
 
-/// Goal: unused data is dropped after a while, and with the close. Method: the count of bytes under way.
+/// Goal: unused data is dropped after a while, and with the close. Method: the number of bytes under way is checked.
 #[test]
 fn nothing_stays() {
     let (mut w, _, file, _) = world(1);
@@ -185,7 +185,7 @@ fn nothing_stays() {
 }
 
 /// Goal: if the cache serves one read of a stream in between, the stream continues and loses only that read. Method:
-/// one read is left out, which has the same effect, and the requests are counted.
+/// one read is left out, which has the same effect as a cache hit, and the requests are counted.
 #[test]
 fn a_stream_goes_on_behind_what_the_cache_served() {
     let (mut w, _, file, bytes) = world(1);

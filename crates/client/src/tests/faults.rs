@@ -121,7 +121,7 @@ fn a_loss_of_a_closed_file_is_told_to_the_next() {
     }
 }
 
-/// Goal: two mounts show the same when one of them has lost bytes, and so does every program that gets the error
+/// Goal: two mounts show the same bytes after one of them has lost some, and so does every program that gets the error
 /// (Promise S16). Method: the disk of a real server refuses data between a write and the end of its write-back. The
 /// write is over an old file or behind its end, and is too large to be answered from the server's memory.
 #[test]
@@ -288,7 +288,7 @@ fn partly_failed_direct_writes() {
 }
 
 /// Goal: a partly failed direct write cuts off only its own bytes. A completed write behind it stays, whenever it
-/// happens (Promise S17). Method: both writes run at the same time in random orders of messages, and one piece of four
+/// happens (Promise S17). Method: both writes run at the same time with messages in random order, and one piece of four
 /// is refused. The other write is buffered or direct. The test compares size and bytes at the end. In enough rounds
 /// there is something to cut, with and without the other write.
 #[test]

@@ -179,8 +179,8 @@ fn what_is_not_kept_is_given_back() {
 }
 
 /// Goal: a wait ends with the lock, or with a signal: then nothing is left, or the lock was granted before and is
-/// reported. Method: another mount holds a lock. The signal comes before, at the same time as, and after its end, in
-/// many orders.
+/// reported. Method: another mount holds a lock. Method: the signal arrives before, during and after the end of the
+/// wait, in many orders.
 #[test]
 fn waits_and_signals() {
     let (mut granted, mut interrupted) = (0, 0);
@@ -251,8 +251,8 @@ fn signals_without_a_server() {
     }
 }
 
-/// Goal: what remains of a wait, or of a lock that was not kept, does not release the next lock of the same owner on
-/// the same bytes. Method: the wait is interrupted without a connection, at several stages, or dropped, and the next
+/// Goal: the remains of a wait, or of a lock that was not kept, do not release the next lock of the same owner on the
+/// same bytes. Method: the wait is interrupted without a connection, at several stages, or dropped, and the next
 /// request follows at once.
 #[test]
 fn what_comes_next_is_not_given_back() {

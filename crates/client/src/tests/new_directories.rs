@@ -64,8 +64,8 @@ fn alone_absent_names_are_known() {
     }
 }
 
-/// Goal: a user who may not search the directory is refused, and one who may gets the answer. Method: a user, before
-/// and after chmod.
+/// Goal: a user without permission to search the directory is refused, and a user with permission gets the answer.
+/// Method: a user, before and after chmod.
 #[test]
 fn permission_comes_first() {
     in_cluster(21, 1, async |c| {

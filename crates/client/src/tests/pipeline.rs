@@ -100,7 +100,7 @@ fn a_large_write_returns_early() {
 }
 
 /// Goal: a large write that is to be stable when it returns waits until it is, however its file was opened (Promise
-/// S10). Method: one write with the flag of `RWF_DSYNC`, and a plain one at the same time.
+/// S10). Method: one write with the flag of `RWF_DSYNC`, and one without it at the same time.
 #[test]
 fn a_stable_write_waits() {
     let mut w = World::new(2, &[]);
@@ -116,8 +116,8 @@ fn a_stable_write_waits() {
 }
 
 /// Goal: a caller that waits for written bytes, dirty or under way, does not wait for bytes that are written meanwhile.
-/// After its return all earlier bytes are there (Promise S10). Method: a buffered and a direct stream go on without
-/// end, while `fsync`, `sync`, a close and a change of times of the same file are called.
+/// After its return all earlier bytes are there (Promise S10). Method: a buffered and a direct stream run without end,
+/// while `fsync`, `sync`, a close and a change of times of the same file are called.
 #[test]
 fn a_stream_keeps_nobody_waiting() {
     for what in 0..4u64 {

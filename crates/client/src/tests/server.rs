@@ -33,7 +33,7 @@ pub(crate) struct Server {
     pub(crate) called_back: Vec<u64>,
     /// Every request's name, for counting.
     pub(crate) log: Vec<String>,
-    /// Writes to refuse: for each of these offsets, one write at or behind it is refused.
+    /// Writes to refuse: for each of these offsets, one write at or after it is refused.
     pub(crate) refuse_writes: Vec<(u64, Errno)>,
     /// Bytes that cannot be read.
     pub(crate) damaged: Vec<ByteRange>,

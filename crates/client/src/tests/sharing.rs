@@ -315,8 +315,8 @@ fn appends_of_two_mounts_land_whole() {
 }
 
 /// Goal: a write is one event for another mount's read, whether each of them is buffered or direct (Promise S2).
-/// Method: one mount writes the same range with changing letters, over several objects, in one call each. The other
-/// mount reads all of it and must see only one letter.
+/// Method: one mount writes the same range with changing letters, over several objects, in one call for each letter.
+/// The other mount reads all of it and must see only one letter.
 #[test]
 fn a_write_is_one_event_elsewhere() {
     for seed in 0..4 {

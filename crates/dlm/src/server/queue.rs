@@ -222,8 +222,8 @@ impl LockSpace {
         count
     }
 
-    /// One reason why the request has to wait. Of several requests it is the latest, so that many requests behind one
-    /// lock form a chain in which each release wakes one of them.
+    /// One of the reasons why the request has to wait. Of several requests it is the latest, so that many requests
+    /// behind one lock form a chain in which each release wakes one of them.
     fn blocker(&self, view: &Object, id: LockId) -> Option<LockId> {
         let lock = &self.locks[&id];
         self.blocker_of(view, lock.owner, lock.mode, lock.range, id)

@@ -33,8 +33,8 @@ impl ClientFs {
         }
     }
 
-    /// As `tells_size`, for an answer that shows no size to a program and that may be left out. False means that it has
-    /// to be left out.
+    /// As `tells_size`, for an answer that shows no size to a program and may therefore be left out. False means that
+    /// it has to be left out.
     pub(super) fn shows_aside(&self, tid: u32, attr: &Attr, asked_ns: u64) -> bool {
         let is_changing = || self.kernel_view.is_changing(attr.ino);
         attr.kind != Kind::File || self.sizes().tells_aside(tid, attr, asked_ns, is_changing)

@@ -275,8 +275,8 @@ mod tests {
         assert_eq!(forgotten(), Ino(0), "lent anew");
     }
 
-    /// Goal: a change whose answer may come later counts as one change. It ends once, when the first holder says so, or
-    /// when the last holder is dropped. Method: shared changes that are ended and dropped.
+    /// Goal: a change with a delayed answer counts as one change. It ends once, when the first holder says so, or when
+    /// the last holder is dropped. Method: shared changes that are ended and dropped.
     #[test]
     fn shared_changes_end_once() {
         let (view, ino) = (Arc::new(KernelView::default()), Ino(7));

@@ -291,7 +291,7 @@ impl Sizes {
         self.tids[own].store(0, SeqCst);
     }
 
-    /// Whether there are threads that ask and look.
+    /// Whether there are threads that request attributes and observe the kernel.
     pub(crate) fn are_followed(&self) -> bool {
         let state = self.state.lock();
         state.threads > 0 && !state.ended

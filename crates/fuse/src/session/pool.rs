@@ -217,7 +217,7 @@ impl Pool {
         s.working() == 1 && s.reading == 0 && s.backlog.is_empty()
     }
 
-    /// Adds a reader: a sleeping thread if there is one, otherwise a new one.
+    /// Adds a thread that reads requests: a sleeping one if there is one, otherwise a new one.
     fn promote(&self, s: &mut State) -> Next {
         if let Some(sleeper) = s.sleepers.pop() {
             s.begin_reading();
@@ -403,7 +403,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Goal: a thread works alone while no other works or reads. Method: one working thread, two, and one again.
+    /// Goal: a thread works alone while no other works or reads. Method: one working thread, then two, then one again.
     #[test]
     fn one_thread_works_alone() {
         let pool = Pool::new(3, 1, 2);

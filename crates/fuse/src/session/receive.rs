@@ -304,8 +304,8 @@ mod tests {
         assert_eq!(d.seen(), (short, false));
     }
 
-    /// Goal: a request that is put aside is the same when another thread takes it, and the memory that it left can be
-    /// used further. Method: requests of random sizes, of which every second one goes through a second reader's memory.
+    /// Goal: a request that is put aside is unchanged when another thread takes it, and the memory that it left can be
+    /// used again. Method: requests of random sizes, of which every second one goes through a second reader's memory.
     #[test]
     fn detached_requests_stay_whole() {
         let (mut d, mut other) = (Device::new(), Receive::new(MAX, Arc::default()));

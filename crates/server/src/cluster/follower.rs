@@ -29,7 +29,7 @@ use std::time::Duration;
 
 /// Pause before the master is tried again.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// How long one attempt to join may take. During it the master tries the addresses of a new server.
+/// The most time that one attempt to join may take. During it the master tries the addresses of a new server.
 const ATTEMPT: Duration = Duration::from_secs(20);
 /// How long another process with the same zones may be connected before it counts as alive. This is as long as it takes
 /// to notice that a connection is dead.

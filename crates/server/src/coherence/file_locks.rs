@@ -231,7 +231,7 @@ impl FileLockTable {
         std::mem::take(&mut self.inner.borrow_mut().news)
     }
 
-    /// When the next check of waiting requests is due, monotonic ns. `None` if a task waits for it already; otherwise
+    /// When the next check of waiting requests is due, monotonic ns. `None` if a task already waits for it; otherwise
     /// the caller has to wait for it.
     pub fn start_watch(&self) -> Option<u64> {
         let inner = &mut *self.inner.borrow_mut();

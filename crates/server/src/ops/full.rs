@@ -10,9 +10,9 @@
 //! blocks. Each step frees its old blocks before the next step begins. A write that extends the file is refused before
 //! any of it is written.
 //!
-//! Overwrites under way have taken new blocks and have not freed the old ones. Until they have ended, the free space
-//! looks smaller than it is. A write waits for them before it is refused. Meanwhile no other write begins, and later
-//! ones queue behind it.
+//! Overwrites under way have allocated new blocks and have not freed the old ones yet. Until they have ended, the free
+//! space looks smaller than it is. A write waits for them before it is refused. Meanwhile no other write begins, and
+//! later ones queue behind it.
 //!
 //! Invariants: only one write of a target at a time uses the reserved blocks, and it waits for nothing that waits for
 //! it. It holds no span when it takes its turn, and a caller with a plan waits for no turn. Each step is a record of

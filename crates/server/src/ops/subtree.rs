@@ -100,8 +100,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Of what a session presents after a restart, the server accepts what is in its tree. Locks are answered in their
-    /// order, so from the first one on that may be outside, all are lost.
+    /// Of the state that a session presents after a restart, the server accepts only what is in the session's tree.
+    /// Locks are answered in their order, so from the first one on that may be outside, all are lost.
     async fn leave_foreign_out(&self, op: &mut Request) {
         match op {
             Request::Represent { opens, locks } | Request::RepresentFor { opens, locks, .. } => {

@@ -281,8 +281,8 @@ fn spread_files() {
     });
 }
 
-/// Goal: answers to writes report whether there is space for each mount and once more, as the present value of the
-/// tunable says (Promise S15). Method: the same write with the tunable on both sides of the free space.
+/// Goal: answers to writes report whether free space is sufficient for each mount and for one more, according to the
+/// present value of the tunable (Promise S15). Method: the same write with the tunable on both sides of the free space.
 #[test]
 fn room_is_told() {
     with_server(29, 1, 1, async |_, c| {

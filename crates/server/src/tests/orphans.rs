@@ -72,7 +72,7 @@ fn a_promised_first_name_counts() {
     }
 }
 
-/// Goal: the same on one target, where the link waits for the revocation of what another mount caches: the file has its
+/// Goal: the same on one target, where the link waits for the revocation of tokens of another mount: the file has its
 /// name and its bytes. Method: a small file, and one over two targets. The other mount answers the revocation after the
 /// close.
 #[test]

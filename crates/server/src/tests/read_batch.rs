@@ -56,8 +56,9 @@ impl Client {
 }
 
 /// Goal: each file is sent with its bytes, an open and a lock of its own. A file that cannot be sent in this way is
-/// left out without an effect. Method: files of many sizes, one with a hole at its end, together with a wrong name, a
-/// wrong inode, a directory and a file that is too long. One of the files is removed while it is open ahead.
+/// left out without an effect. Method: files of many sizes, one with a hole at its end, are requested together with a
+/// wrong name, a wrong inode, a directory and a file that is too long. One of the files is removed while it is open
+/// ahead.
 #[test]
 fn files_come_together() {
     with_server(81, 1, 1, async |_, c| {

@@ -169,8 +169,8 @@ fn one_connection_lives_at_any_worker() {
 }
 
 /// Goal: slots of different connections of a session are different. No request gets the answer of another one, and each
-/// change happens once, even when connections break and the server is killed. Method: requests for the same target over
-/// all connections, each of which uses the same few slots, with exclusive creates.
+/// change happens once, even when connections break and the server is killed. Method: requests for the same target are
+/// sent over all connections, each of which uses the same few slots; they are exclusive creates.
 #[test]
 fn slots_of_connections_are_apart() {
     for seed in 0..10 {

@@ -154,7 +154,7 @@ fn permissions_and_attributes() {
 }
 
 /// Goal: an open to execute needs the permission to execute and no other, any other open that to read. Method: modes
-/// that have one of them, opened by a stranger.
+/// that give only one of the two permissions, and opens by another user.
 #[test]
 fn execution_is_not_reading() {
     with_server(11, 1, 1, async |_, c| {

@@ -1,5 +1,5 @@
-//! Rights of access: users of the machine who connect over a Unix socket, data of files that are not open, and objects
-//! of inodes that do not exist.
+//! Access rights: users of the machine who connect over a Unix socket, data of files that are not open, and objects of
+//! inodes that do not exist.
 
 use super::data::bytes;
 use super::*;

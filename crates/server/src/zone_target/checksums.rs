@@ -60,7 +60,7 @@ impl<E: Env> Target<E> {
         expected.collect()
     }
 
-    /// The same for one block in a buffer of its own.
+    /// The same for one block in a separate buffer.
     pub fn expect_block(&self, file_block: u64, physical: u64) -> Vec<Expected> {
         self.expect(&[ReadSegment { file_block, blocks: 1, physical: Some(physical) }], file_block, 0)
     }

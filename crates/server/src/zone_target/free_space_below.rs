@@ -1,4 +1,4 @@
-//! `RoomBelow`: what the file system below the zones can still give to one target.
+//! `RoomBelow`: the space that the file system below the zones can still give to one target.
 //!
 //! Zone files are sparse: a block that was never written gets storage from the local file system when it is written.
 //! Owns: when the free space of that file system is checked, and the consequence if little is left: the target uses

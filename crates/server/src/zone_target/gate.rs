@@ -6,8 +6,8 @@
 //! half done. An operation on one target takes its keys, checks, changes and releases them in one step. Keys are always
 //! taken in ascending order (and targets in ascending order before that), so there is no cycle to wait in.
 //!
-//! Invariants: a queue is served first come, first served, and readers together. A dropped `take` leaves nothing
-//! behind. The number of queued waiters is bounded by the credits of the sessions.
+//! Invariants: a queue is served first come, first served, and readers together. A `take` that is dropped has no
+//! effect. The number of queued waiters is bounded by the credits of the sessions.
 
 use futures_channel::oneshot;
 use std::cell::RefCell;

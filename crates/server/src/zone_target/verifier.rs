@@ -79,7 +79,7 @@ impl Verifier {
         }
     }
 
-    /// Whether this failure of the disk has to be reported, which only the first one has.
+    /// Whether this failure of the disk has to be reported: only the first one has to be.
     pub fn is_first_failure(&self) -> bool {
         !self.failed_once.replace(true)
     }

@@ -121,7 +121,8 @@ mod tests {
     }
 
     /// Goal: if a page was read before a write, its write-back leaves the written bytes out; if it was read after the
-    /// write, it does not. Method: a write over the end of one page and the start of the next; the second is read anew.
+    /// write, it does not. Method: a write over the end of one page and the start of the next one; the second page is
+    /// read again.
     #[test]
     fn old_copies_leave_out_what_was_replaced() {
         let mut o = Overwrites::default();
@@ -143,7 +144,7 @@ mod tests {
     }
 
     /// Goal: if a write fails, completely or in part, the bytes that it did not write stay valid in the pages. Method:
-    /// one write that fails at once and one that stops half-way.
+    /// one write fails at once, and one stops half-way.
     #[test]
     fn what_failed_replaces_nothing() {
         let mut o = Overwrites::default();

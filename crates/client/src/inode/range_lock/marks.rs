@@ -80,7 +80,7 @@ mod tests {
     }
 
     impl TwoUnits {
-        /// Both units as a read without the lock finds them, or `None` if the read has to take the lock.
+        /// Both units as a read without the lock sees them, or `None` if the read has to take the lock.
         fn read(&self, looks_again: bool) -> Option<[u64; 2]> {
             let (stamp, unguarded) = (self.marks.stamp()?, self.marks.unguarded());
             let found = [0, 1].map(|unit: usize| *self.units[unit].lock().unwrap());

@@ -38,7 +38,7 @@ impl<E: Env> LinkEvents<E> for Deaf {
 /// Sends a request to the servers at the configured addresses in turn until one answers, as often as the time for
 /// connecting permits.
 ///
-/// Errors: one line that says what was wrong with each address.
+/// Errors: one line with the fault of each address.
 pub(super) async fn master<E: Env>(env: &E, config: &LinkConfig) -> io::Result<Found> {
     let begun = env.now();
     let mut pause = config.timeouts.backoff_min;

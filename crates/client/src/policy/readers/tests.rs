@@ -204,8 +204,8 @@ fn an_adversary_gains_little() {
 }
 
 /// Goal: one look finds a program that reads in large pieces, and all of its later opens are served by the mount. A
-/// program that changes is detected with one wrong open. Unknown programs are served by the kernel. Method: opens of
-/// new files, one by one.
+/// program that changes is detected with one wrong open. Unknown programs are served by the kernel. Method: new files
+/// are opened one by one.
 #[test]
 fn a_look_finds_large_pieces() {
     let mut model = Model::default();

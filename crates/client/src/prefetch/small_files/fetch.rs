@@ -1,6 +1,7 @@
 //! The messages that fetch files ahead.
 //!
-//! Owns: asking, and what becomes of each part of the answer. Does not own: what may be handed out (`small_files`).
+//! Owns: asking, and what becomes of each part of the answer. Does not own: which files may be given to programs
+//! (`small_files`).
 
 use crate::coherence::tokens::{self, Told};
 use crate::conn::replies::unexpected;

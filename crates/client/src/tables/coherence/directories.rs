@@ -5,8 +5,8 @@
 //! So the kernel's request for them needs no message. In shared mode the attributes come with a token and are cached
 //! under it (`tokens`); this table is for sole mode.
 //!
-//! Owns: what was shown or what the last change brought, and which changes are under way. Does not own: requests
-//! (`coherence::directories`), the caching mode (`sharing`).
+//! Owns: the attributes in the last answer or after the last change, and which changes are under way. Does not own:
+//! requests (`coherence::directories`), the caching mode (`sharing`).
 //!
 //! Invariants: in sole mode only this mount changes a directory. So attributes that are right after its last change
 //! stay right until its next one.

@@ -413,8 +413,8 @@ mod tests {
         assert!(fetched.iter().filter(|ino| ino.0 % 4 != 1).count() < 70, "what follows the last one alone");
     }
 
-    /// Goal: several readers that share the files of one order, and sometimes overtake each other, count as one reader.
-    /// Method: pairs swapped.
+    /// Goal: several readers that share the files of one order, and sometimes overtake each other, are recognised as
+    /// one reader. Method: pairs swapped.
     #[test]
     fn readers_who_share_are_followed() {
         let mut dir = directory(600);

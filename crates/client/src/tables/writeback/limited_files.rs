@@ -68,7 +68,7 @@ impl LimitedFiles {
 mod tests {
     use super::*;
 
-    /// Goal: a file stays near its limit until the target that reported it reports otherwise, and too many files make
+    /// Goal: a file counts as near its limit until the target that reported it reports otherwise; with too many files
     /// all of them count as near. Method: a story of reports.
     #[test]
     fn targets_speak_for_themselves() {

@@ -72,8 +72,8 @@ impl<E: Env> SessionManager<E> {
         self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count()
     }
 
-    /// Another server asks whether the only mount knows that it is the only one. If it does, the time of the answer is
-    /// noted.
+    /// Another server asks whether the only mount has confirmed that it is the only one. If it does, the time of the
+    /// answer is noted.
     pub(crate) fn tell_alone(&self, server: u64) -> Option<u64> {
         let change = self.rule.change();
         let knows = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);

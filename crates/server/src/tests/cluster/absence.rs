@@ -13,8 +13,8 @@ fn held_lock(ino: Ino) -> HeldLock {
 
 /// Goal: after the restart of one server, no mount gets a lock or caches attributes there before every mount that may
 /// hold state there has presented it, or has ended. On other servers all operations continue. Method: as for one
-/// server: a mount with a lock is kept away from the restarted server while another one requests the lock. Then the
-/// first one reconnects, or does not.
+/// server: a mount with a lock is cut off from the restarted server while another one requests the lock. Then the first
+/// one reconnects, or does not.
 #[test]
 fn the_absent_keep_their_locks_on_one_server() {
     for comes_back in [true, false] {

@@ -46,7 +46,7 @@ fn evictions(server: &Option<Rc<Server<SimEnv>>>) -> u64 {
 
 /// Goal: if one server evicts a mount, the session ends on all servers. Waiting mounts get its locks everywhere within
 /// the deadline, and none of its later messages has an effect. Method: two mounts have a lock and an open file on each
-/// server. One of them does not answer one of the servers, which is the master or another one.
+/// server. One of them does not answer one of the servers: in turn the master and another one.
 #[test]
 fn one_server_evicts_for_all() {
     for silent_at in [0, 1] {

@@ -69,10 +69,10 @@ async fn is_over(world: &World, connected: &Connected, target: u16) -> bool {
     !matches!(asked, Some(Ok(_)))
 }
 
-/// Goal: the sessions of a removed key end on every server within two seconds, and on a server that is cut off from the
-/// master as soon as it learns of the removal. A server that was down admits no client with that key before it knows,
-/// though it starts with the former registry. Method: three servers, of which one is cut off and one is down when the
-/// key is removed.
+/// Goal: when a key is removed, its sessions end on every server within two seconds, and on a server that is cut off
+/// from the master as soon as it learns of the removal. A server that was down admits no client with that key before it
+/// knows, though it starts with the former registry. Method: three servers, of which one is cut off and one is down
+/// when the key is removed.
 #[test]
 fn a_removal_reaches_every_server() {
     let world = World::new(720, &[1, 1, 1], 1);

@@ -25,8 +25,8 @@ async fn is_granted(m: &Mount<'_>, dir: Ino) -> bool {
     m.told(lookup(dir, "x")).await.1.name.is_some()
 }
 
-/// Goal: the only mount gets no tokens from any server. When a second mount has come, all servers grant tokens, and
-/// when only one is left they stop. Method: each server is asked at each stage.
+/// Goal: the only mount gets no tokens from any server. All servers grant tokens when a second mount has come, and stop
+/// when only one is left. Method: each server is asked at each stage.
 #[test]
 fn all_servers_know_of_company() {
     let world = World::new(400, &[1, 1, 2], 2);
