@@ -2,8 +2,8 @@
 //!
 //! Owns: fields, their checks, the example that is printed. Does not own: what the fields do (`cmd::server`).
 //!
-//! Invariants: a field that is unknown or wrong is an error that names its line; a path that is not absolute counts
-//! from the folder of the file, so that the file means the same wherever the server is started.
+//! Invariants: a field that is unknown or wrong is an error that names its line. A relative path is relative to the
+//! folder of the file, so that the file means the same wherever the server is started.
 
 use crate::storage::SPIN_US_MAX;
 use crate::storage_kind::Rotational;
@@ -235,8 +235,8 @@ impl ConfigFile {
 mod tests {
     use super::*;
 
-    /// Goal: the example is valid and shows every field there is. Method: it is read, once as it is and once with the
-    /// fields that it only mentions; the unknown field's error lists all fields.
+    /// Goal: the example is valid and shows every field there is. Method: the file is parsed once as it is and once
+    /// with the fields that it only mentions. The error for an unknown field lists all fields.
     #[test]
     fn the_example_is_whole() {
         let config = ConfigFile::parse(EXAMPLE).expect("the example is valid");

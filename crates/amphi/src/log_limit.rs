@@ -1,5 +1,5 @@
-//! Log lines of one kind have a rate: whoever makes a server or a mount say something cannot fill the disk with it, nor
-//! hide other lines.
+//! The rate of log lines of one kind is limited. So nobody can fill the disk by causing log lines of a server or a
+//! mount, nor hide other lines.
 //!
 //! Owns: counting lines by their place in the code. Does not own: the lines, and their receivers.
 //!
@@ -15,7 +15,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Lines of one kind within `PERIOD`; further ones are counted, and the count is logged with the next one.
+/// Most lines of one kind within `PERIOD`. Further lines are counted, and the count is logged with the next line.
 const LINES_MAX: u32 = 20;
 /// See there.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// Whether a line is said; and how many were left out before it.
+    /// Whether a line is written, and how many were left out before it.
     fn next(&mut self, now: Time) -> (bool, u64) {
         if self.said == 0 || now.since(self.since) >= PERIOD {
             let left_out = std::mem::take(&mut self.left_out);

@@ -3,8 +3,9 @@
 //! Owns: where their folders and sockets lie, starting, watching and stopping them. Does not own: what a server does,
 //! the first server, which runs in this process and is the master.
 //!
-//! Invariants: a member that ends by itself after it was ready is started again; no member outlives this process (the
-//! kernel tells it), and none is stopped by a Ctrl-C of the terminal, since the mount still writes back to it then.
+//! Invariants: a member that ends by itself after it was ready is started again. No member outlives this process,
+//! because the kernel sends it a signal. A Ctrl-C of the terminal stops no member, because the mount still writes back
+//! to it then.
 
 use crate::storage::{Storage, workers_of_one_of};
 use amphi_host::failure::{During, Failure, Outcome};
@@ -87,7 +88,8 @@ impl Site {
         Ok(Site { data, first, found, servers })
     }
 
-    /// Folders with the zones of all servers that one `amphi up` keeps in `data`; that itself if there are no others.
+    /// Folders with the zones of all servers that one `amphi up` keeps in `data`. If there is only one server, this is
+    /// `data` itself.
     pub fn folders(data: &Path) -> Vec<PathBuf> {
         let Some(site) = Site::look(data, None).ok().filter(|s| s.found > 1 || s.first != s.data) else {
             return vec![data.to_path_buf()];
@@ -294,7 +296,7 @@ fn spawn(args: &[String]) -> std::io::Result<Child> {
     command.process_group(0).spawn()
 }
 
-/// Waits for the end of a member; says when it is ready and passes its log lines on.
+/// Waits for the end of a member. Reports when it is ready, and passes its log lines on.
 #[expect(clippy::disallowed_methods, reason = "the thread that reads a child's errors")]
 fn watch(mut child: Child, name: &str, watched: &Watched, ready: &mut Option<mpsc::Sender<Outcome>>) -> Failure {
     let errors = child.stderr.take();
@@ -333,8 +335,8 @@ mod tests {
     use super::*;
     use crate::storage_kind::Rotational;
 
-    /// Goal: the contents of a data folder decide the place of servers: a single one stays where it is, also when
-    /// others join; a cluster never shrinks. Method: folders made by hand.
+    /// Goal: the contents of a data folder decide where the servers are. A single one stays where it is, even when
+    /// others join. A cluster never shrinks. Method: folders made by hand.
     #[test]
     fn folders_of_servers() {
         let dir = tempfile::tempdir().expect("temporary folder");

@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Goal: volumes that lie on each other without end are given up. Method: a device below itself.
+    /// Goal: if volumes are stacked on each other in a cycle, the search gives up. Method: a device below itself.
     #[test]
     fn circles_end() {
         let m = Made(tempfile::tempdir().expect("a folder"));

@@ -147,7 +147,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Whether no row was wanted.
+    /// Whether none of its rows was selected.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

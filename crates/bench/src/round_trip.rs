@@ -56,7 +56,7 @@ pub struct RoundTrip {
 }
 
 impl RoundTrip {
-    /// One after the other, 64 bytes each way.
+    /// Requests of 64 bytes in each direction, one after the other.
     pub fn of(way: Way, client_spin: Duration, server_spin: Duration) -> RoundTrip {
         RoundTrip { way, client_spin, server_spin, sent: 0, received: 0, gap: Duration::ZERO }
     }

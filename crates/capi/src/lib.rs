@@ -8,7 +8,7 @@
 //! Invariants: no panic leaves a function; no pointer of the library is shown, so a number that is wrong is an error;
 //! every failure is a negative errno, and a text of the thread. In a child of `fork` all numbers of the parent are
 //! refused, without a lock. docs/CAPI.md states what the functions promise. The number that drove the design: a cached
-//! read of 4 KiB costs the client 0.1 us, so a look-up of a number may cost a few ns.
+//! read of 4 KiB costs the client 0.1 us, so looking up the object of a number may cost only a few ns.
 #![allow(clippy::missing_safety_doc, reason = "the contracts of pointers are those that docs/CAPI.md states once")]
 
 mod abi;

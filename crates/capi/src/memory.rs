@@ -3,9 +3,9 @@
 //! Owns: the memory that `amphi_alloc` gives, and lending it to the client for the time of a write. Does not own: when
 //! a write may take it (`cluster`).
 //!
-//! It begins on a page, and on a huge page if it is at least as long as one: direct I/O then moves longer pieces.
-//! Behind `amphi_open_cluster` with a server of this machine it comes from the memory that the server is given, so that
-//! a write from it is copied once, by the server. A child of `fork` does not have that memory at all.
+//! It begins on a page, and on a huge page if it is at least as long as one, so that direct I/O transfers longer
+//! pieces. After `amphi_open_cluster` with a server of this machine, it comes from the memory that is shared with the
+//! server. So a write from it is copied only once, by the server. A child of `fork` does not have that memory at all.
 
 use crate::failure::{Done, fail};
 use crate::process::{own, own_or_new};
@@ -135,8 +135,8 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
 mod tests {
     use super::*;
 
-    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; a
-    /// second free is refused. Method: each once.
+    /// Goal: memory is aligned and zeroed, and can be lent only as a whole. The loan ends with the last part of the
+    /// buffer. A second free is refused. Method: each once.
     #[test]
     fn memory_is_lent_and_comes_back() {
         for len in [1, 4096, 4097, 2 << 20, (2 << 20) + 1] {

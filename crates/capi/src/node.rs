@@ -380,7 +380,7 @@ impl NodeFile {
         }
     }
 
-    /// Closes it, if it is the last share; what close(2) shows it shows in any case.
+    /// Closes it, if it is the last reference. The effects of close(2) happen in any case.
     pub(crate) fn close(self: Arc<Self>) -> Done<()> {
         let fd = match Arc::try_unwrap(self) {
             Ok(mut file) => file.fd.take().map(IntoRawFd::into_raw_fd),

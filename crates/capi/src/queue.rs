@@ -1,11 +1,11 @@
-//! Queues of requests, in the shape of io_uring: submit many, take what is done.
+//! Queues of requests, in the form of io_uring: a program submits many requests, and takes the completions.
 //!
 //! Owns: which requests are under way, and their completions. Does not own: what a request does (`cluster`, `node`).
 //!
-//! A queue is used by one thread at a time; there may be many. Over a cluster requests that the cache serves are done
-//! at once; the rest begins on the submitting thread and continues on the client's, with or without a waiting thread,
-//! and bytes are copied by the thread that takes the completion. Over a mount the requests go through an io_uring on
-//! the kernel's descriptors.
+//! A queue is used by one thread at a time; there may be many. Over a cluster, requests that the cache serves are
+//! complete at once. The others begin on the submitting thread and continue on the client's thread, with or without a
+//! waiting thread. The thread that takes the completion copies the bytes. Over a mount the requests go through an
+//! io_uring on the kernel's descriptors.
 //!
 //! Invariant: each request has one completion, also when its client ends before it.
 
@@ -144,7 +144,7 @@ impl Shared {
     }
 }
 
-/// A request under way: it leaves a completion however it ends.
+/// A request under way. It leaves a completion however it ends.
 struct Flight {
     shared: Arc<Shared>,
     tag: u64,
@@ -359,8 +359,8 @@ struct InRing {
 }
 
 impl InRing {
-    /// The kernel's result, except for reads that end early: it shortens those of a ring at its own end of the file,
-    /// and another mount may have written behind that. A read by call sends a request to the mount.
+    /// The kernel's result, except for reads that end early. The kernel shortens reads of a ring at its own end of the
+    /// file, and another mount may have written behind that end. A read by call sends a request to the mount.
     fn result(self, told: i32) -> i64 {
         let told = i64::from(told);
         let (Some((Target(piece), offset)), Ok(read)) = (self.read, usize::try_from(told)) else { return told };

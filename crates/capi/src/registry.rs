@@ -3,10 +3,10 @@
 //! Owns: the numbers, and that the object of a number stays while a call uses it. Does not own: the objects (`object`).
 //!
 //! A number has its place (20 bits), a generation (32 bits) and the kind of its object (4 bits), and is never negative.
-//! A thread that uses one writes it into a cell of its own, and then checks whether the place still holds it; a close
-//! first empties the place, and then waits until no cell shows the number (hazard pointers). So a call takes no lock
-//! and writes to no memory that other threads write to, and a close waits for the short calls that hold on to the
-//! object itself; longer ones hold a share of it.
+//! A thread that uses a number writes it into a cell of its own, and then checks whether the table still has it. A
+//! close first removes it from the table, and then waits until no cell shows the number (hazard pointers). So a call
+//! takes no lock and writes to no memory that other threads write to. A close waits for the short calls that use the
+//! object itself. Longer calls hold a reference to it.
 //!
 //! The table belongs to one process (`process`): a child of `fork` has none of the numbers.
 
@@ -162,7 +162,7 @@ pub(crate) fn with<R>(number: i64, kinds: &[Kind], use_it: impl FnOnce(&Object) 
     done
 }
 
-/// Which number a thread uses. Never returned: a thread that ends leaves its cell to another one.
+/// Which number a thread uses. It is never freed. A thread that ends leaves its cell to another one.
 #[repr(align(128))]
 struct Cell {
     number: AtomicU64,
@@ -294,8 +294,8 @@ mod tests {
         }
     }
 
-    /// Goal: an object in use by a thread exists until the thread has finished, whoever removes it. Method: threads
-    /// that use numbers which one thread replaces; each use reads the object twice.
+    /// Goal: an object in use by a thread exists until the thread has finished, whoever removes it. Method: threads use
+    /// numbers that one thread replaces, and each use reads the object twice.
     #[test]
     fn objects_stay_while_they_are_used() {
         let registry = registry_or_new().expect("a table");

@@ -1,9 +1,9 @@
 //! Compares indexes of names: bytes of memory a name, and time to insert, find and remove one.
 //!
 //! `cargo run --release -p amphi-cart --features compare --example indexes -- [ROUNDS [NAMES]]` prints a table for each
-//! set of names. Names are inserted in their own order, and found and removed in a random one. Times are those
-//! of the processor, the best of all rounds, and in each round every index has its turn, so that what else the machine
-//! does hits all of them.
+//! set of names. Names are inserted in their own order, and found and removed in a random one. Times are processor
+//! times, the best of all rounds. In each round every index has its turn, so that other work of the machine affects all
+//! of them.
 //!
 //! Memory is what the index has taken from the allocator: the bytes that it requested, and these with what glibc's
 //! allocator adds (8 bytes, multiples of 16, at least 32).
@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 /// Names in the order in which they are inserted. Every name is in one piece of memory, with the directory in front of
-/// it and NUL behind it, so that no index has to put a key together.
+/// it and NUL after it, so that no index has to build a key.
 struct Names {
     what: &'static str,
     bytes: Vec<u8>,
@@ -88,8 +88,8 @@ impl Names {
         self.bytes.push(0);
     }
 
-    /// The same names in another order, of places and of memory: the name that a server looks for is in the processor's
-    /// cache, since a request has just brought it.
+    /// The same names in another order, of positions and of memory. The name that a server looks for is in the
+    /// processor's cache, because a request has just brought it.
     fn reordered(&self, order: &[u32]) -> Names {
         let mut names = Names::new(self.what, self.dirs);
         for at in order {

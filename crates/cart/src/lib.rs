@@ -2,15 +2,15 @@
 //!
 //! Owns: the trees, a table from directory to tree, and their memory. Does not own: what directories and numbers mean.
 //!
-//! A name is a byte string of 1 to 255 bytes without NUL. Each directory has a tree of its own, so names share what
-//! they have in common: a node has the bytes that all its names begin with (its prefix), and one key for each different
-//! byte behind it. A name that ends at a key has its value in the node itself. The design follows cART (PeakFS, section
+//! A name is a byte string of 1 to 255 bytes without NUL. Each directory has a tree of its own, so names share their
+//! common beginnings. A node has the bytes with which all its names begin (its prefix), and one key for each different
+//! byte after it. A name that ends at a key has its value in the node itself. The design follows cART (PeakFS, section
 //! III-C); docs/design/metadata_index.md describes nodes, memory and measurements, and where it departs.
 //!
 //! Invariants:
 //!
-//! * A tree's form depends on its names alone, apart from free bytes in blocks: a node has at least two entries, or it
-//!   is a *tail* and has one leaf, the last byte of the only name below it.
+//! * A tree's form depends only on its names, apart from free bytes in blocks. A node has at least two entries, or it
+//!   is a *tail* with one leaf, the last byte of the only name below it.
 //! * No call recurses. A walk keeps one frame for each node on its way, and each node takes at least one byte of a
 //!   name, so that there are at most 255.
 //! * `bytes` is exactly what was taken from the allocator. What removed names needed is used again by others, and a

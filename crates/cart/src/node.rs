@@ -133,9 +133,9 @@ impl Padded {
 /// The meaning of a key of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// A name that ends behind the key, or before it if the key is 0. It is the leaf with this index.
+    /// A name ends behind this key, or before it if the key is 0; the leaf with this index has the name.
     Leaf(usize),
-    /// Names that continue in another node. It is the link with this index.
+    /// The names with this key continue in another node, to which the link with this index leads.
     Link(usize),
 }
 

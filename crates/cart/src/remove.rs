@@ -6,7 +6,7 @@ use crate::Cart;
 use crate::cart::Place;
 use crate::node::{Entry, NAME_MAX, NodeMut, Padded, Shape, width_of};
 
-/// The way to a node: where its address is kept, and the same of the two nodes above. A removal changes no more.
+/// The path to a node: where its address is stored, and the same for the two nodes above it. A removal changes no more.
 #[derive(Clone, Copy)]
 struct Way {
     place: Place,
@@ -111,7 +111,8 @@ impl Cart {
         node.add_leaf(key, value);
     }
 
-    /// A node has only one node below it: both become one, whose prefix is that of both and the key between them.
+    /// A node has only one node below it. Both become one node, whose prefix consists of both prefixes and the key
+    /// between them.
     fn join(&mut self, place: Place, address: u32) {
         let node = self.node(address);
         let (key, below) = (node.keys()[0], node.link(0));

@@ -1,8 +1,8 @@
 //! Costs of the client alone, against a server that keeps nothing.
 //!
-//! Without arguments: a cached 4 KiB read and write beside the memcpy of the same bytes, on warm memory, in nanoseconds
-//! with the bound (3 memcpy + 300 ns). With `stream`: MiB/s of sequential writes and reads by request size, buffered
-//! with write-back and read-ahead, and direct.
+//! Without arguments it measures a cached 4 KiB read and write, and the memcpy of the same bytes, on warm memory. It
+//! prints nanoseconds and the bound (3 memcpy + 300 ns). With `stream`: MiB/s of sequential writes and reads by request
+//! size, buffered with write-back and read-ahead, and direct.
 
 use amphi_client::{Client, ClientConfig, Clock, Ctx, Hints, OpenFlags, Way};
 use amphi_env::{Buf, Env, RealEnv};

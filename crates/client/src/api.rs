@@ -9,13 +9,13 @@ use std::sync::Arc;
 use crate::policy::readers::Pieces;
 use crate::telemetry::jobs::{JOB_VARIABLES, JobName};
 
-/// Time for the half that has no environment. The same clock as the environment of the I/O half, so that the simulator
-/// rules both.
+/// Time for the half that has no environment. It is the same clock as the environment of the I/O half has, so that the
+/// simulator controls the time of both halves.
 pub trait Clock: Send + Sync + 'static {
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
-    /// Nanoseconds of a clock that also runs while the machine sleeps: what expires at the server after a time must not
-    /// be used longer here. The simulator's machines do not sleep.
+    /// Nanoseconds of a clock that also runs while the machine sleeps. It is for rights that expire at the server after
+    /// some time and must not be used longer here. The simulator's machines do not sleep.
     fn boot_ns(&self) -> u64 {
         self.now_ns()
     }
@@ -30,17 +30,17 @@ pub type ReadText = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 /// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileAdvice {
-    /// Nothing any more.
+    /// The program takes back its earlier advice.
     Normal,
-    /// It reads at random.
+    /// The program reads at random.
     Random,
-    /// It reads in sequence.
+    /// The program reads in sequence.
     Sequential,
     /// The program will read the range soon.
     WillNeed,
     /// The program does not need the range any more.
     DontNeed,
-    /// It reads everything once.
+    /// The program reads everything once.
     Once,
 }
 
@@ -55,15 +55,17 @@ pub struct ClientConfig {
     pub clock: Arc<dyn Clock>,
     /// Reads `/proc/meminfo` and the memory group's files; without it there is no memory limit but `cache_bytes`.
     pub read_text: Option<ReadText>,
-    /// The user who may use the hidden control attributes beside root: the owner of the mount process.
+    /// The user who, besides root, may use the hidden control attributes: the owner of the mount process.
     pub owner_uid: u32,
-    /// The job of opens whose [`Ctx`] names none: a library has one for all it does (`in_job_of`).
+    /// The job for opens whose [`Ctx`] names none. A library counts everything that it does for one job (`in_job_of`).
     pub job: Option<JobName>,
-    /// Variables of an environment that name a job, the first that is set; none: there are no jobs.
+    /// Environment variables that may name a job: the first one that is set is used. If the list is empty, there are no
+    /// jobs.
     pub job_variables: Vec<String>,
-    /// Writes to all files are as to files of commit consistency.
+    /// Writes to all files are treated as writes to files of commit consistency.
     pub commit: bool,
-    /// Most connections to a server, at least 1: a server with several workers is best reached over one for each.
+    /// At most this many connections to a server, at least 1. For a server with several workers, one connection for
+    /// each worker is best.
     pub links_max: u16,
 }
 
@@ -83,7 +85,7 @@ impl ClientConfig {
         }
     }
 
-    /// Everything counts for the job that an environment names, for instance this process's own:
+    /// All requests are counted for the job that an environment names, for instance this process's own:
     /// `config.in_job_of(|name| std::env::var(name).ok())`.
     pub fn in_job_of(mut self, variable: impl Fn(&str) -> Option<String>) -> ClientConfig {
         self.job = JobName::find(&self.job_variables, variable);
@@ -91,7 +93,7 @@ impl ClientConfig {
     }
 }
 
-/// Who calls.
+/// The caller of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ctx {
     /// Credentials, checked by the server.
@@ -103,26 +105,26 @@ pub struct Ctx {
     /// The I/O mode in the environment of the caller's process, if the front end knows it; it is used when the process
     /// opens a file.
     pub io_mode: Option<IoMode>,
-    /// The job that the caller's process belongs to, if the front end knows; counts when it opens a file.
+    /// The job of the caller's process, if the front end knows it; used when the process opens a file.
     pub job: Option<JobName>,
-    /// The program that calls, as far as the front end knows it; counts when it opens a file.
+    /// The program that calls, as far as the front end knows it; used when it opens a file.
     pub program: Program,
     /// The caller's umask: permission bits that an inode which it makes does not get, unless the directory has a
-    /// default access control list. 0 if they were taken off before.
+    /// default access control list. It is 0 if the permission bits have been removed already.
     pub umask: u16,
 }
 
 /// The data of a front end about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// A number for its executable, the same for all its processes; 0: unknown.
+    /// A number for its executable, the same for all its processes. 0 means unknown.
     pub executable: u64,
-    /// In which pieces it says that it reads.
+    /// The size of the pieces in which the program says that it reads.
     pub reads: Option<Pieces>,
 }
 
 impl Ctx {
-    /// The super-user, thread 0.
+    /// The super-user, as thread 0.
     pub fn root() -> Ctx {
         Ctx::default()
     }
@@ -163,36 +165,37 @@ pub struct LentName {
 
 /// The caches of a front end (the kernel's cache), as the client invalidates them.
 pub trait KernelPages: Send + Sync + 'static {
-    /// Drops the cached pages of `range` of an inode, after dirty ones were written back by ordinary writes; `done` is
-    /// called then, on any thread. Must not block: the writes come while the pages are being dropped.
+    /// Drops the cached pages of `range` of an inode. Dirty pages are first written back by ordinary writes. When all
+    /// are dropped, `done` is called on any thread. Must not block, because the writes arrive while the pages are being
+    /// dropped.
     fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
-    /// As `drop_pages`, for a write that replaces bytes in pages. Both may run concurrently: this one may wait for
-    /// reads that wait for extent locks, the other one never does.
+    /// As `drop_pages`, for a write that replaces bytes in pages. Both may run concurrently. This one may wait for
+    /// reads that wait for extent locks, and `drop_pages` never does.
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
-    /// Drops the attributes of an inode; the kernel ignores answers to earlier requests. Returns false if the inode is
-    /// not known, so that an answer which makes it known may still be on its way. It does not wait. A front end that
-    /// caches none need not implement it.
+    /// Drops the attributes of an inode; the kernel ignores answers to earlier requests. Returns false if the front end
+    /// does not know the inode. An answer that makes it known may then still be on its way. It does not wait. A front
+    /// end that caches no attributes need not implement it.
     fn drop_attributes(&self, _: Ino) -> bool {
         true
     }
 
-    /// Whether the size that the front end uses is one that it was told since the last invalidation. If not, it may not
-    /// serve reads of files that other mounts may extend.
+    /// Whether the size that the front end uses is one that it has received since the last invalidation. If not, it may
+    /// not serve reads of files that other mounts may extend.
     fn follows_sizes(&self) -> bool {
         true
     }
 
-    /// Ends the life of names that `Client::lend_name` has lent; `done` is called when none of them counts any more, on
-    /// any thread. Does not wait.
+    /// Ends the timeouts of names that `Client::lend_name` has given. When none of these names is cached any more,
+    /// `done` is called on any thread. Does not wait.
     fn take_names(&self, _: Vec<LentName>, done: Box<dyn FnOnce() + Send>) {
         done();
     }
 
     /// Another mount has moved a directory to `name` in `dir`, or removed it there. A front end that keeps directories
-    /// at the places where they were shown looks the name up; `done` is called on any thread when that is done, or
-    /// cannot be done at once. It does not wait.
+    /// at the places where they were shown then looks the name up. `done` is called on any thread when that is done, or
+    /// when it cannot be done at once. It does not wait.
     fn show_directory(&self, _: Ino, _dir: Ino, _name: &[u8], done: Box<dyn FnOnce() + Send>) {
         done();
     }
@@ -201,14 +204,14 @@ pub trait KernelPages: Send + Sync + 'static {
     fn drop_listings(&self) {}
 }
 
-/// Closes of descriptors as a front end hears of them: it may know of one before the locks of the open file are its to
-/// give up.
+/// Closes of descriptors, as a front end learns of them. It may learn of a close before it may release the locks of the
+/// open file.
 pub trait Closes: Send + Sync + 'static {
-    /// If descriptors through which locks on the file were taken are being closed, `done` is called, on any thread,
-    /// when their locks have been given up. Returns the number of the wait.
+    /// If descriptors are being closed through which locks on the file were taken, `done` is called on any thread when
+    /// these locks have been released. Returns the number of the wait.
     fn closing(&self, ino: Ino, done: Box<dyn FnOnce() + Send>) -> Option<u64>;
 
-    /// A wait was in vain: what seemed to be closed has other descriptors.
+    /// A wait was in vain: the open file that seemed to be closed has other descriptors.
     fn in_vain(&self, wait: u64);
 }
 
@@ -231,7 +234,8 @@ pub struct OpenFlags {
     pub truncate: bool,
     /// Fail if the name exists (only for create).
     pub exclusive: bool,
-    /// Opened to be executed: permission to execute counts, not that to read (only for open).
+    /// The file is opened to be executed: the permission to execute is checked, not the permission to read (only for
+    /// open).
     pub exec: bool,
     /// `O_NOATIME`: reads leave the access time alone.
     pub no_atime: bool,
@@ -282,7 +286,8 @@ impl OpenFlags {
 /// The data of a front end about a read or write beside its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// The application may continue with a further piece: this one is as large as the front end can carry.
+    /// The application's call may continue with a further piece, because this one is as large as the front end can pass
+    /// in one request.
     pub may_continue: bool,
     /// The page cache of the kernel writes mapped pages back.
     pub write_back: bool,
@@ -290,7 +295,8 @@ pub struct Hints {
     pub kill_suidgid: bool,
     /// Do not go through the cache, whatever the mode of the open.
     pub direct: bool,
-    /// The bytes are or go in a page cache of the front end, where they stay until `KernelPages` takes them back.
+    /// The bytes are in a page cache of the front end, or are about to enter it, and stay there until `KernelPages`
+    /// drops them.
     pub for_pages: bool,
     /// Where a write goes.
     pub to: WriteTo,
@@ -298,20 +304,21 @@ pub struct Hints {
     pub stable: bool,
 }
 
-/// Where a write goes: what a front end knows of the call takes precedence over how the file was opened.
+/// Where a write goes. What a front end knows of the call takes precedence over how the file was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteTo {
-    /// To its offset; to the end of the file if that was opened to append.
+    /// To its offset, or to the end of the file if the file was opened to append.
     #[default]
     AsOpened,
     /// To its offset.
     Offset,
     /// To the end of the file.
     End,
-    /// To the end of the file, for a front end that knows the end as long as no other mount has ever been there: until
-    /// then it is, or was meant to be, at its offset.
+    /// To the end of the file, for a front end that knows the end as long as no other mount has ever existed. Until
+    /// then the write goes to its offset, which is the end, or was meant to be.
     KnownEnd,
-    /// To its offset if that is the end of the file; `try_write` writes nothing if it is not, or if that is not known.
+    /// To its offset if that is the end of the file. If it is not, or if the end is not known, `try_write` writes
+    /// nothing.
     OffsetAtEnd,
 }
 
@@ -320,7 +327,7 @@ pub enum WriteTo {
 pub struct Dirent {
     /// Name, with `.` and `..`.
     pub name: Vec<u8>,
-    /// Cookie to continue after this entry.
+    /// Cookie with which a listing continues after this entry.
     pub cookie: u64,
     /// Inode.
     pub ino: Ino,
@@ -335,7 +342,7 @@ pub struct Dirent {
 pub struct Listing {
     /// In order of cookies.
     pub entries: Vec<Dirent>,
-    /// Whether the directory ends after them.
+    /// Whether the directory has no more entries after these.
     pub end: bool,
 }
 
@@ -350,7 +357,7 @@ pub struct StatFs {
     pub blocks_free: u64,
     /// Inodes in use and free.
     pub inodes: u64,
-    /// Inodes that still fit.
+    /// Number of inodes that can still be made.
     pub inodes_free: u64,
     /// Longest name.
     pub name_max: u32,

@@ -1,6 +1,7 @@
 //! The page cache with this client's inodes as its files.
 //!
-//! Owns: what an inode is to the cache. Does not own: the cache (`amphi_pagecache`), write-back (`writeback`).
+//! Owns: the interface by which the cache uses an inode as a file. Does not own: the cache (`amphi_pagecache`),
+//! write-back (`writeback`).
 
 use crate::inode::Inode;
 use amphi_pagecache::{CachedBytes, CachedFile};
@@ -30,7 +31,7 @@ impl CachedFile for Inode {
     }
 }
 
-/// End of the bytes of a file that are dirty or on their way to the server; 0 without any.
+/// End of the bytes of a file that are dirty or on their way to the server; 0 if there are none.
 pub(crate) fn dirty_end(cache: &PageCache, file: &Inode) -> u64 {
     // Bytes that a flight puts back are dirty again before the flight has ended.
     let before = file.flights.lock().last_end();

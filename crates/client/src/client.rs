@@ -68,8 +68,8 @@ impl Client {
         TABLE
     }
 
-    /// How many bytes of memory should wait for the cache at the moment, touched ahead of their use
-    /// (`cache.populate_bytes`); `None` when the client has ended. For `env::real::keep_populated`.
+    /// How many bytes of memory should be touched before the cache uses them (`cache.populate_bytes`). `None` when the
+    /// client has ended. For `env::real::keep_populated`.
     pub fn memory_ahead(&self) -> impl Fn() -> Option<usize> + Send + 'static {
         let mount = Arc::downgrade(&self.mount);
         move || {
@@ -98,8 +98,8 @@ impl Client {
         sharing::rule_for_front(&self.mount)
     }
 
-    /// The timeout that a front end may give to answers to requests that it sent under `rule`: none, unless this mount
-    /// has been in sole mode since. To be dropped when the answer has been given.
+    /// The timeout that a front end may give to answers to requests that it sent under `rule`. There is none unless
+    /// this mount has been in sole mode since. The result has to be dropped when the answer has been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
         sharing::lend(&self.mount, rule)
     }
@@ -132,7 +132,8 @@ impl Client {
         exports::show(&self.mount, file, offset, len as u64);
     }
 
-    /// Until when, by the clock that also runs during suspend, programs may use exports; 0: no longer.
+    /// The time until which programs may use exports, by the clock that also runs during suspend. 0 means that they may
+    /// not use them any more.
     pub fn exports_end_ns(&self) -> u64 {
         exports::lease_end_ns(&self.mount)
     }
@@ -142,13 +143,13 @@ impl Client {
         self.mount.tunables.get(Tunable::SharedBytes)
     }
 
-    /// Whether a front end that is able to walks over names to keep them (`known_name`, `lend_name`).
+    /// Whether a front end that is able to do so should cache names by walks of its own (`known_name`, `lend_name`).
     pub fn lends_names(&self) -> bool {
         self.mount.tunables.get(Tunable::LendNames) != 0 && !self.is_alone()
     }
 
-    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. Only what
-    /// is known under tokens, so that nothing is waited for; `None` if that is not sufficient.
+    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. Answers
+    /// only from what is known under tokens, so that the call never waits; `None` if that is not sufficient.
     pub fn known_name(&self, dir: Ino, name: &[u8]) -> Option<Result<Attr>> {
         let name = Name::new(name.to_vec()).ok()?;
         let known = lent_names::known(&self.mount, dir, &name)?;
@@ -177,7 +178,8 @@ impl Client {
         lent_names::absent(&self.mount, dir, &Name::new(name.to_vec()).ok()?)
     }
 
-    /// The front end has shown that nothing is cached under that timeout any more; it need not invalidate it.
+    /// The front end has shown that nothing is cached under that timeout any more, so the front end need not invalidate
+    /// it.
     pub fn absent_loan_is_over(&self, dir: Ino, name: &[u8], loan: u64) {
         if let Ok(name) = Name::new(name.to_vec()) {
             lent_names::is_over(&self.mount, dir, &name, loan);
@@ -204,8 +206,9 @@ impl Client {
         self.mount.stats.count(Count::LookupKernel);
     }
 
-    /// For how long a front end may use a listing again that it has read since these attributes of the directory were
-    /// those of then: nothing unless they are those of now. Alone, the life is that of the attributes of its entries.
+    /// For how long a front end may use a listing that it read when the directory had these attributes. The time is
+    /// zero unless the directory still has the same attributes. In sole mode, the time is that of the attributes of the
+    /// entries.
     pub fn lend_listing(&self, attr: &Attr) -> Duration {
         match directories::attr(&self.mount, attr.ino) {
             Some(now) if now == *attr => self.mount.cluster.token_life(),
@@ -214,8 +217,8 @@ impl Client {
         }
     }
 
-    /// Whether attributes of a directory may be kept that an answer under `rule` shows: not if any was changed
-    /// meanwhile.
+    /// Whether attributes of a directory in an answer to a request under `rule` may be cached. They may not if any
+    /// directory was changed meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.mount, rule)
     }
@@ -256,8 +259,8 @@ impl Client {
         ops::front::front_cache(&self.mount, ctx, open)
     }
 
-    /// A read that filled pages of a front end was answered: where it serves the reads of the file, the cache need not
-    /// hold them as well.
+    /// A read that filled pages of a front end was answered. If the front end serves the reads of the file, the cache
+    /// need not keep the bytes as well.
     pub fn kept_by_front(&self, open: &OpenFile, offset: u64, len: usize) {
         ops::front::kept_by_front(&self.mount, open, ByteRange::at(offset, len as u64));
     }
@@ -268,7 +271,7 @@ impl Client {
     }
 
     /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. It must
-    /// not block. Dropped once the client has stopped.
+    /// not block. The task is dropped if the client has stopped.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.mount.spawn(task);
     }
@@ -281,13 +284,13 @@ impl Client {
 /// Path walks of a front end that repeats them once when an inode has gone, as the kernel does after ESTALE (see
 /// `walks`).
 impl Client {
-    /// The operation of a thread ([`Ctx::tid`]) was answered `Stale`, so the thread will walk its path again: what it
-    /// looks up from now on is held until the operation has ended.
+    /// The operation of a thread ([`Ctx::tid`]) was answered with `Stale`, so the thread will walk its path again. From
+    /// now on, whatever it looks up is kept open until the operation has ended.
     pub fn walk_failed(&self, thread: u32) {
         self.mount.coherence.walks.failed(thread, None, self.mount.clock.now_ns());
     }
 
-    /// As `walk_failed`, after an operation on `at` that may be told so once only in one call of a program.
+    /// As `walk_failed`, for an operation on `at` that may be answered with `Stale` only once in one call of a program.
     pub fn walk_failed_at(&self, thread: u32, at: Ino) {
         self.mount.coherence.walks.failed(thread, Some(at), self.mount.clock.now_ns());
     }
@@ -309,7 +312,7 @@ impl Client {
         self.mount.coherence.walks.ended(thread);
     }
 
-    /// Whether an inode was shown as a directory lately: if its server does not know it any more, it was removed.
+    /// Whether an inode was recently shown as a directory. If its server does not know it any more, it was removed.
     pub fn has_shown_directory(&self, ino: Ino) -> bool {
         self.mount.coherence.unlinked.kind(ino) == Ok(Kind::Dir)
     }
@@ -348,8 +351,8 @@ impl Client {
         self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))
     }
 
-    /// The root of the mount: that of the file system, or the top of the tree to which the client's key is bound. Known
-    /// when anything has been answered.
+    /// The root of the mount: that of the file system, or the top of the tree to which the client's key is bound. It is
+    /// known as soon as anything has been answered.
     pub fn root(&self) -> Ino {
         self.mount.cluster.root()
     }
@@ -370,7 +373,7 @@ impl Client {
         self.start(ops::attr::file_flags(self.mount.clone(), ctx.clone(), ino))
     }
 
-    /// Changes attributes; a new size also cuts the cache. `file` is the open file if the caller has one.
+    /// Changes attributes. A new size also cuts the cached bytes. `file` is the open file if the caller has one.
     pub fn setattr(&self, ctx: &Ctx, ino: Ino, set: SetAttr, file: Option<&Arc<OpenFile>>) -> Pending<Attr> {
         self.start(ops::attr::setattr(self.mount.clone(), ctx.clone(), ino, set, file.cloned()))
     }
@@ -436,7 +439,8 @@ impl Client {
         self.start(ops::name::readlink(self.mount.clone(), ctx.clone(), ino))
     }
 
-    /// Up to `max` entries after `cookie` (0 starts), with `.` and `..`; with attributes where at hand if `plus`.
+    /// Up to `max` entries after `cookie` (0 starts), with `.` and `..`; with `plus`, entries whose attributes are
+    /// cached have them.
     pub fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, max: u32, plus: bool) -> Pending<Listing> {
         self.start(ops::readdir::readdir(self.mount.clone(), ctx.clone(), dir, cookie, max, plus))
     }
@@ -508,8 +512,8 @@ impl Client {
 
     /// After a read of `len` bytes at `offset`: if it continued where the previous one had ended, and the following
     /// bytes are in the page cache, loads as many into the processor's cache, for a read on this thread or a
-    /// neighbouring one. This takes 0.1 us for each KiB; it is for a thread that has nothing else to do while the
-    /// program runs. It works for reads that are followed by this call.
+    /// neighbouring one. This takes 0.1 us for each KiB, so only a thread that would otherwise be idle while the
+    /// program runs should call it. It works for reads that are followed by this call.
     pub fn warm_next(&self, file: &OpenFile, offset: u64, len: usize) {
         ops::read::warm_next(&self.mount, file, offset, len as u64);
     }
@@ -553,9 +557,9 @@ impl Client {
         self.start(ops::write::write(self.mount.clone(), ctx.clone(), file.clone(), offset, data, hints))
     }
 
-    /// The result of close: for an open file that can write, the latest failure of write-back that was not reported to
-    /// it. Waits for large writes that have returned and are under way, not for dirty bytes in the cache. Files that
-    /// are open only for reading leave failures to callers that write or sync.
+    /// The result of `close`. For an open file that can write, it is the latest write-back failure that was not
+    /// reported to it. Waits for large writes that have returned and are under way, not for dirty bytes in the cache.
+    /// Files that are open only for reading do not report failures, so that callers that write or sync get them.
     pub fn flush(&self, _ctx: &Ctx, file: &Arc<OpenFile>) -> Pending<()> {
         let file = file.clone();
         self.start(async move {
@@ -606,7 +610,8 @@ impl Client {
     /// Lock-ahead: requests locks on `range`, for writing or reading, and does not wait. They are granted exactly as
     /// requested, or refused if another lock conflicts.
     ///
-    /// Errors: `BadFd` if it is not open for that; `Inval` for no bytes; `Busy` if too many are under way.
+    /// Errors: `BadFd` if the file is not open for this mode; `Inval` if the range is empty; `Busy` if too many
+    /// requests are under way.
     pub fn lock_ahead(&self, file: &OpenFile, range: ByteRange, write: bool) -> Result<Ahead> {
         if !(if write { file.flags.write } else { file.flags.read }) {
             return Err(Errno::BadFd);
@@ -614,8 +619,8 @@ impl Client {
         ahead::ahead(&self.mount, file, if write { Mode::Write } else { Mode::Read }, range)
     }
 
-    /// As `lock_ahead`, and waits for the servers' answers, which wait for no other mount: `Asked` if one has refused.
-    /// Errors are those of `lock_ahead`.
+    /// As `lock_ahead`, and waits for the servers' answers, which wait for no other mount. The result is `Asked` if one
+    /// of the targets has refused its request. Errors are those of `lock_ahead`.
     pub fn lock_ahead_answered(&self, file: &Arc<OpenFile>, range: ByteRange, write: bool) -> Pending<Ahead> {
         if !(if write { file.flags.write } else { file.flags.read }) {
             return Pending::ready(Err(Errno::BadFd));
@@ -628,7 +633,7 @@ impl Client {
     /// mount until the program closes the file, here and in the servers' read caches. `WillNeed` loads the range into
     /// the cache, up to the read-ahead of one stream; `DontNeed` drops clean cached bytes of it.
     ///
-    /// Errors: `BadFd` if it is not open for reading.
+    /// Errors: `BadFd` if the file is not open for reading.
     pub fn advise(&self, file: &OpenFile, range: ByteRange, advice: FileAdvice) -> Result<()> {
         if !file.flags.read {
             return Err(Errno::BadFd);
@@ -644,11 +649,11 @@ impl Client {
         Ok(())
     }
 
-    /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and order it
-    /// themselves. `wait`: for other groups that have it.
+    /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and they
+    /// coordinate it themselves. `wait`: whether to wait for other groups that hold the file.
     ///
-    /// Errors: `Inval` for group 0, or if it is a member already; `Again` if it is not to wait; `Intr` once `interrupt`
-    /// has fired.
+    /// Errors: `Inval` for group 0, or if the open file is a member already; `Again` if it may not wait; `Intr` once
+    /// `interrupt` has fired.
     pub fn group_lock(&self, file: &Arc<OpenFile>, group: u64, wait: bool, interrupt: Arc<Interrupt>) -> Pending<()> {
         self.start(group_lock::lock(self.mount.clone(), file.clone(), group, wait, interrupt))
     }
@@ -656,7 +661,7 @@ impl Client {
     /// The open file leaves its group. If it is the last of this mount, everything is written back before others
     /// continue.
     ///
-    /// Errors: `Inval` if it is no member; `Io` if the group was lost; failures of write-back.
+    /// Errors: `Inval` if the open file is not a member; `Io` if the group was lost; failures of write-back.
     pub fn group_unlock(&self, file: &Arc<OpenFile>) -> Pending<()> {
         self.start(group_lock::unlock(self.mount.clone(), file.clone()))
     }
@@ -664,7 +669,7 @@ impl Client {
     /// Whether another open file waits for the end of the group that the open file is a member of, on this mount or
     /// another one.
     ///
-    /// Errors: `Inval` if it is no member; `Io` if the group was lost.
+    /// Errors: `Inval` if the open file is not a member; `Io` if the group was lost.
     pub fn group_wanted(&self, file: &Arc<OpenFile>) -> Pending<bool> {
         self.start(group_lock::wanted(self.mount.clone(), file.clone()))
     }

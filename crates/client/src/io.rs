@@ -1,8 +1,8 @@
 //! `IoHalf`: the half that owns the environment and the connection.
 //!
-//! Owns: the links to the servers (`links`), sending what the other half queues, background tasks, time (age of dirty
-//! data, memory group), presenting opens and locks to a restarted server, the end. Does not own: any state of files;
-//! everything here is plumbing.
+//! Owns: the links to the servers (`links`), sending what the other half queues, background tasks, periodic work (age
+//! of dirty data, memory group), presenting opens and locks to a restarted server, and the end. Does not own: any state
+//! of files. This code only connects the other parts.
 
 pub(crate) mod late_replies;
 pub(crate) mod links;
@@ -86,8 +86,8 @@ impl<E: Env> Events<E> {
         }
     }
 
-    /// Whether this is the master's connection: only the master says whether the session continues and whether there
-    /// are other mounts.
+    /// Whether this is the master's connection: only the master tells the mount whether its session continues and
+    /// whether there are other mounts.
     fn is_master(&self) -> bool {
         self.links.upgrade().is_some_and(|links| links.is_master(&self.seat))
     }
@@ -216,8 +216,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 }
 
-/// Presents what is open on one target to a server to which this mount connects for the first time, and which was
-/// restarted since the session began: other servers may have opened files there for the session.
+/// Presents the files that are open on one target to a server to which this mount connects for the first time. The
+/// server was restarted since the session began, and other servers may have opened files on the target for the session.
 pub(crate) async fn represent_opens<E: Env>(mount: &Mount, link: &Link<E>, target: TargetId) -> Result<(), Errno> {
     let op = Request::Represent { opens: locks::opens(mount, target), locks: Vec::new() };
     let call = Call { target, cred: Cred::root(), op };
@@ -246,8 +246,8 @@ impl IoHalf {
     /// Connects, serves the other half until [`crate::Client::shutdown`], writes everything back, says goodbye and
     /// closes. Dropping the future abandons what is dirty.
     ///
-    /// Errors: those of connecting, and of kind [`NOT_STABLE`] that not everything could be written back at the end;
-    /// the client is stopped then.
+    /// Errors: those of connecting, and the kind [`NOT_STABLE`] if not everything could be written back at the end. The
+    /// client is stopped then.
     pub async fn run<E: Env>(self, env: E, config: LinkConfig, way: Way) -> io::Result<()> {
         let mount = self.end.0.clone();
         let links = Links::open(env.clone(), mount.clone(), config, way).await?;
@@ -270,7 +270,7 @@ fn not_stable(why: Errno) -> io::Error {
     io::Error::new(NOT_STABLE, format!("not all that was written could be written back: {why}"))
 }
 
-/// Whatever ends the half, also if it never ran: callers must not wait for ever.
+/// Stops the client whenever this half ends, even if it never ran, so that callers do not wait for ever.
 struct End(Arc<Mount>);
 
 impl Drop for End {
@@ -281,7 +281,7 @@ impl Drop for End {
     }
 }
 
-/// Sends and spawns what comes out of the queue, until the client shuts down and everything is written.
+/// Sends calls and spawns tasks from the queue, until the client shuts down and everything is written.
 async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
     let mut draining = false;
     loop {
@@ -329,8 +329,8 @@ async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
 
 /// Writes everything back at the end.
 ///
-/// Errors: that of lost bytes, now or before, that no `fsync`, `close` or sync of all files has reported; nothing else
-/// is left to report it.
+/// Errors: that of bytes lost now or before which no `fsync`, `close` or sync of all files has reported, because no
+/// later call could report it.
 async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
     mount.coherence.walks.clear();
     opened_ahead::lose(mount, None);

@@ -4,17 +4,16 @@
 //! striping, the use of the lock cache, tunables and counters of a mount. Does not own: messages (`wire`), connections
 //! and reconnecting (`transport`), lock rules (`dlm`), the kernel's protocol (`fuse`).
 //!
-//! The client has two halves. [`Client`] is `Clone + Send + Sync`: plain data under short locks, without an
-//! environment; a cache hit is served on the calling thread, without involving another one. [`IoHalf`] owns the
-//! environment and the connections on a thread of its own; it sends what the other half queues and runs the background
-//! work (write-back, read-ahead, lock callbacks). Operations are futures that are polled by the threads that wait for
-//! them, so copies into and out of the cache run on the threads of the callers; an operation that is abandoned
-//! (interrupt, drop) is passed to the I/O half and finishes there.
+//! The client has two halves. [`Client`] is `Clone + Send + Sync`. It is plain data under short locks, without an
+//! environment. A cache hit is served on the calling thread. [`IoHalf`] owns the environment and the connections on a
+//! thread of its own. It sends what the other half queues and does the background work (write-back, read-ahead, lock
+//! callbacks). Operations are futures that the waiting threads poll. So copies into and out of the cache run on the
+//! threads of the callers. An abandoned operation (interrupt, drop) is passed to the I/O half and finishes there.
 //!
-//! Invariants: the order of locks is range lock, then page, then lock reference; only the range lock is held across an
+//! Invariants: locks are taken in the order range lock, page, lock reference. Only the range lock is held across an
 //! await. Valid cached bytes are covered by a lock of the lock cache. Whether a request is buffered or direct never
-//! changes what is read later. The number that drove the design: passing work to another thread costs 30-60 us if it
-//! sleeps; a cached read of 4 KiB costs 0.3 us.
+//! changes what is read later. The number that drove the design: passing work to a sleeping thread costs 30-60 us, and
+//! a cached read of 4 KiB costs 0.3 us.
 #![forbid(unsafe_code)]
 
 pub mod api;

@@ -4,8 +4,8 @@
 //! (`returning`), the table of lock caches (`tables::coherence::locks`), the rules (`dlm`).
 //!
 //! Invariants: every cached byte is covered by a lock that is held. A write into the cache that pins no lock checks a
-//! bit of its file (`ClusterLocks::whole`) under the lock of the cache's shard; the bit is cleared before the flush
-//! that precedes the lock's return, so that this flush finds every such write. Lock order: table of locks, then shard.
+//! bit of its file (`ClusterLocks::whole`) under the lock of the cache's shard. The bit is cleared before the flush
+//! that precedes the lock's return. So this flush finds every such write. Lock order: table of locks, then shard.
 
 pub(crate) mod ahead;
 pub(crate) mod coming;
@@ -31,11 +31,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
-/// How often `LockKept` is sent for called-back locks that calls still use: far below the time after which a client
-/// that does not answer is evicted.
+/// How often `LockKept` is sent for called-back locks that calls still use. This is far below the time after which a
+/// client that does not answer is evicted.
 const KEPT_NS: u64 = 2_000_000_000;
-/// How long after a callback `LockKept` also names a lock that is not in use any more, because its grant is on its way,
-/// or the kernel is dropping its pages. A client that takes longer hangs.
+/// How long after a callback `LockKept` also names a lock that is not used any more, because its grant is on its way or
+/// the kernel is dropping its pages. A client that takes longer hangs.
 const ASKED_BACK_NS: u64 = 25_000_000_000;
 
 /// The position of the target in the id of a glimpse.
@@ -105,9 +105,9 @@ pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]
     mount.coherence.locks.answered.until(gone).await;
 }
 
-/// The last name of a file is gone: its idle locks are returned with the next tick, many together, unless a program has
-/// the file open or its dirty bytes are just being discarded. Otherwise mount and server would keep these locks until
-/// they reach their maximum age.
+/// The last name of a file was removed. Its idle locks are returned with the next tick, many together, unless a program
+/// has the file open or its dirty bytes are just being discarded. Otherwise mount and server would keep these locks
+/// until they reach their maximum age.
 pub(crate) fn nameless(mount: &Mount, ino: Ino) {
     let targets: BTreeSet<TargetId> = match mount.files.get(ino) {
         Some(file) if file.open_count() > 0 || file.cached.dirty_bytes.load(SeqCst) > 0 => return,
@@ -144,7 +144,7 @@ pub(crate) fn given(mount: &Arc<Mount>, file: &Inode, lock: u64) {
     pump(mount, target);
 }
 
-/// Sets the bit of an object if a usable write lock covers all of it. This is done under the table's lock: a lock that
+/// Sets the bit of an object if a usable write lock covers all of it. This is done under the table's lock. A lock that
 /// is being returned is not usable, and its bit is cleared after it was closed for new uses.
 fn note_whole(cache: &LockCache, file: &Inode, object: ObjectId) {
     let bit = stripe_bit(object.stripe);
@@ -155,7 +155,7 @@ fn note_whole(cache: &LockCache, file: &Inode, object: ObjectId) {
     }
 }
 
-/// `Push::Glimpse`: answers how long an object is as far as this mount has written it, unless an answer is on its way.
+/// `Push::Glimpse`: answers with the end of what this mount has written to an object, unless an answer is on its way.
 pub(crate) fn glimpse(mount: &Arc<Mount>, id: u64, object: ObjectId) {
     if !mount.coherence.locks.glimpsed.lock().insert(id) {
         return;
@@ -332,7 +332,7 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     }
 }
 
-/// `target` has restarted; from now on it may call back locks by ids that only its answer to `represent` contains.
+/// `target` has restarted. From now on it may call back locks by ids that only its answer to `represent` contains.
 pub(crate) fn restoring(mount: &Mount, target: TargetId) {
     mount.coherence.locks.names.lock().restoring.insert(target, Vec::new());
 }

@@ -1,4 +1,5 @@
-//! `Mount`: what a mount has one of, a service of each floor, shared by the callers' threads and the I/O half.
+//! `Mount`: the single instances of a mount, one service of each floor, shared by the callers' threads and the I/O
+//! half.
 //!
 //! Owns: sending a request, room in the cache, the end of the mount. Does not own: what the services do (their floors),
 //! operations (`ops`), the public interface (`client`), the connection (`io`).
@@ -63,16 +64,17 @@ pub(crate) struct Host {
     pub(crate) read_text: Option<ReadText>,
     /// Most connections to a server.
     pub(crate) links_max: u16,
-    /// The time of the last tick: cheap to read, at most a second behind.
+    /// The time of the last tick. It is cheap to read and at most a second old.
     pub(crate) coarse_ns: AtomicU64,
 }
 
-/// What control attributes have shown and begun.
+/// The state of the control attributes: what they have shown and begun.
 pub(crate) struct Panel {
     pub(crate) recorder: Arc<Recorder>,
     /// The last thing that one complained about.
     pub(crate) complaint: Mutex<String>,
-    /// The statuses that were shown last, by calling process: a process that reads a long one continues in its own.
+    /// The statuses that were shown last, by calling process. A process that reads a long status in parts continues in
+    /// its own.
     pub(crate) shown_status: Mutex<VecDeque<(u32, Vec<u8>)>>,
 }
 
@@ -87,7 +89,8 @@ pub(crate) struct Life {
     pub(crate) pauses: Pauses,
 }
 
-/// Part of the cache's size that write-back may have under way beside it, and by which one stream is read ahead.
+/// The part of the cache's size that write-back may have under way in addition to the cache, and by which one stream is
+/// read ahead.
 const BESIDE_PART: u64 = 8;
 /// A stream may always be read ahead by so much.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
@@ -172,18 +175,19 @@ impl Mount {
         self.policy.commit || file.is_commit()
     }
 
-    /// Bytes that write-back may have under way: those are copies beside the cache, so of a small one only a part.
+    /// Bytes that write-back may have under way. These are copies in addition to the cache, so they are bounded by a
+    /// part of its size.
     pub(crate) fn flight_max(&self) -> u64 {
         self.tunables.get(Tunable::FlightBytes).min(self.tunables.get(Tunable::CacheBytes) / BESIDE_PART)
     }
 
-    /// Whether no more write-back may set out: enough of it is under way, in bytes or in runs.
+    /// Whether write-back may send nothing more, because enough is under way, in bytes or in runs.
     pub(crate) fn flight_is_full(&self) -> bool {
         self.writeback.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
             || self.writeback.flight_parts.load(Ordering::SeqCst) >= FLIGHT_PARTS_MAX
     }
 
-    /// Whether so much may set out that it is worth looking for what is dirty everywhere.
+    /// Whether enough may be sent that it pays to look for all dirty bytes.
     pub(crate) fn flight_has_room(&self) -> bool {
         self.writeback.flight_parts.load(Ordering::SeqCst) <= FLIGHT_PARTS_MAX / 2
     }
@@ -193,8 +197,8 @@ impl Mount {
         self.tunables.get(Tunable::ReadAheadBytes) > 0
     }
 
-    /// Bytes that one stream may be read ahead: fewer if more are under way for all, since these are beside the cache
-    /// as well.
+    /// Bytes that one stream may be read ahead. There are fewer if more are under way for all streams, because these
+    /// bytes are in addition to the cache.
     pub(crate) fn window_max(&self) -> u64 {
         let part = self.tunables.get(Tunable::CacheBytes) / BESIDE_PART;
         let left = (2 * part).saturating_sub(self.prefetch.fill_bytes.load(Ordering::SeqCst));
@@ -234,7 +238,7 @@ impl Mount {
         dirty > 0 && dirty + bytes > limit
     }
 
-    /// Whether half of what may be dirty is.
+    /// Whether at least half of the bytes that may be dirty are dirty.
     pub(crate) fn dirty_is_high(&self) -> bool {
         self.cache.dirty_bytes() > self.dirty_max() / 2
     }
@@ -253,7 +257,7 @@ impl Mount {
         self.cache.used_bytes() + bytes <= limit
     }
 
-    /// Copies what is valid in the cache of `range` to a reader; returns the parts that are not
+    /// Copies the bytes of `range` that are valid in the cache to a reader. Returns the parts that are not valid
     /// (`PageCache::read_valid`).
     pub(crate) fn copy_valid(&self, file: &Inode, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
         let gaps = self.cache.read_valid(file, range, into);
@@ -261,7 +265,7 @@ impl Mount {
         gaps
     }
 
-    /// All jobs, with what open files have counted until now.
+    /// All jobs, including the counts of files that are still open.
     pub(crate) fn booked_jobs(&self) -> &Jobs {
         self.files.all().iter().for_each(|file| file.stats.book());
         &self.jobs
@@ -289,7 +293,7 @@ impl Mount {
         AskedAt::now(self.coherence.sharing.rule())
     }
 
-    /// Sends a request; the answer's contention bit is returned beside the result.
+    /// Sends a request. The result comes with the contention bit of the answer.
     pub(crate) fn send(
         &self,
         lane: Lane,
@@ -302,9 +306,9 @@ impl Mount {
         self.send_call(lane, Call { target, cred: cred.clone(), op }, payload, pad, false)
     }
 
-    /// Sends a message that the server of `target` has to get as long as the session lasts: that something is returned.
-    /// It is not given up if that server cannot be reached for long; an error means that the session, or the mount, has
-    /// ended.
+    /// Sends a message that returns something to the server of `target`, and that the server has to get as long as the
+    /// session lasts. It is not given up even if that server cannot be reached for a long time. An error means that the
+    /// session, or the mount, has ended.
     pub(crate) fn insist(
         &self,
         lane: Lane,
@@ -348,8 +352,8 @@ impl Mount {
         }
     }
 
-    /// Asks each server of the cluster something about itself, in the order of the map; one that does not answer soon
-    /// is `TimedOut`.
+    /// Sends each server of the cluster a request about itself, in the order of the map. A server that does not answer
+    /// soon gives `TimedOut`.
     pub(crate) fn ask_servers(
         &self,
         cred: &Cred,
@@ -388,7 +392,7 @@ impl Mount {
         if server_lock { Lane::Locking } else { Lane::Normal }
     }
 
-    /// As `call`, of a request for data of a file that the target locks for if `server_lock` says so.
+    /// As `call`, for a request for data of a file. With `server_lock` the target itself locks the bytes.
     pub(crate) fn call_for_io(
         self: &Arc<Self>,
         file: &Arc<Inode>,

@@ -1,4 +1,4 @@
-//! Operations: one file for each family, each an `async fn` over the shared state.
+//! Operations: each family has one file, and each operation is an `async fn` over the shared state.
 //!
 //! Owns: the steps of each operation. Does not own: the machinery below (`cache`, `locks`, `writeback`, `readahead`).
 

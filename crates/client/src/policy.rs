@@ -1,4 +1,4 @@
-//! Policy: which way a request takes, from what is known and measured.
+//! Policy: whether a request is buffered or direct, from what is known and measured.
 //!
 //! Owns: the hybrid decision and who serves reads, as pure functions, and their inputs: access locality of a file,
 //! measured throughput of buffered and direct requests and the resulting thresholds, the cost of new memory, memory

@@ -1,7 +1,7 @@
-//! Tables: what a mount has of everything that there is one of, as plain data under short locks.
+//! Tables: the single tables of a mount, as plain data under short locks.
 //!
 //! Owns: state with its local functions, in the order of the floors that drive it. Does not own: messages, tasks, and
-//! changes of files on behalf of others: nothing in this folder uses the mount (`coherence`, `writeback`, `prefetch`).
+//! changes of files on behalf of others. Nothing in this folder uses the mount (`coherence`, `writeback`, `prefetch`).
 
 pub(crate) mod coherence;
 pub(crate) mod prefetch;

@@ -1,7 +1,7 @@
-//! Telemetry: what a mount counts and says of itself, and what can be set while it runs.
+//! Telemetry: what a mount counts and reports of itself, and what can be set while it runs.
 //!
 //! Owns: counters of the mount, of files, open files and jobs; recordings of calls; the status document; tunables. Does
-//! not own: where something is counted; every room counts its own events.
+//! not own: the places where something is counted. Every part of the client counts its own events.
 
 pub mod calls;
 pub(crate) mod jobs;

@@ -1,7 +1,7 @@
 //! Tests of the whole client against a server in memory.
 //!
-//! `server` is a reference server for the requests a client sends; `world` runs client, server and background tasks in
-//! one thread, in an order drawn from a seed; the others are the tests.
+//! `server` is a reference server for the requests that a client sends. `world` runs client, server and background
+//! tasks in one thread, in an order drawn from a seed. The other files are the tests.
 
 mod batch;
 mod busy;

@@ -1,8 +1,8 @@
-//! Write-back: how dirty bytes reach the targets, and what becomes of those that cannot.
+//! Write-back: how dirty bytes reach the targets, and what happens to those that cannot be written.
 //!
-//! Owns: flushing by size and age, batches of many small files, what follows the last close, what a file shows after a
-//! loss. Does not own: the tables of that (`tables::writeback`), dirty ranges themselves (`cache`), whether a write is
-//! buffered or direct (`policy`).
+//! Owns: flushing by size and age, batches of many small files, the work after the last close, and what a file shows
+//! after a loss. Does not own: the tables of that (`tables::writeback`), dirty ranges themselves (`cache`), whether a
+//! write is buffered or direct (`policy`).
 
 pub(crate) mod backlog;
 pub(crate) mod batch;

@@ -15,8 +15,8 @@
 //! Groups of 4096 blocks (16 MiB) have a count of free blocks and an upper bound of the longest free run that begins in
 //! them. So in a nearly full zone only groups are searched: 1280 for 20 GiB instead of 82,000 words.
 //!
-//! A second bit says which blocks are certain to have storage in the file system below. While that is full
-//! (`set_tight`), only these blocks are taken, whatever that costs: their runs are searched word by word.
+//! A second bit says which blocks are certain to have storage in the file system below. While that memory is full
+//! (`set_tight`), only these blocks are used, whatever that costs: their runs are searched word by word.
 
 use amphi_types::{Errno, Result};
 
@@ -27,7 +27,7 @@ const WORD: u64 = 64;
 const AGAIN_MIN: u64 = 64;
 /// Shortest runs, in blocks, into which a larger write is cut for that: 1 MiB.
 const AGAIN_PIECE: u64 = 256;
-/// One block in so many of the reserve is left to requests that shrink a file.
+/// The part of the reserve that is left to requests that shrink a file, as its inverse.
 const SHRINK_SHARE: u64 = 4;
 /// The bound of a group that was not searched since blocks in it were freed.
 const UNKNOWN: u64 = u64::MAX;
@@ -218,9 +218,9 @@ impl Allocator {
         self.run_length(run.start, u64::from(run.blocks)) == u64::from(run.blocks)
     }
 
-    /// Takes `blocks` blocks and adds their runs to `out`: at `goal` if all of the run is free there, else one run
-    /// elsewhere, else several. Each run has at most `run_max` blocks. Blocks that were written before are preferred to
-    /// a goal that was not.
+    /// Takes `blocks` blocks and adds their runs to `out`: at `goal` if the whole run is free there, otherwise one run
+    /// elsewhere, otherwise several. Each run has at most `run_max` blocks. Blocks that were written before are
+    /// preferred to a goal that was not.
     ///
     /// Errors: `NoSpace`, and then nothing is taken.
     pub fn take(
@@ -473,8 +473,8 @@ mod tests {
         }
     }
 
-    /// Goal: one run is preferred wherever it lies, also across group borders and after frees that join runs.
-    /// Method: all blocks taken but pieces that together make one run of 5000.
+    /// Goal: one run is preferred wherever it lies, also across group borders and after frees that join runs. Method:
+    /// all blocks are in use except pieces that together form one run of 5000.
     #[test]
     fn finds_the_one_long_run() {
         let mut a = Allocator::new(40_000);
@@ -491,9 +491,9 @@ mod tests {
         assert_eq!(out, [Run { start: 15_000, blocks: 5000 }]);
     }
 
-    /// Goal: large writes take blocks that were written before, in pieces of 1 MiB if necessary, and small ones stay
-    /// where their object is. Method: an object grows at the end of what was ever taken, after others were freed in
-    /// front of it.
+    /// Goal: large writes use blocks that were written before, in pieces of 1 MiB if necessary, and small writes stay
+    /// near their object. Method: an object grows at the end of the blocks that were ever used, after other blocks
+    /// before it were freed.
     #[test]
     fn what_was_written_comes_first() {
         let mut a = Allocator::new(40_000);

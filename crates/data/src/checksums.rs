@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const GROUP_BLOCKS: u64 = 32;
 /// Most bytes that one item adds to a record.
 pub const CHECKSUM_ITEM_BYTES: u64 = 6 + 9 + GROUP_BLOCKS * 4;
-/// Most items of free blocks that one record deletes on the side.
+/// Most items of free blocks that one record deletes in addition to its own changes.
 const EMPTIED_MAX: usize = 32;
 
 /// Checksum of a block, as it is stored.
@@ -268,7 +268,7 @@ mod tests {
     }
 
     /// Goal: the checksum of a block finds each changed bit, and is never one of the two that mean something else.
-    /// Method: each bit of a block; the seldom values by their inverse are not searched for, but mapped by hand.
+    /// Method: each bit of a block. The rare values are not searched for; the test maps them by their inverse.
     #[test]
     fn each_bit_counts() {
         let mut block = vec![0x5A; BLOCK as usize];

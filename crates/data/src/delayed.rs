@@ -1,6 +1,6 @@
 //! `Delayed`: delayed extents, that is, bytes of objects that were accepted into memory and have no blocks yet.
 //!
-//! Owns: which bytes of which object lie where in memory, the items of these extents, the blocks that are promised to
+//! Owns: which bytes of which object are where in memory, the items of these extents, the blocks that are reserved for
 //! them, and which should be flushed next. Does not own: the memory (`memory`, and the server), when something is
 //! flushed.
 //!
@@ -129,7 +129,7 @@ pub struct Delayed {
     extents: u64,
     bytes: u64,
     reserved: u64,
-    /// Of the reserved blocks, those whose flush has taken blocks of its own.
+    /// The number of reserved blocks whose flush has taken blocks of its own.
     pub(crate) lent: u64,
     /// Memory of extents that were cut since the last `take_dead`.
     dead: Vec<Rc<Memory>>,
@@ -450,7 +450,7 @@ impl Delayed {
     }
 
     /// Removes the extents of `range` from the map, with the changes of items in `txn`. Logged bytes stay, because a
-    /// loss of power may take what replaces them.
+    /// loss of power may destroy the bytes that replace them.
     pub(crate) fn cut_extents(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         let Some(o) = self.objects.get_mut(&object) else { return };
         let hit: SmallVec<[u64; 4]> = o.within(range).map(|(at, _)| at).collect();
@@ -514,7 +514,7 @@ impl Delayed {
     }
 
     /// Memory of extents that were cut since the last call. Its pages may be used again when the record of the cuts
-    /// survives a kill of the process; until then the caller has to keep the handles.
+    /// survives a kill of the process. Until then the caller has to keep the handles.
     pub fn take_dead(&mut self) -> Vec<Rc<Memory>> {
         std::mem::take(&mut self.dead)
     }

@@ -135,7 +135,7 @@ impl Object {
         }
     }
 
-    /// The blocks of `from..to` that the end has outgrown.
+    /// The blocks of `from..to` in which the object once ended before it grew beyond them.
     pub fn outgrown(&self, from: u64, to: u64) -> impl Iterator<Item = u64> {
         self.outgrown.iter().flat_map(move |outgrown| outgrown.range(from..to).map(|(&block, _)| block))
     }

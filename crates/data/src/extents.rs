@@ -2,11 +2,12 @@
 //!
 //! Owns: where they lie in memory. Does not own: that they do not overlap and are joined (`extent`).
 //!
-//! Most objects have one extent, which lies in the object. Up to `FEW_MAX` are a sorted vector, in which an insertion
-//! moves at most 1.5 KiB, and more are a B-tree, so that an insertion into a large fragmented object takes logarithmic
-//! time. Going back takes half as many, so that no sequence of changes converts them each time.
+//! Most objects have one extent, which lies in the object. Up to `FEW_MAX` extents are a sorted vector, in which an
+//! insertion moves at most 1.5 KiB. More are a B-tree, so that an insertion into a large fragmented object takes
+//! logarithmic time. Going back takes half as many, so that no sequence of changes converts them each time.
 //!
-//! The number that drove the design: in a B-tree one extent costs a node of 280 bytes, more than all else of an object.
+//! The number that drove the design: in a B-tree one extent costs a node of 280 bytes, more than everything else of an
+//! object.
 
 use crate::alloc::Run;
 use std::collections::{BTreeMap, btree_map};

@@ -4,13 +4,14 @@
 //! way have taken. Does not own: how much is granted to whom (the server), which bytes a session has covered with its
 //! grant (the client).
 //!
-//! A grant is a number, not a set of blocks. A write that its session declares as covered takes from the grant what it
-//! adds to the zone: blocks that are neither mapped nor promised to delayed bytes. For all other writes the blocks of
-//! all grants count as taken.
+//! A grant is a number, not a set of blocks. A write that its session declares as covered takes the blocks that it adds
+//! to the zone from the grant: blocks that are neither mapped nor reserved for delayed bytes. For all other writes the
+//! blocks of all grants count as taken.
 //!
 //! Invariants:
 //!
-//! * The item of a session is its grant without plans under way: if a plan ends with the process, it has taken nothing.
+//! * The item of a session is its grant without plans under way, because a plan that ends with the process has taken
+//!   nothing.
 //! * `total` is the sum of all grants, minus what plans have taken. This many blocks are free and reserved for their
 //!   sessions, unless the file system below has become full.
 //!
@@ -25,7 +26,7 @@ use std::ops::Bound;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Held {
     blocks: u64,
-    /// Of these blocks, those that plans under way have taken.
+    /// The number of these blocks that plans under way have taken.
     lent: u64,
     /// Distinguishes this grant from all others since the start. A plan may end after the session for which it was
     /// made.
@@ -160,7 +161,7 @@ impl Grants {
     }
 
     /// The plan is carried out by this record: `added` blocks belong to the file now. If there is `room` for as many
-    /// more, and the session has no more than its share, they are granted anew, and nothing has to be logged.
+    /// more, and the session has no more than its share, they are granted again, and nothing has to be logged.
     pub(crate) fn spend(&mut self, loan: Loan, added: u64, room: u64, txn: &mut Txn) {
         let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) else {
             return;
@@ -211,8 +212,8 @@ mod tests {
     const S: SessionId = SessionId(7);
 
     /// Goal: a reported grant never exceeds the state after a kill, and a plan that ends behind its session changes
-    /// nothing. Method: raises that are not kept, loans that are spent, refilled and returned, a session that ends and
-    /// begins again; items into another store.
+    /// nothing. Method: grants that are not kept, blocks that are used, granted again and returned, and a session that
+    /// ends and begins again. The items are loaded into another store.
     #[test]
     fn grants_are_told_when_they_are_kept() {
         let (mut grants, mut txn) = (Grants::default(), Txn::default());

@@ -18,7 +18,7 @@
 //! * A block that has a checksum is not overwritten in place (`checksums`).
 //! * Delayed bytes (`delayed`) hide what the blocks beneath contain, until a record says otherwise.
 //!
-//! Range locks that the caller holds: from plan to commit or abort, a write, truncate, punch or preallocation holds its
+//! The caller must hold range locks: from plan to commit or abort, a write, truncate, punch or preallocation holds its
 //! range, *rounded out to blocks*, exclusively. A read holds it shared until its I/O is done. A truncate holds
 //! everything from its size (rounded down) on, and a destroy holds the whole object. So two plans that share an edge
 //! block never overlap in time, although their byte ranges are disjoint. There is one exception, for writes of

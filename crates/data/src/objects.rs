@@ -2,10 +2,10 @@
 //!
 //! Owns: where they lie in memory. Does not own: what an object is (`extent`).
 //!
-//! Objects lie in leaves, which are sorted vectors, and a B-tree has a lower bound of the ids of each leaf. A leaf that
-//! is full is cut where the new object belongs, but not in front of its middle, so leaves that are filled in the order
-//! of their ids, or almost so, stay full. Invariants: the ids of a leaf are not below its bound and below that of the
-//! next leaf; no leaf is empty; a leaf has room for at most `SPARE_MAX` objects more than it has.
+//! Objects lie in leaves, which are sorted vectors, and a B-tree has a lower bound of the ids of each leaf. A full leaf
+//! is split where the new object belongs, but not in its first half. So leaves that are filled in the order of their
+//! ids, or almost so, stay full. Invariants: the ids of a leaf are at least its bound and below that of the next leaf.
+//! No leaf is empty. A leaf has memory for at most `SPARE_MAX` objects more than it has.
 //!
 //! The number that drove the design: an object of 64 bytes with its id of 16 costs 154 bytes in a B-tree that is filled
 //! in order, whose nodes stay half empty, and 81 to 88 here.
@@ -83,8 +83,8 @@ impl Objects {
         &mut leaf[at].1
     }
 
-    /// Puts objects that were cut off a leaf into one that begins with `bound`, together with the next one if both have
-    /// room in it and one more.
+    /// Puts objects that were cut off a leaf into one that begins with `bound`. They are joined with the next leaf if
+    /// both fit into it with space for one more.
     fn put_behind(&mut self, bound: ObjectId, mut objects: Leaf) {
         let next = self.leaves.range(bound..).next().filter(|(_, next)| objects.len() + next.len() < LEAF_MAX);
         if let Some(next) = next.map(|(&next, _)| next)
@@ -111,7 +111,8 @@ impl Objects {
         Some(object)
     }
 
-    /// Joins a leaf that has few objects with the next one or the one before if they fill half of one together.
+    /// Joins a leaf that has few objects with the next one or the previous one, if together they fill at most half of
+    /// one.
     fn join(&mut self, bound: ObjectId) {
         let next = self.leaves.range((Bound::Excluded(bound), Bound::Unbounded)).next().map(|(&next, _)| (bound, next));
         let last = self.leaves.range(..bound).next_back().map(|(&last, _)| (last, bound));
@@ -227,9 +228,9 @@ mod tests {
         }
     }
 
-    /// Goal: objects take the memory that the head names, whatever the order in which they are made, and leaves that
-    /// are emptied are joined. Method: ascending, descending, several writers side by side, and scattered; then all but
-    /// one of each hundred are removed.
+    /// Goal: objects take the memory that the head of the module names, whatever the order in which they are made, and
+    /// leaves that are emptied are joined. Method: ascending, descending, by several writers at once, and scattered.
+    /// Then all but one of each hundred are removed.
     #[test]
     fn they_are_dense() {
         let count = 30_000u64;

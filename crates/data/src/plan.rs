@@ -138,7 +138,7 @@ impl WritePlan {
     }
 
     /// Whether the log record of the commit points to blocks that contain no durable bytes yet (`Order::AfterData` in
-    /// the zone), or says how blocks read.
+    /// the zone), or sets checksums of blocks.
     pub fn points_at_new_data(&self) -> bool {
         !self.checksums.is_empty() || self.segments.iter().any(|s| s.kind != SegmentKind::InPlace)
     }

@@ -16,7 +16,7 @@ impl DataStore {
         holes(o, from, to).iter().map(|(_, blocks)| blocks).sum()
     }
 
-    /// Blocks that growth may still take: those without a promise, and `own` blocks of the caller's grant.
+    /// Blocks that growth may still take: those that are not reserved, and `own` blocks of the caller's grant.
     pub(crate) fn growth_room(&self, own: u64) -> u64 {
         self.room(Purpose::Growth, own)
     }

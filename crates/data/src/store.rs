@@ -199,8 +199,8 @@ impl DataStore {
         self.objects.get(object).into_iter().flat_map(|o| o.extents.iter())
     }
 
-    /// The next run of written blocks at or behind a block of an object, or in the objects after it: object, first
-    /// block, number of blocks (at most `blocks_max`). `from` of `None` begins with the first object.
+    /// The next run of written blocks at or after a block of an object, or in the objects after it. It consists of
+    /// object, first block and number of blocks (at most `blocks_max`). `from` of `None` begins with the first object.
     pub fn next_written(&self, from: Option<(ObjectId, u64)>, blocks_max: u64) -> Option<(ObjectId, u64, u64)> {
         let (first, block) = from.unwrap_or((ObjectId { ino: Ino(0), stripe: 0 }, 0));
         self.objects.range(Bound::Included(first)).find_map(|(id, o)| {
@@ -328,8 +328,8 @@ impl DataStore {
     }
 
     /// Runs of blocks of an object with written data from `offset` on, at most `runs_max`. They are ascending, no two
-    /// touch, and none begins behind the block in which the object ends. The second value says up to where these are
-    /// all runs; `None` means to the object's end.
+    /// touch, and none begins behind the block in which the object ends. The second value says up to where the list of
+    /// runs is complete. `None` means up to the object's end.
     pub fn data_runs(&self, object: ObjectId, offset: u64, runs_max: usize) -> (Vec<ByteRange>, Option<u64>) {
         let mut runs: Vec<ByteRange> = Vec::new();
         let end = self.end_of(object);

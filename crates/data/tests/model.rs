@@ -2,13 +2,13 @@
 //! the plans, with crashes of the machine in between.
 //!
 //! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become stable
-//! only sometimes; a crash forgets the others and loses or tears a write that was under way.
+//! only sometimes. A crash forgets the others and loses or tears a write that was under way.
 //!
 //! Blocks get checksums in some stretches of the operations. One that has a checksum matches it, in every state after a
 //! crash.
 //!
-//! Writes are also accepted into memory and flushed later. Records are kept sometimes: a kill of the process forgets
-//! those that are not, and leaves the memory as it is; a crash of the machine takes the memory.
+//! Writes are also accepted into memory and flushed later. Records are kept only sometimes. A kill of the process
+//! forgets those that are not kept, and leaves the memory as it is. A crash of the machine destroys the memory.
 
 use amphi_data::{
     Checksum, DataStore, Freed, Fresh, Memory, Overlay, PagePool, Preallocate, ReadPlan, Resize, complete_edges,
@@ -345,7 +345,7 @@ impl Bench {
         Ok(true)
     }
 
-    /// Flushes what is delayed of a range, rounded out; with `sectors` the process ends in the middle.
+    /// Flushes the delayed bytes of a range, rounded out. With `sectors` the process ends in the middle.
     fn flush(&mut self, object: ObjectId, range: ByteRange, sectors: Option<u64>) -> Result<(), String> {
         for run in self.store.delayed.runs(object, range.align_out(BLOCK)) {
             let needed = |store: &mut DataStore| {
@@ -453,7 +453,7 @@ impl Bench {
         Ok(())
     }
 
-    /// After a crash: all bytes are as in `model` except excused ones, for which the model takes the present ones.
+    /// After a crash: all bytes are as in `model` except excused ones, for which the model adopts the present bytes.
     fn settle(
         &self,
         model: &mut BTreeMap<ObjectId, Model>,
@@ -854,9 +854,9 @@ fn appends_merge_into_one_extent() {
     assert_eq!(store.blocks_of(id(0).ino), 1000);
 }
 
-/// Goal: a hole and a preallocation are changes with a time also where no block comes or goes, and take no later time
-/// of the object back; a hole makes object 0 for that, and no other. Method: each at an earlier and a later time, on an
-/// object with a block and on ones that do not exist.
+/// Goal: a hole and a preallocation set the modification time, even if no block is added or removed, but never to an
+/// earlier time. To store the time, a hole creates object 0, but no other object. Method: each at an earlier and a
+/// later time, on an object with a block and on ones that do not exist.
 #[test]
 fn changes_of_no_block_have_a_time() {
     let mut store = DataStore::new(2000);

@@ -1,12 +1,12 @@
 //! `LockCache`: the extent locks that a client holds of one target.
 //!
 //! Owns: which ranges of the target's objects the client holds, who uses them right now, and the return of each lock to
-//! the server. Does not own: the cached data (the caller is told what to flush and what to drop), or messages.
+//! the server. Does not own: the cached data (the returned actions say what to flush and what to drop), or messages.
 //!
 //! Invariants, checked by the model tests:
 //!
-//! * Data is cached only under a lock that is held. A lock leaves this table after its data was flushed and dropped,
-//!   and its cancel message is handed out after that.
+//! * Data is cached only under a lock that is held. A lock leaves this table after its data was flushed and dropped.
+//!   Only after that is its cancel message returned for sending.
 //! * A lock that is being returned gets no new users, so a callback waits only for I/O in progress.
 //! * A granted lock is pinned for the caller that requested it. So each lock serves at least once, however fast its
 //!   callback follows, even if the callback arrives first.
@@ -31,7 +31,7 @@ pub const CANCEL_BATCH: usize = 512;
 /// Tunables of a lock cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheLimits {
-    /// Most locks that are held; when there are more, those that were unused for longest are returned.
+    /// Most locks that are held. If there are more, those that were unused for the longest time are returned.
     pub max_locks: usize,
     /// An unused lock is returned after this time.
     pub max_age_ns: u64,
@@ -70,7 +70,7 @@ pub struct LockRef {
 pub enum Hit {
     /// One lock covers the I/O, and is pinned.
     Hit(LockRef),
-    /// No single lock covers it. Request one ([`LockCache::ask`]), or go direct.
+    /// No single lock covers it. Request one ([`LockCache::ask`]), or send a direct request.
     Miss,
 }
 
@@ -95,7 +95,7 @@ pub enum CallbackPlan {
     Started {
         /// Number of I/Os in progress under the lock.
         users: u32,
-        /// Bytes that may be dirty and have to be written; empty for a read lock.
+        /// Bytes that may be dirty and have to be written. The range is empty for a read lock.
         flush: ByteRange,
         /// Bytes whose cached data may have to be dropped.
         drop: ByteRange,
@@ -143,7 +143,7 @@ pub enum LockAction {
 /// A lock to present to a server that has restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldLock {
-    /// Its id, which stays the same.
+    /// The lock's id, which does not change.
     pub id: LockId,
     /// Its object.
     pub object: ObjectId,
@@ -162,11 +162,11 @@ enum Stage {
     Usable,
     /// Gets no new users, and waits for those in progress.
     Closing,
-    /// Has no users; its flush has not been handed out yet.
+    /// It has no users, and the action to flush it was not returned to the caller yet.
     ToFlush,
-    /// Its flush was handed out; `flushed` will follow.
+    /// The action to flush it was returned to the caller, and a call of `flushed` will follow.
     Flushing,
-    /// Flushed; its drop has not been handed out yet.
+    /// It is flushed, and the action to drop its data was not returned to the caller yet.
     ToDrop,
 }
 
@@ -233,7 +233,7 @@ pub struct LockCache {
     ready: VecDeque<LockId>,
     /// Returned locks whose cancel was not sent yet.
     cancels: BTreeSet<LockId>,
-    /// When these cancels have to be sent; `None` while there are none.
+    /// When these cancels have to be sent. `None` while there are none.
     cancels_due_ns: Option<u64>,
     now_ns: u64,
     /// Locks that were returned by age or by the bound, since the last `take_aged`.
@@ -343,7 +343,7 @@ pub(crate) mod inspect {
             (early, self.cancels.iter().copied().collect())
         }
 
-        /// Everything that grows: tree nodes, objects, ages, requests.
+        /// The sizes of everything that grows: tree nodes, objects, ages, requests.
         pub(crate) fn footprint(&self) -> [usize; 4] {
             [self.forest.len(), self.objects.len(), self.by_age.len(), self.asked.len()]
         }

@@ -10,17 +10,18 @@
 //! Invariants, checked by the model tests:
 //!
 //! * No two held locks of different owners conflict. Record locks and flocks of a file never conflict with each other.
-//! * The locks of one owner on a file are disjoint, and adjacent ones of one kind are one lock.
+//! * The locks of one owner on a file are disjoint, and adjacent ones of the same kind are one lock.
 //! * A waiting request has changed nothing, except that a conversion of a flock has lost the old lock.
-//! * A request waits only for held locks, or behind an earlier conflicting request. Behind an earlier request it waits
-//!   only if its owner holds no lock on the file, and no longer than until its next check, each
+//! * A request waits only for held locks, or behind an earlier conflicting request. A request waits behind an earlier
+//!   request only if its owner holds no lock on the file. It then waits only until its next check, one every
 //!   [`FileLockLimits::yield_ns`].
 //! * While every POSIX owner has at most one waiting request, owners never wait for each other in a cycle.
 //!
-//! Numbers: 1,048,576 locks may be held and 65,536 requests may wait. So every step is O(log n), plus the caller's own
-//! locks in the range, plus the requests that are checked again. Requests that wait for the same byte form a chain, in
-//! which each departure wakes one. The exception are owners that hold another lock on the file: they all watch the same
-//! holder. A lock costs about 150 bytes, its owner 120, a file 70, a waiting request 250.
+//! Numbers: 1,048,576 locks may be held, and 65,536 requests may wait. So every step is O(log n), plus the caller's own
+//! locks in the range, plus the requests that are checked again. Requests that wait for the same byte form a chain:
+//! each waits for the previous one, so a release wakes only one of them. The exceptions are owners that hold another
+//! lock on the file: they all watch the same holder. A lock costs about 150 bytes, its owner 120, a file 70, a waiting
+//! request 250.
 
 mod cycle;
 mod own;
@@ -116,7 +117,7 @@ pub struct FileLock {
     pub ino: Ino,
     /// Shared or exclusive.
     pub kind: LockKind,
-    /// Its bytes, as [`record_range`] makes them. A flock covers the whole file, whatever this says.
+    /// Its bytes, as [`record_range`] makes them. A `flock` covers the whole file, whatever this range is.
     pub range: ByteRange,
 }
 
@@ -244,7 +245,7 @@ impl LockFamily {
     }
 }
 
-/// One table of one file, with a tree for each kind.
+/// One of the two tables of a file, with a tree for each kind of lock.
 #[derive(Clone, Copy)]
 struct File {
     held: [Tree; 2],
@@ -330,8 +331,8 @@ impl FileLocks {
         }
     }
 
-    /// Takes a lock, or converts what the owner holds of that range, in one step: `fcntl(F_SETLK, F_SETLKW)` with
-    /// `F_RDLCK` or `F_WRLCK`, `flock` with `LOCK_SH` or `LOCK_EX`.
+    /// Takes a lock, or converts what the owner holds of that range, in one step. This is `fcntl(F_SETLK, F_SETLKW)`
+    /// with `F_RDLCK` or `F_WRLCK`, and `flock` with `LOCK_SH` or `LOCK_EX`.
     pub fn set(&mut self, now_ns: u64, lock: FileLock, asking: Asking) -> Result<Outcome, FileLockRefusal> {
         let table = lock.owner.family.table();
         let range = range_of(&lock)?;
@@ -382,8 +383,8 @@ impl FileLocks {
         outcome
     }
 
-    /// Releases what the owner holds of `range`: `F_UNLCK`, `LOCK_UN`. Refused only if that would cut a lock in two and
-    /// there is no room for one more.
+    /// Releases the owner's locks in `range`: `F_UNLCK`, `LOCK_UN`. It is refused only if it would cut a lock in two
+    /// and the table is full.
     pub fn unlock(&mut self, owner: LockOwner, ino: Ino, range: ByteRange) -> Result<(), FileLockRefusal> {
         let table = owner.family.table();
         let range = range_of(&FileLock { owner, pid: 0, ino, kind: LockKind::Shared, range })?;
@@ -522,7 +523,7 @@ impl FileLocks {
         self.pieces.is_empty() && self.waits.is_empty()
     }
 
-    /// Whether `more` locks are within the bounds, with room for waiting requests.
+    /// Whether `more` locks are within the bounds, including those that waiting requests may add.
     fn room(&self, file: &File, more: usize) -> bool {
         self.pieces.len() + 2 * self.waits.len() + more <= self.limits.max_locks
             && file.locks + 2 * file.waits + more <= self.limits.max_locks_per_file
@@ -538,7 +539,8 @@ impl FileLocks {
     }
 
     /// A waiting request of another owner, older than `before` if that is given, that conflicts with this one. Of those
-    /// with the same start it is the latest, so that a crowd forms a chain in which each departure wakes one.
+    /// with the same start it is the latest, so that many requests form a chain in which each release wakes one of
+    /// them.
     fn waiting_conflict(
         &self,
         file: &File,

@@ -3,8 +3,9 @@
 //! Owns: the vocabulary of extent locks. Does not own: any table of locks.
 //!
 //! Invariant: conflict is symmetric. Two locks of one session conflict only if both are direct requests, or if one of
-//! them is a group lock. A mount orders its own I/O itself, so otherwise its own locks need not exclude each other. Two
-//! direct requests must, because each is atomic. And what a mount cached before it joined a group has to be dropped.
+//! them is a group lock. A mount orders its own I/O itself, so its own locks need not exclude each other in other
+//! cases. Two direct requests must, because each is atomic. And data that a mount cached before it joined a group has
+//! to be dropped.
 
 use amphi_types::{ByteRange, SessionId};
 
@@ -51,8 +52,8 @@ pub enum Owner {
     /// The target itself, while it carries out one direct request of that session. The lock covers exactly the request,
     /// lasts as long as it, never grows and is never called back.
     Direct(SessionId),
-    /// As `Direct`, for bytes that the session has changed under cached locks of its own (also read locks) and now
-    /// writes back. It passes all waiting requests: one of them may wait for just such a lock, whose return waits for
+    /// As `Direct`, for bytes that the session has changed under cached locks of its own (even read locks) and now
+    /// writes back. It passes all waiting requests. One of them may wait for just such a lock, whose return waits for
     /// this request. The lock server treats a `Holder` as `Direct` if the session no longer holds a lock on the bytes.
     Holder(SessionId),
     /// As `Direct`, for a session that holds a lock of that group on the object. The lock server turns `Direct` into

@@ -14,9 +14,9 @@
 //! * Every lock that a waiting request waits for, and that can be called back, has been called back exactly once.
 //! * A grant contains its request, and what growth added conflicts with nothing granted and nothing waiting.
 //!
-//! Numbers: a callback has 30 s without progress. With more than 32 incompatible locks on the object, growth is cut to
-//! 32 MiB, so that a crowd does not take everything from each other. A lock takes about 300 bytes, and
-//! [`LockLimits::max_locks`] bounds their number.
+//! Numbers: a callback has 30 s without progress. With more than 32 incompatible locks on the object, growth is limited
+//! to 32 MiB, so that many clients do not take the whole object from each other in turn. A lock takes about 300 bytes,
+//! and [`LockLimits::max_locks`] bounds their number.
 
 mod contention;
 mod grant;
@@ -44,7 +44,7 @@ pub struct LockLimits {
     pub callback_deadline_ns: u64,
     /// With more incompatible locks than this on an object, growth is cut. 0: it never is.
     pub crowd_locks: usize,
-    /// This many bytes after its start a grant ends on a crowded object. 0: growth is not cut.
+    /// On a crowded object a grant ends this many bytes after its start. 0: growth is not cut.
     pub crowd_growth_bytes: u64,
     /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two. 1 leaves them as
     /// they are.
@@ -130,8 +130,8 @@ pub enum Action {
         /// Whether the object is contended.
         contended: bool,
     },
-    /// Send the session a callback for the lock. Reported once for each lock; the message may overtake the one with the
-    /// grant.
+    /// Send the session a callback for the lock. It is reported once for each lock. The message may overtake the one
+    /// with the grant.
     Callback {
         /// The lock.
         id: LockId,
@@ -207,11 +207,11 @@ struct Lock {
     range: ByteRange,
     growth: Growth,
     state: State,
-    /// For a lock that was called back: when its client is overdue.
+    /// When the client is overdue, for a lock that was called back.
     deadline_ns: Option<u64>,
     /// While it waits: the lock or request that it watches.
     watching: Option<LockId>,
-    /// Waiting requests that are checked again when this one is gone.
+    /// Waiting requests that are checked again when this lock or request is gone.
     watchers: BTreeSet<LockId>,
 }
 
@@ -372,7 +372,7 @@ impl LockSpace {
         self.highest_write(object, Some((lock.range.start, id)))
     }
 
-    /// As [`LockSpace::glimpse_below`], for a lock that may be gone and whose first byte was `start`.
+    /// As [`LockSpace::glimpse_below`], for a lock that may be released already and whose first byte was `start`.
     pub fn glimpse_under(&self, object: ObjectId, start: u64, id: LockId) -> Option<(LockId, SessionId, ByteRange)> {
         self.highest_write(object, Some((start, id)))
     }
@@ -531,7 +531,7 @@ pub(crate) mod inspect {
             self.locks.iter().map(seen).collect()
         }
 
-        /// Everything that grows: tree nodes, objects, session entries, deadlines, members.
+        /// The sizes of everything that grows: tree nodes, objects, session entries, deadlines, members.
         pub(crate) fn footprint(&self) -> [usize; 5] {
             let objects = self.objects.len();
             [self.forest.len(), objects, self.sessions.len(), self.deadlines.len(), self.members.len()]

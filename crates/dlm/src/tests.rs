@@ -23,7 +23,7 @@ pub(crate) enum PlantedBug {
     JumpQueue,
     /// Callbacks are noted but not sent.
     LoseCallback,
-    /// A lock-ahead is granted whatever is in its way.
+    /// A lock-ahead is granted even if other locks conflict.
     GrantAhead,
     /// A session that ends leaves its write locks.
     LeaveLocks,

@@ -2,21 +2,21 @@
 //!
 //! Owns: the vocabulary of tokens (keys, numbers, revocations), the table of a target ([`server`]) and the cache of a
 //! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks. These
-//! state machines decide; `server` and `client` carry that out while there is more than one mount.
+//! state machines make the decisions. `server` and `client` carry them out while there is more than one mount.
 //! `docs/locking/tokens.md` has the protocol and why it cannot deadlock.
 //!
 //! Invariants, checked by the model tests:
 //!
 //! * From the moment a change is applied, and until its key is granted anew, no client uses a cached value of that key.
-//! * A client answers a revocation by itself: it asks the server for nothing and waits for no call of its own.
+//! * A client answers a revocation by itself: it sends no request to the server and waits for no call of its own.
 //!
 //! The numbers that drove the design: a warm `stat` or path walk must cost no round trip. A token must not take more
 //! memory than the inode that it covers. It takes about 200 bytes at the server, and one number in each reply.
 //!
 //! The race that token numbers decide: a reply with a grant and the push that revokes it travel on different lanes.
 //! Every grant has a number, and later ones are larger. A revocation names the number up to which the grants of its
-//! keys are void. A client that receives the revocation first remembers that number for as long as a reply may be on
-//! its way whose request was sent before.
+//! keys are void. A client that receives the revocation first remembers that number for as long as the reply to an
+//! earlier request may be on its way.
 
 pub mod client;
 mod history;
@@ -28,8 +28,8 @@ mod tests;
 use amphi_types::SessionId;
 pub use amphi_types::TokenKey;
 
-/// Number of a grant. It grows within a target over all its restarts: the upper 16 bits count starts of the target, the
-/// lower 48 bits grants since then.
+/// Number of a grant. It grows within a target across all its restarts: the upper 16 bits count starts of the target,
+/// the lower 48 bits grants since then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenNumber(pub u64);
 
@@ -59,7 +59,7 @@ pub struct Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RevokeId(pub u64);
 
-/// A revocation: all tokens that one change, or one trim of the table, revokes from one session.
+/// A revocation: all tokens that one change, or one reduction of the table, revokes from one session.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revoke {
     /// The session that holds the tokens.

@@ -1,13 +1,13 @@
 //! Interval trees in one arena: which locks overlap a range, in O(log n).
 //!
-//! Owns: ranges ordered by (start, id), with the summaries that let a search skip subtrees. Does not own: what the
-//! ranges mean.
+//! Owns: ranges ordered by (start, id), with the summaries that let a search skip subtrees. Does not own: the meaning
+//! of the ranges.
 //!
 //! Each tree is a treap. Its priorities are a hash of the id, so the shape is a function of the contents. A node knows
 //! four things of its subtree:
 //!
 //! * the largest end, to find overlaps;
-//! * the smallest id, to find what was requested before;
+//! * the smallest id, to find earlier requests;
 //! * whether all of it belongs to one session, whose own locks never conflict and are skipped as a whole;
 //! * whether any lock in it was not yet called back, so that many requests for the same locks do not visit them again
 //!   and again.

@@ -69,8 +69,8 @@ pub trait Env: Clone + 'static {
     fn wall(&self) -> Timespec;
     /// 64 random bits that nobody can predict: in production they come from the system's generator.
     fn rand(&self) -> u64;
-    /// Identifies one run of the machine, never 0: equal for every process from the start of the kernel until power is
-    /// lost or the machine is restarted. If it cannot be determined, every process has another one.
+    /// Identifies one run of the machine, and is never 0. It is equal for every process from the start of the kernel
+    /// until power is lost or the machine is restarted. If it cannot be determined, every process has another one.
     fn boot_id(&self) -> u64;
     /// Completes after `d`.
     fn sleep(&self, d: Duration) -> impl Future<Output = ()> + 'static;
@@ -96,7 +96,7 @@ pub trait Env: Clone + 'static {
     /// Bytes free for unprivileged use where `dir` lies.
     fn free_bytes(&self, dir: &str) -> io::Result<u64>;
     /// Makes the memory `name` (letters, digits, `-`), empty, replacing an older one. What is written to it survives a
-    /// kill of the process, as long as the machine runs and nobody removes the memory; it does not survive a loss of
+    /// kill of the process, as long as the machine runs and nobody removes the memory. It does not survive a loss of
     /// power. It belongs to the file `of`: when that file has been deleted, a later call may remove the memory as well.
     ///
     /// Errors: `Unsupported` where there is no such memory.
@@ -114,8 +114,8 @@ pub trait Env: Clone + 'static {
     fn listen(&self, addr: &str) -> impl Future<Output = io::Result<Self::Listener>>;
     /// Connects to `addr` (same forms). Errors name the address.
     fn dial(&self, addr: &str) -> impl Future<Output = io::Result<Self::Conn>>;
-    /// Takes over a connection that another thread gave up (`Conn::detach`): this thread uses it from now on, and finds
-    /// what that one had received and not delivered.
+    /// Takes over a connection that another thread gave up (`Conn::detach`). This thread uses it from now on, and gets
+    /// the bytes that the other one had received and not delivered.
     fn adopt(&self, moved: <Self::Conn as Conn>::Moved) -> Self::Conn;
 }
 
@@ -124,7 +124,7 @@ pub trait Env: Clone + 'static {
 pub trait Disk: 'static {
     /// Size in bytes.
     fn size(&self) -> u64;
-    /// A number of the device that it lies on: disks with the same one share its speed.
+    /// A number of the device on which it is. Disks with the same number share its speed.
     fn device(&self) -> u64;
     /// Fills the whole of `buf` from `at`. Beyond the end: `UnexpectedEof`.
     fn read(&self, at: u64, buf: Buf) -> impl Future<Output = IoBuf<()>>;
@@ -149,7 +149,7 @@ pub trait Kept: 'static {
     /// Writes all of `bytes` at byte `at`; when it returns, they survive a kill of the process. A kill during the call
     /// leaves any part of them. It never waits for a disk.
     ///
-    /// Errors: `StorageFull` and others of memory; what is there then is as after a kill.
+    /// Errors: `StorageFull` and others of memory. The content is then as after a kill.
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
     /// Fills the whole of `into` with what was written from byte `at` on. Never waits for a disk.
     ///
@@ -198,8 +198,8 @@ pub trait Conn: 'static {
 }
 
 /// Memory of the process at the other end of a connection, which that process shares with this one
-/// (docs/design/shared_memory.md). Its bytes may change at any time: what is read from it is a copy, and no other copy
-/// has to be equal.
+/// (docs/design/shared_memory.md). Its bytes may change at any time. A read returns a copy, and a second copy need not
+/// be equal.
 pub trait PeerMemory: Clone + 'static {
     /// Whether it has `len` bytes from byte `at` on.
     fn has(&self, at: u64, len: usize) -> bool;
@@ -211,7 +211,7 @@ pub trait PeerMemory: Clone + 'static {
 
 /// What both ends of a connection within a machine know of each other without waiting.
 pub trait Ends: Clone + 'static {
-    /// Tells the other end that this one has given the connection up: `is_abandoned` there is true from before this
+    /// Informs the other end that this one has given the connection up. `is_abandoned` there is true before this
     /// returns, and a receive ends there.
     fn abandon(&self);
     /// Whether the other end has given the connection up, or has closed it.
@@ -230,7 +230,7 @@ pub trait Tx: 'static {
     /// there is no such memory, or the connection takes none.
     fn send_with_memory(&mut self, head: Buf) -> impl Future<Output = (io::Result<bool>, Buf)>;
 
-    /// What is known of the other end; holding it keeps this end open.
+    /// The state of the other end. Holding it keeps this end open.
     fn ends(&self) -> Self::Ends;
 
     /// Sends all of `head`, then all of `payload`, in one vectored write where possible. Buffers come back for
@@ -247,7 +247,7 @@ pub trait Rx: 'static {
     /// Memory of the other end's process.
     type Memory: PeerMemory;
 
-    /// The memory that came with what was received so far, if any did that can be used without danger: what is not
+    /// The memory that came with the bytes received so far, if it can be used without danger. Memory that is not
     /// sealed, too large or of another kind does not count. None is looked for behind this call.
     fn memory(&mut self) -> Option<Self::Memory>;
 

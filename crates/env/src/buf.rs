@@ -1,19 +1,19 @@
 //! `Buf`: an owned, page-aligned block of memory with a window, which can be cut into parts without a copy.
 //!
 //! Owns: which code may access which bytes on the way from a front end through caches and transports to O_DIRECT disks.
-//! Does not own: where memory comes from (`memory`). The window `start..end` is what readers see; the memory around it
-//! (head and tail room) lets a server complete the edge blocks of an unaligned request in place, without a copy.
+//! Does not own: where memory comes from (`memory`). Readers see the window `start..end`. The memory around it lets a
+//! server complete the edge blocks of an unaligned request in place, without a copy.
 //!
-//! A large request is one allocation: `split_to` cuts a buffer in two, which share the memory and own disjoint parts of
-//! it, so that several requests, connections and disk operations work in it at once; `join` makes one of two
+//! A large request is one allocation. `split_to` cuts a buffer in two, which share the memory and own disjoint parts of
+//! it, so that several requests, connections and disk operations can use it at once. `join` makes one of two
 //! neighbours. Memory is returned when its last part is dropped.
 //!
-//! A cache that writes back keeps parts of one memory and has to pass all of them on without a copy: it makes one
-//! buffer of adjacent parts that it continues to hold (`shared`). Such a buffer is read only; a change of it goes to a
-//! copy, and so does a change of the parts by their holder (`Arc::get_mut`).
+//! A cache that writes back keeps parts of one memory and has to pass all of them on without a copy. It makes one
+//! buffer of adjacent parts that it continues to hold (`shared`). Such a buffer is read only. A change of it is made in
+//! a copy, and so is a change of the parts by their holder (`Arc::get_mut`).
 //!
-//! Invariants: `room.start <= start <= end <= room.end`; the rooms of the parts of one memory do not overlap, so each
-//! part is exclusive in its room and `&mut` means what it says; positions count from the memory's aligned start, in
+//! Invariants: `room.start <= start <= end <= room.end`. The rooms of the parts of one memory do not overlap, so each
+//! part is exclusive in its room and `&mut` is really exclusive. Positions count from the memory's aligned start, in
 //! every part. All bytes are initialised. Shared bytes do not change.
 
 mod memory;
@@ -35,7 +35,7 @@ const PLANTED: u8 = 0xa5;
 
 static PLANT: AtomicBool = AtomicBool::new(false);
 
-/// From now on `scratch` memory has the same content each time: a simulation must not differ from run to run, and bytes
+/// From now on `scratch` memory has the same content each time. A simulation must not differ from run to run, and bytes
 /// that were never written must be distinguishable from zeros.
 pub(crate) fn plant_scratch() {
     // Simulated processes share the arena, so which buffers lie there depends on nothing that was before.
@@ -43,8 +43,8 @@ pub(crate) fn plant_scratch() {
     PLANT.store(true, Ordering::Relaxed);
 }
 
-/// How many bytes of buffers came new from the system so far (`memory::new_bytes`); 0 in a simulation, where nothing
-/// may depend on earlier runs.
+/// How many bytes of buffers came new from the system so far (`memory::new_bytes`). In a simulation this is 0, because
+/// nothing may depend on earlier runs.
 pub fn new_bytes() -> u64 {
     if PLANT.load(Ordering::Relaxed) { 0 } else { memory::new_bytes() }
 }
@@ -107,8 +107,8 @@ impl Buf {
         Buf { base: memory.ptr(), owner: Owner::Sole(memory), start: 0, end: len }
     }
 
-    /// `len` bytes of arbitrary content (never uninitialised), cheap if large ones are allocated and freed often: for
-    /// memory that is filled before it is read. The content of the room around the window is arbitrary too.
+    /// `len` bytes of arbitrary content (never uninitialised), for memory that is filled before it is read. It is cheap
+    /// if large buffers are allocated and freed often. The content of the room around the window is arbitrary too.
     pub fn scratch(len: usize) -> Buf {
         let mut b = Self::new(len, Content::Any);
         if PLANT.load(Ordering::Relaxed) {
@@ -132,9 +132,9 @@ impl Buf {
         Self::new(len, Content::Zero)
     }
 
-    /// `len` zero bytes whose first byte lies `pad` bytes after an aligned address, with room to the next
-    /// aligned address behind them. `pad < 4096`. For a payload of file offset `o`, `pad = o % 4096` makes the
-    /// block-aligned middle of the payload aligned memory.
+    /// `len` zero bytes whose first byte is `pad` bytes after an aligned address, with memory up to the next aligned
+    /// address after them. `pad < 4096`. For a payload of file offset `o`, `pad = o % 4096` makes the block-aligned
+    /// middle of the payload aligned memory.
     pub fn padded(pad: usize, len: usize) -> Buf {
         assert!(pad < ALIGN);
         let mut b = Self::zeroed(pad + len);
@@ -150,8 +150,8 @@ impl Buf {
     }
 
     /// One buffer of the windows of `parts`, which must be adjacent in one memory (or be a single buffer); `None` if
-    /// they are not. The bytes are those of the parts as long as it lives: the holder of a part cannot change it
-    /// meanwhile, and a change of the new buffer goes to a copy. It has no room around its window.
+    /// they are not. As long as it lives, its bytes are those of the parts: the holder of a part cannot change it
+    /// meanwhile, and a change of the new buffer is made in a copy. It has no room around its window.
     pub fn shared(parts: impl IntoIterator<Item = Arc<Buf>>) -> Option<Buf> {
         let held: Arc<[Arc<Buf>]> = parts.into_iter().collect();
         let follows = |a: &Buf, b: &Buf| match (&a.owner, &b.owner) {
@@ -189,8 +189,8 @@ impl Buf {
         self.room().len()
     }
 
-    /// Bytes of memory that the buffer costs as long as it lives, including the allocator's rounding; for a part, its
-    /// own share.
+    /// Bytes of memory that the buffer costs as long as it lives, including the allocator's rounding. For a part, this
+    /// is its own share.
     pub fn cost_bytes(&self) -> usize {
         match &self.owner {
             Owner::Sole(memory) => memory.cost_bytes(),
@@ -211,8 +211,8 @@ impl Buf {
         self.start..self.end
     }
 
-    /// Where the window lies in the memory that this process may pass to others (`pass_memory`), bytes from its start;
-    /// nothing if it lies elsewhere. Of one address modulo `ALIGN` with the window.
+    /// Where the window is in the memory that this process may pass to others (`pass_memory`), in bytes from its start.
+    /// `None` if it is elsewhere. Of one address modulo `ALIGN` with the window.
     #[inline]
     pub fn place(&self) -> Option<u64> {
         if self.is_empty() { None } else { arena::place(self.base.addr().get() + self.start) }
@@ -234,9 +234,9 @@ impl Buf {
         self.set_window(start..start + range.end - range.start);
     }
 
-    /// Cuts off the first `at` bytes of the window together with the room before it; what follows stays. Both parts are
-    /// exclusive (or share what was shared) and may go to other threads. Bytes that are to be written to a disk should
-    /// be cut at multiples of 4096 of the memory.
+    /// Cuts off the first `at` bytes of the window together with the memory before it. The following bytes stay. Both
+    /// parts are exclusive (or share what was shared) and may go to other threads. Bytes that are to be written to a
+    /// disk should be cut at multiples of 4096 of the memory.
     pub fn split_to(&mut self, at: usize) -> Buf {
         assert!(at <= self.len(), "a cut at {at} of {}", self.len());
         let (cut, room) = (self.start + at, self.room());

@@ -306,8 +306,8 @@ pub async fn half_message<E: Env>(env: E, addr: &str) {
     assert_eq!(r.expect_err("half a message").kind(), ErrorKind::UnexpectedEof);
 }
 
-/// A connection that is given up and taken over again loses no byte, received ahead or not; one that nobody takes over
-/// is closed.
+/// A connection that is given up and taken over again loses no byte, received ahead or not. A connection that nobody
+/// takes over is closed.
 pub async fn moved<E: Env>(env: E, addr: &str) {
     let listener = env.listen(addr).await.expect("listen");
     let local = listener.local_addr();

@@ -1,12 +1,12 @@
-//! The one seam to the outside: disk, network, clock, randomness, spawn.
+//! The only interface to the outside: disk, network, clock, randomness, spawn.
 //!
 //! Owns: the traits (`api`), the aligned buffer `Buf`, the production implementation (`real`, on compio) and the
 //! simulated one (`sim`, virtual time, faults, one seed). Does not own: framing (`transport`), threads of
 //! workers (`sched`), disk structures (`zone`).
 //!
-//! Invariants: one `Env` per thread; nothing in it is Send; no std time, thread, file or random-hash use
-//! anywhere above this crate (lint-enforced), so the code that runs in production is the code that the
-//! simulator crashes. Both implementations pass the suite in `conformance`.
+//! Invariants: there is one `Env` per thread, and nothing in it is Send. No code above this crate uses std time,
+//! threads, files or random hashing (lint-enforced), so the code that runs in production is the code that the simulator
+//! crashes. Both implementations pass the suite in `conformance`.
 
 pub mod addr;
 mod api;

@@ -7,7 +7,8 @@
 //! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with
 //! that up to its limit. So inactive pages of files do not count here: the kernel frees them when memory is needed.
 
-/// Share of a limit, in percent, that counts as short: what is left is less than what may come at once.
+/// Share of a limit, in percent, from which on memory counts as short. The rest is less than what may be needed at
+/// once.
 pub const SHORT_PERCENT: u64 = 95;
 /// Limits beyond this are none, bytes.
 const NO_LIMIT: u64 = 1 << 60;
@@ -17,9 +18,9 @@ const LEVELS_MAX: usize = 64;
 /// Reads a small text file.
 pub type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Bytes for the cache: 1/4 of the machine's memory, at most 3/8 of the smallest limit of this process' groups: what is
-/// under way and kept for the next stream lies beside it (measured: up to 250 MiB beside 256). `None` if the machine's
-/// memory cannot be read.
+/// Bytes for the cache: 1/4 of the machine's memory, but at most 3/8 of the smallest limit of this process' groups.
+/// Memory that is under way or kept for the next stream is in addition to it (measured: up to 250 MiB in addition to
+/// 256). `None` if the machine's memory cannot be read.
 pub fn cache_bytes(read: &Read<'_>) -> Option<u64> {
     let quarter = memory_bytes(read)? / 4;
     let trees = Trees::find(read);
@@ -106,8 +107,8 @@ struct Tree {
 }
 
 impl Tree {
-    /// The one of version 2, or that of version 1 which limits memory; where it usually is if the mounts cannot be
-    /// read.
+    /// The group of version 2, or the group of version 1 that limits memory. If the mounts cannot be read, it is
+    /// assumed to be where it usually is.
     fn find(mounts: Option<&str>, unified: bool) -> Tree {
         let usual = if unified { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
         let found = mounts.and_then(|text| {
@@ -230,7 +231,7 @@ mod tests {
         assert!(Trees::find(&rubbish).levels(&rubbish, "rubbish\n\n::\n0::/a\n0::/../b\n").is_empty());
     }
 
-    /// Goal: a group at its share of its limit is short, whichever level it is; pages of files that nobody uses do not
+    /// Goal: a group at its share of its limit is short, whichever level it is. Pages of files that nobody uses do not
     /// count. Method: fake trees of both versions around the share.
     #[test]
     fn any_level_can_be_short() {

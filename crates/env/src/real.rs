@@ -2,8 +2,8 @@
 //!
 //! Owns: `RealEnv` and what it opens. Does not own: threads (`sched` makes them).
 //!
-//! Invariants: a `RealEnv` lives inside one call of `RealEnv::run`; everything that it spawned is dropped when
-//! that call returns. Blocking system calls on the thread are only those of opening, listing and binding.
+//! Invariants: a `RealEnv` lives inside one call of `RealEnv::run`. Everything that it spawned is dropped when that
+//! call returns. Blocking system calls on the thread are only those of opening, listing and binding.
 
 mod cores;
 mod disk;
@@ -37,8 +37,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a worker polls after its last progress before it parks, if nobody else needs the core (`Spin`). Measured:
-/// it must cover a write of the log (57 us and more), else each metadata operation pays for a wake-up (40 us) at its
-/// end.
+/// it must cover a write of the log (57 us and more). Otherwise each metadata operation would cost a wake-up (40 us) at
+/// its end.
 pub const WORKER_SPIN: Duration = Duration::from_micros(200);
 
 /// The production environment of one thread.
@@ -73,7 +73,7 @@ impl RealEnv {
     }
 }
 
-/// How long opening a disk waits for a process that is ending to let go of it; a disk in use is refused after this.
+/// How long opening a disk waits for a process that is ending to release it. After this time, a disk in use is refused.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);

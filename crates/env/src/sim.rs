@@ -3,9 +3,9 @@
 //! Owns: `Sim`, the controller of tests, and `SimEnv`, what the code under test sees. Does not own: the code
 //! under test, or a model of what is correct.
 //!
-//! Invariants: equal seeds and equal calls give equal traces (`Sim::trace_hash`); virtual time passes only when
-//! no task can run; a standstill is an error that names who waits, never a hang. All of it runs on one thread:
-//! a wake-up from another thread would break the determinism.
+//! Invariants: equal seeds and equal calls give equal traces (`Sim::trace_hash`). Virtual time passes only when no task
+//! can run. If nothing can continue, this is an error that names the waiting tasks, never a hang. All of it runs on one
+//! thread: a wake-up from another thread would break the determinism.
 
 mod courier;
 mod disk;
@@ -52,7 +52,7 @@ pub struct SimConfig {
     pub net_ns: Range<u64>,
     /// Unread bytes after which a sender waits.
     pub net_window_bytes: usize,
-    /// A connection breaks at one in so many sends; zero: never.
+    /// A connection breaks at one in this many sends; zero means never.
     pub break_one_in: u64,
     /// One bit is flipped on the way in one of this many payloads; zero: never.
     pub damage_one_in: u64,
@@ -217,7 +217,7 @@ impl Sim {
         self.world.core.borrow_mut().nodes[index].clock_ahead_s = seconds;
     }
 
-    /// As whom the processes of a node connect to Unix sockets from now on; root unless told otherwise.
+    /// The user as whom the processes of a node connect to Unix sockets from now on. It is root unless it is set.
     pub fn run_as(&self, name: &str, cred: Cred) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].cred = cred;
@@ -260,8 +260,8 @@ impl Sim {
         self.world.core.borrow().nodes[index].counts
     }
 
-    /// Calls `hook` at the start of every disk operation of the node; an error that it returns becomes the
-    /// result (a failed write leaves any part of its blocks, a failed sync makes nothing stable).
+    /// Calls `hook` at the start of every disk operation of the node. An error that it returns becomes the result: a
+    /// failed write leaves any part of its blocks, and a failed sync makes nothing stable.
     pub fn on_disk_op(&self, name: &str, hook: impl FnMut(&DiskOp) -> Option<io::ErrorKind> + 'static) {
         let index = self.index(name);
         let old = self.world.core.borrow_mut().nodes[index].hook.replace(Box::new(hook));
@@ -276,7 +276,7 @@ impl Sim {
     }
 
     /// The file system of the node has this number of bytes left for blocks of its disks that have no storage yet, and
-    /// `free_bytes` returns it; `None`: no limit.
+    /// `free_bytes` returns it. `None` means no limit.
     pub fn set_room(&self, name: &str, bytes: Option<u64>) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].files.set_room(bytes.map(|b| b / amphi_types::limits::BLOCK));

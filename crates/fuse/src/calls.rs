@@ -8,8 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// An inode that was looked up or newly made. Each `Entry` that the kernel is given counts as one reference until
-/// FORGET.
+/// An inode that was looked up or newly made. Each `Entry` that the kernel gets counts as one reference until FORGET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Attributes, with the inode number.

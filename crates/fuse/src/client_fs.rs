@@ -9,7 +9,7 @@
 //! * A handle that the kernel was given stays valid until its release.
 //! * Ordinary opens bypass the kernel's page cache, except for files whose reads the client leaves to the kernel. Opens
 //!   with `O_DIRECT` use it unless they append, because the kernel then sends the pieces of one call in parallel.
-//! * Pages stay in the kernel between opens as long as the client says that they are up to date.
+//! * Pages stay in the kernel between opens as long as they are up to date according to the client.
 //! * In sole mode the kernel caches names and attributes for a fixed time (`front/lent`).
 //! * In shared mode the kernel caches attributes only while their token lasts, and only those names that the mount's
 //!   lookup thread has looked up (`front/names`). Its pages are dropped before the lock under which they were read is
@@ -65,8 +65,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Most bytes of one `copy_file_range`. The caller repeats the call for the rest, so an interrupted copy leaves no more
-/// behind than an interrupted large write.
+/// Most bytes of one `copy_file_range`. The caller repeats the call for the rest. So an interrupted copy has copied at
+/// most as much after the signal as an interrupted large write.
 const COPY_MAX_BYTES: u64 = 16 << 20;
 /// A rename that leaves a whiteout and replaces nothing.
 const NEW_WHITEOUT: u32 = libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE;
@@ -149,8 +149,9 @@ impl ClientFs {
         result
     }
 
-    /// Sends a request with the caller's credentials and waits for the answer. If the server refuses it, the caller may
-    /// have gained rights since its credentials were cached: they are read anew, and the request is sent once more.
+    /// Sends a request with the caller's credentials and waits for the answer. If the server refuses the request, the
+    /// caller may have gained rights since its credentials were cached. They are read again, and the request is sent
+    /// once more.
     fn asked<T: Send + 'static>(&self, caller: &Caller<'_>, ask: impl Fn(&Ctx) -> Pending<T>) -> Result<T> {
         self.asked_as(caller, self.ctx(caller), ask)
     }
@@ -265,8 +266,8 @@ impl ClientFs {
         Ok(())
     }
 
-    /// As `kill_suidgid`, for `fallocate` and `copy_file_range`: the kernel neither clears the bits for these calls nor
-    /// asks for it in the request.
+    /// As `kill_suidgid`, for `fallocate` and `copy_file_range`. For these calls the kernel neither clears the bits nor
+    /// requests it.
     fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
     }

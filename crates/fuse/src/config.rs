@@ -17,8 +17,8 @@ pub struct SessionConfig {
     pub no_suid: bool,
     /// No file of the mount can be executed.
     pub no_exec: bool,
-    /// Access control lists are in force. Without them permission bits alone suffice for the kernel, which then sends
-    /// no request for a list when a caller does not own a file; the servers still check the lists.
+    /// Access control lists are in force. Without lists, permission bits alone decide in the kernel, which then sends
+    /// no request for a list when a caller does not own a file. The servers still check the lists.
     pub acl: bool,
     /// Device files can be opened. Only root may mount in this way.
     pub devices: bool,

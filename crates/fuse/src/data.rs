@@ -1,16 +1,16 @@
 //! `Payload` and `ReadSink`: file data on its way from and to the kernel without copies.
 //!
-//! Owns: the contract about the memory of WRITE and READ. A reader thread has one receive buffer. The payload of a
-//! WRITE lies in its page as it will lie in its block of the file, if the thread expected it there. The same memory
-//! serves READ replies. A file system either borrows this memory or takes it away; in the second case the thread gets a
-//! fresh buffer. The payload of a WRITE of one unit may lie in memory of exactly that size, which the page cache can
-//! keep in exchange for other such memory.
+//! Owns: the contract about the memory of WRITE and READ. A reader thread has one receive buffer. If the thread
+//! expected a WRITE there, its payload begins at the same offset within a page as within its block of the file. The
+//! same memory serves READ replies. A file system either borrows this memory or takes it. If it takes it, the thread
+//! gets a fresh buffer. The payload of a WRITE of one unit may be in memory of exactly that size. The page cache can
+//! keep this memory in exchange for other memory of the same size.
 //!
-//! Invariant: the bytes of a `Payload` lie behind the head of their request in the receive buffer, or they are all of a
-//! unit's memory.
+//! Invariant: the bytes of a `Payload` either follow the header of their request in the receive buffer, or they fill
+//! the memory of a unit.
 //!
-//! The number behind `TAKE_COPY_MAX_BYTES`: copying 32 KiB costs about 3 us, and giving a buffer away costs about as
-//! much, because fresh memory has to be mapped.
+//! The number behind `TAKE_COPY_MAX_BYTES`: copying 32 KiB costs about 3 us. Giving a buffer away costs about as much,
+//! because fresh memory has to be mapped.
 
 use crate::kernel::WRITE_HEAD_BYTES;
 use amphi_client::Buf;
@@ -18,7 +18,7 @@ use amphi_client::Loan;
 use smallvec::SmallVec;
 use std::ops::Deref;
 
-/// Where payloads begin in a receive buffer: after one page, so that the head lies right before the payload.
+/// Where payloads begin in a receive buffer: after one page, so that the header is directly before the payload.
 pub(crate) const PAYLOAD_AT: usize = 4096;
 /// `Payload::into_buf` copies payloads up to this length. For longer ones it gives the receive buffer away.
 pub const TAKE_COPY_MAX_BYTES: usize = 32 << 10;
@@ -31,7 +31,7 @@ pub struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// The `len` bytes behind the head of the request in `buf`, at most what the buffer holds.
+    /// The `len` bytes after the header of the request in `buf`, but at most what the buffer contains.
     pub(crate) fn new(buf: &'a mut Buf, len: usize) -> Payload<'a> {
         let head = WRITE_HEAD_BYTES.min(buf.len());
         let len = len.min(buf.len() - head);
@@ -45,15 +45,15 @@ impl<'a> Payload<'a> {
         Payload { buf: unit, len, is_unit: true }
     }
 
-    /// The data as memory of `UNIT_BYTES`, if it lies in memory of its own. A caller that keeps this memory puts other
+    /// The data as memory of `UNIT_BYTES`, if it is in memory of its own. A caller that keeps this memory puts other
     /// memory of that size in its place, of any content, or none.
     pub fn unit(&mut self) -> Option<&mut Buf> {
         if self.is_unit { Some(self.buf) } else { None }
     }
 
-    /// The data as an owned buffer. Its first byte lies at a page boundary, or where it lies in its block of the file
-    /// if that was expected. Large data is not copied: the buffer then owns the whole receive memory, which is more
-    /// than its length, so do not keep it for long.
+    /// The data as an owned buffer. Its first byte is at a page boundary, or at the offset that it has in its block of
+    /// the file if that was expected. Large data is not copied. The buffer then owns the whole receive memory, which is
+    /// larger than its length, so do not keep it for long.
     pub fn into_buf(self) -> Buf {
         if self.len <= TAKE_COPY_MAX_BYTES {
             return Buf::copy_of(self.buf);
@@ -69,7 +69,7 @@ impl Deref for Payload<'_> {
     }
 }
 
-/// Takes the data of a READ: first bytes written into its own memory, then owned buffers.
+/// Takes the data of a READ: first bytes that were written into its own memory, then owned buffers.
 pub struct ReadSink<'a> {
     buf: &'a mut Buf,
     size: usize,
@@ -169,8 +169,8 @@ mod tests {
         b
     }
 
-    /// Goal: taking a payload yields its bytes at a page boundary, copied when small and moved when large.
-    /// Method: both sizes; the address and the thread's buffer afterwards tell which happened.
+    /// Goal: taking a payload yields its bytes at a page boundary, copied when small and moved when large. Method: both
+    /// sizes. Afterwards the address and the thread's buffer show whether the bytes were copied or given away.
     #[test]
     fn payload_is_copied_or_given_away() {
         for (len, moved) in [(4096, false), (TAKE_COPY_MAX_BYTES + 1, true)] {
@@ -202,7 +202,8 @@ mod tests {
         assert!(Payload::new(&mut buf, amphi_client::UNIT_BYTES).unit().is_none(), "in the receive buffer");
     }
 
-    /// Goal: a sink never holds more than the requested size and keeps order. Method: overfill by every way in.
+    /// Goal: a sink never holds more than the requested size and keeps order. Method: more data than fits, added in
+    /// each of the possible ways.
     #[test]
     fn sink_cuts_off_beyond_size() {
         let mut buf = receive_buffer(8192);

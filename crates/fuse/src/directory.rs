@@ -28,8 +28,8 @@ impl<'a> DirSink<'a> {
         DirSink { out, room, plus, handle }
     }
 
-    /// Whether entries should carry attributes. If so, each one that is passed to `add_entry` counts as one reference
-    /// to its inode.
+    /// Whether entries should carry attributes. In this case, each entry that is passed to `add_entry` counts as one
+    /// reference to its inode.
     pub fn wants_entries(&self) -> bool {
         self.plus
     }
@@ -49,8 +49,8 @@ impl<'a> DirSink<'a> {
         self.put(plus, ino, kind, name, next)
     }
 
-    /// Adds an entry with attributes, which are left out if the kernel did not request them. Returns false, and adds
-    /// nothing, when it does not fit; then it does not count as a reference.
+    /// Adds an entry with attributes, which are left out if the kernel did not request them. If the entry does not fit,
+    /// returns false and adds nothing, and the entry does not count as a reference.
     #[must_use]
     pub fn add_entry(&mut self, entry: &Entry, name: &[u8], next: u64) -> bool {
         let plus = self.plus.then(|| reply::entry_out(entry));
@@ -79,7 +79,8 @@ impl<'a> DirSink<'a> {
 mod tests {
     use super::*;
 
-    /// Goal: entries are padded to 8 bytes, and one that does not fit is left out whole. Method: fill a small sink.
+    /// Goal: entries are padded to 8 bytes, and an entry that does not fit is left out completely. Method: fill a small
+    /// sink.
     #[test]
     fn entries_are_padded_and_never_cut() {
         let mut out = vec![1, 2, 3];

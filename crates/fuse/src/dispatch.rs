@@ -29,7 +29,7 @@ const COUNT_MAX_32: u64 = (u32::MAX as u64) & !4095;
 pub(crate) struct Lent<'a> {
     /// The receive buffer that holds the request.
     pub receive: &'a mut Buf,
-    /// The payload of a WRITE of one unit, if it lies outside the receive buffer.
+    /// The payload of a WRITE of one unit, if it is outside the receive buffer.
     pub unit: Option<&'a mut Buf>,
     /// Memory for listings.
     pub listing: &'a mut Vec<u8>,

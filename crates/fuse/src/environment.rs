@@ -1,4 +1,5 @@
-//! `Environments`: what the environment and the executable of a calling process say, which FUSE requests do not carry.
+//! `Environments`: the content of the environment and the executable of a calling process, which FUSE requests do not
+//! contain.
 //!
 //! The environment may choose the I/O mode (`AMPHI_IO_MODE`), give advice (`AMPHI_ADVISE`), and name the job
 //! and the recording (`AMPHI_RECORD`).
@@ -15,7 +16,8 @@
 //!   files is looked at some ten times in its first second and then once a second. A thread id that another process got
 //!   is looked at again within `LIFE`.
 //! * Reading `/proc` takes a lock on the caller's address space, which may be held by a page fault on this very mount.
-//!   So at most `READS_MAX` threads wait for it; further callers are treated as if their environment said nothing.
+//!   So at most `READS_MAX` threads wait for it. Further callers are treated as if their environment contained none of
+//!   these variables.
 
 use amphi_client::record::RECORD_VARIABLE;
 use amphi_client::{JobName, Pieces, Program};
@@ -74,7 +76,7 @@ impl Entry {
         now_ns.saturating_sub(self.read_ns) < life
     }
 
-    /// Whether the entry may still be used; after so long the thread id may belong to another process.
+    /// Whether the entry may still be used. After some time the thread id may belong to another process.
     fn is_the_same(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.read_ns) < 2 * LIFE.as_nanos() as u64
     }
@@ -176,7 +178,7 @@ mod tests {
         Shown { environ: environ.into(), executable: Vec::new() }
     }
 
-    /// Goal: the variables are found and odd content harms nothing; a program has one number. Method: examples.
+    /// Goal: the variables are found, and unusual content does no harm. A program has one number. Method: examples.
     #[test]
     fn environments_are_read() {
         for (environ, mode) in [
@@ -214,8 +216,8 @@ mod tests {
         }
     }
 
-    /// Goal: a thread's environment is read seldom, yet one that changes with `exec` right after an open is seen at the
-    /// next one. Method: a clock and an environment that changes.
+    /// Goal: a thread's environment is read rarely, but if it changes with `exec` right after an open, the next open
+    /// sees the change. Method: a clock and an environment that changes.
     #[test]
     fn an_exec_is_seen() {
         let e = Environments::default();

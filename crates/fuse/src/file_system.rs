@@ -1,8 +1,8 @@
 //! `FileSystem`: the trait that a mount serves, with one synchronous method for each operation of the kernel.
 //!
 //! Methods run on reader threads of the session and may block. A blocked method should end with `Errno::Intr` when
-//! `Caller::interrupt` fires. Default methods answer `NoSys`, which the kernel remembers for most operations: it then
-//! stops asking (fsync, flush, access, xattrs) or does without (rename flags, copy ranges).
+//! `Caller::interrupt` fires. Default methods answer `NoSys`, which the kernel remembers for most operations. It then
+//! sends no further requests of that kind (fsync, flush, access, xattrs) or does without (rename flags, copy ranges).
 //!
 //! Owns: the contract of these methods. Does not own: their arguments and results (`calls`).
 //!
@@ -34,8 +34,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called once, before any other method, with the negotiated limits and the way to send invalidations.
     fn mounted(&self, notifier: Notifier, limits: &Limits) {}
 
-    /// Called once, when requests are served but the mount is not announced yet: with its path, and its number in the
-    /// mount table (0: unknown).
+    /// Called once, when requests are served but the mount is not announced yet. The arguments are its path and its
+    /// number in the mount table (0: unknown).
     fn serves(&self, at: &Path, device: u64) {}
 
     /// Called before a request that wants a reply is served. What is returned is dropped when that is done.
@@ -53,8 +53,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// A request that is recorded was answered on the thread that handled it.
     fn recorded(&self, recorded: Recorded) {}
 
-    /// Whether a thread is one of the file system's own. Its requests are answered without waiting, by the thread that
-    /// reads them.
+    /// Whether a thread belongs to the file system itself. Its requests are answered without waiting, by the thread
+    /// that reads them.
     fn is_own_thread(&self, tid: u32) -> bool {
         false
     }
@@ -161,8 +161,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Called after a read was answered that fills pages of the kernel, or whose caller is the only one at the moment,
-    /// when the thread has nothing else to do.
+    /// Called after the answer to a read that fills pages of the kernel, or whose caller is the only one at the moment.
+    /// The thread then has nothing else to do.
     fn read_answered(&self, how: &ReadHow) {}
 
     /// Called after any read was answered on the thread that had it.

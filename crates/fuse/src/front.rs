@@ -1,4 +1,4 @@
-//! State of a front end between calls: what its kernel was given, and which answers are still owed.
+//! State of a front end between calls: what its kernel has got, and which answers are still due.
 //!
 //! Owns: the kernel's state and caches as the mount tracks them (`kernel_view`, `sizes`, `lent`, `names`, `moved`,
 //! `kept_listings`, `pages`), open files and directories (`handles`, `listings`, `appended`), reads and writes of
@@ -6,7 +6,7 @@
 //! details of a call under way (`syscall`, `rollback`). Does not own: the translation of calls (`client_fs`), which is
 //! the floor above.
 //!
-//! Invariant: no module here takes the whole `ClientFs`; each takes what it uses.
+//! Invariant: no module here gets the whole `ClientFs`. Each gets only what it uses.
 
 pub(crate) mod appended;
 pub(crate) mod deferred;

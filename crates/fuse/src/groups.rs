@@ -4,8 +4,8 @@
 //!
 //! Invariants: an entry is valid only for its thread with that user and group, and for `LIFE` at most. When a request
 //! is refused, the rights are read anew (`GroupCache::again`). So rights that a process has just gained count at once,
-//! and rights that it gave up stop counting within `LIFE`. Capabilities count only in the user name space of the mount,
-//! because those of a container concern its own files.
+//! and rights that it gave up stop counting within `LIFE`. Capabilities count only in the user namespace of the mount,
+//! because the capabilities of a container are for its own files.
 //!
 //! The number behind the cache: reading the file costs about 12 us, as much as a whole request.
 
@@ -72,7 +72,7 @@ impl GroupCache {
 }
 
 /// The rights of a thread that cannot be read, because it has gone or is in another process name space. Root counts as
-/// privileged; others have no further rights.
+/// privileged. Other users have no further rights.
 fn unseen(uid: u32) -> Rights {
     Rights { groups: Vec::new(), caps: if uid == 0 { Caps::ALL } else { Caps::NONE } }
 }
@@ -126,8 +126,9 @@ mod tests {
         assert_eq!((caps("0000000000000000"), caps("zz"), caps("")), (Caps::NONE, Caps::NONE, Caps::NONE));
     }
 
-    /// Goal: this thread's own rights are read, remembered only for the user and group of its requests, and no
-    /// unreadable thread but the super-user has any. Method: this process; a thread id that is not given.
+    /// Goal: this thread's own rights are read, and remembered only for the user and group of its requests. Of
+    /// unreadable threads only one of the super-user has any rights. Method: this process, and a thread id that does
+    /// not exist.
     #[test]
     fn rights_of_threads() {
         let cache = GroupCache::default();

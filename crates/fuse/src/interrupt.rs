@@ -7,7 +7,7 @@
 //! request and its INTERRUPT in the opposite order. So an INTERRUPT whose request is not in the table yet is
 //! remembered, and found when the request is entered.
 //!
-//! The number behind the slots: entering and leaving costs two stores; an interrupt scans as many slots as there are
+//! The number behind the slots: entering and leaving costs two stores. An interrupt scans as many slots as there are
 //! threads.
 
 use crate::later::LateTable;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::task::Waker;
 
-/// Most interrupts that are remembered before their request arrives; when there are more, the oldest is forgotten.
+/// Most interrupts that are remembered before their request arrives. If there are more, the oldest is forgotten.
 const EARLY_MAX: usize = 256;
 /// No request: the kernel never uses this id.
 const NONE: u64 = 0;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     /// Goal: an interrupt finds its request whatever the order, and no other. Method: each order of interrupt, entry
-    /// and registration; then a new request in the same slot.
+    /// and registration, and then a new request in the same slot.
     #[test]
     fn every_order_of_interrupt_and_request() {
         let table = InHand::default();

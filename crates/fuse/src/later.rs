@@ -1,14 +1,14 @@
 //! `Later`: the answer to a request whose caller may wait for very long, without a thread that waits with it.
 //!
-//! Owns: the table of such requests, and the delivery of INTERRUPT to them. Does not own: what they wait for.
+//! Owns: the table of such requests, and the delivery of INTERRUPT to them. Does not own: what these requests wait for.
 //!
 //! Invariants: every request is answered, at the latest when its `Later` is dropped. An interrupt that came while the
 //! request was still handled by its reader thread is not lost.
 //!
 //! Bound: one entry for each process that waits.
 //!
-//! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters, whose turn comes only when
-//! another process's unlock request is read.
+//! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters. A waiter can continue only
+//! when another process's unlock request is read.
 
 use crate::interrupt::Interrupt;
 use crate::kernel::structs::IoctlOut;

@@ -9,7 +9,7 @@
 //! well.
 //!
 //! Size of requests: `fs.fuse.max_pages_limit` is 256 (1 MiB) by default. With 2049 pages, 8 MiB of a call arrive in
-//! one request wherever its memory begins. Larger requests gain nothing: a buffer of 16 MiB no longer stays in the
+//! one request wherever its memory begins. Larger requests gain nothing. A buffer of 16 MiB no longer stays in the
 //! processor's cache, and direct calls of 16 MiB were 5 % slower in one piece than in two.
 
 mod device;
@@ -159,8 +159,8 @@ pub fn look_at(path: &Path) -> std::io::Result<Stat> {
 /// has freed its memory.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// Whether the process of the mount at `path` is gone, by a question that the kernel does not answer from its cache. A
-/// mount that does not answer is alive and waits for its servers.
+/// Whether the process of the mount at `path` is dead. The function uses a request that the kernel does not answer from
+/// its cache. A mount that does not answer is alive and waits for its servers.
 pub fn is_dead(path: &Path) -> bool {
     let (tell, told) = mpsc::channel();
     let asked = path.to_path_buf();
@@ -305,9 +305,9 @@ mod tests {
         }
     }
 
-    /// Goal: a late end of a mount removes no later mount of another process at the same place, though it has the same
-    /// device number. Method: mount, unmount, mount again, and end the first one in both ways. Another test may have
-    /// taken the number in between: then again.
+    /// Goal: a late end of a mount removes no later mount of another process at the same place, even if that one has
+    /// the same device number. Method: mount, unmount, mount again, and then end the first mount in both ways. If
+    /// another test has taken the number in between, the attempt is repeated.
     #[test]
     fn a_later_mount_at_the_same_place_stays() {
         let dir = tempfile::tempdir().expect("a directory");

@@ -28,7 +28,7 @@ impl Top {
         if ino == self.0 { Ino::ROOT } else { ino }
     }
 
-    /// What an id, or an inode as it was read from a request, stands for.
+    /// The inode for which an id, or an inode number in a request, stands.
     #[inline]
     pub(crate) fn named(self, node: Ino) -> Ino {
         if node == Ino::ROOT { self.0 } else { node }

@@ -1,4 +1,4 @@
-//! `Notifier`: tells the kernel to drop cached data.
+//! `Notifier`: makes the kernel drop cached data.
 //!
 //! Owns: the notifications for inodes and names. Does not own: when they are sent.
 //!

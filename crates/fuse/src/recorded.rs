@@ -1,7 +1,7 @@
 //! `Recorded`: a call that is recorded, from its request to its answer.
 //!
-//! Owns: what an answer says of a call, and its way to the recording. Does not own: which calls are recorded, what
-//! their requests say (`front::record`).
+//! Owns: what an answer contains of a call, and passing it to the recording. Does not own: which calls are recorded,
+//! and what their requests contain (`front::record`).
 
 use crate::clock::monotonic_ns;
 use crate::kernel::structs as k;
@@ -50,8 +50,8 @@ impl Recorded {
         self.call.start_ns = at_ns;
     }
 
-    /// What the answer says of the call.
-    /// To be called before the answer is sent: who has it may go on at once.
+    /// Notes what the answer contains of the call. Has to be called before the answer is sent, because the caller may
+    /// continue as soon as it has the answer.
     pub(crate) fn answered(&mut self, error: i32, parts: &[&[u8]]) {
         self.call.took_ns = monotonic_ns().saturating_sub(self.call.start_ns);
         let call = &mut self.call;
@@ -113,7 +113,7 @@ impl Recorded {
     }
 }
 
-/// What the answers to look-ups and opens say.
+/// The contents of answers to look-ups and opens.
 trait Answers {
     fn found(&mut self, out: &k::EntryOut);
     fn opened(&mut self, out: &k::OpenOut);

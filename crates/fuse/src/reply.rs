@@ -123,7 +123,7 @@ pub(crate) struct ReplyTo<'a> {
     /// Id of the request.
     pub unique: u64,
     given_away: Cell<bool>,
-    /// When the mount began with it; 0 if nobody asks.
+    /// When the mount began with it, or 0 if no recording needs it.
     began_ns: u64,
     recorded: RefCell<Option<Box<Recorded>>>,
 }
@@ -134,8 +134,8 @@ impl<'a> ReplyTo<'a> {
         ReplyTo { device, unique, given_away: Cell::new(false), began_ns, recorded: RefCell::default() }
     }
 
-    /// The answer is told to a recording, and what the client does on this thread is noted for it until the returned
-    /// value is dropped.
+    /// The answer is noted for a recording, and so is what the client does on this thread until the returned value is
+    /// dropped.
     pub(crate) fn record(&self, mut recorded: Box<Recorded>) -> impl Drop + use<> {
         recorded.began(self.began_ns);
         let noting = recorded.noting();

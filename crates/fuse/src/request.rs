@@ -73,17 +73,17 @@ impl<'a> Caller<'a> {
         is_other(self.node.0)
     }
 
-    /// To be called before the handler waits for anything that may take longer than waking a thread (50 us). Another
-    /// thread then reads the device. Not calling it costs other callers a few milliseconds; calling it in vain costs a
-    /// few microseconds.
+    /// Has to be called before the handler waits for anything that may take longer than waking a thread (50 us).
+    /// Another thread then reads the device. Not calling it costs other callers a few milliseconds; calling it in vain
+    /// costs a few microseconds.
     pub fn will_block(&self) {
         if let Some(hook) = self.before_blocking {
             hook.before_blocking();
         }
     }
 
-    /// Takes over the answer to the request, which is then given through the returned value; the handler's result is
-    /// ignored. `None`: the handler has to answer itself.
+    /// Takes over the answer to the request, which is then given through the returned value. The handler's result is
+    /// ignored. `None` means that the handler has to answer itself.
     pub(crate) fn defer(&self) -> Option<Later> {
         self.deferral.map(Deferral::take)
     }
@@ -99,7 +99,7 @@ impl<'a> Caller<'a> {
         self.with(cache.rights(self.tid, self.uid, self.gid))
     }
 
-    /// As `cred`, but read anew, for a caller that was refused.
+    /// As `cred`, but read again, for a caller that was refused.
     pub fn fresh_cred(&self, cache: &GroupCache) -> Cred {
         self.with(cache.again(self.tid, self.uid, self.gid))
     }
@@ -140,7 +140,7 @@ pub struct Request<'a> {
     pub tid: u32,
     /// The supplementary group that decides the group of a new inode.
     pub create_group: Option<u32>,
-    /// Permission bits that a new inode does not get, unless its directory says what it inherits.
+    /// Permission bits that a new inode does not get, unless its directory has a default access control list.
     pub umask: u16,
     /// The operation.
     pub op: Operation<'a>,
@@ -629,8 +629,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: no bytes panic. Method: every opcode, and unknown ones, with arbitrary arguments, extensions and
-        /// header lengths that lie.
+        /// Goal: no bytes panic. Method: every opcode, and unknown ones, with arbitrary arguments, extensions, and
+        /// header lengths that do not match.
         #[test]
         fn arbitrary_bytes_never_panic(
             opcode in 0u32..70,
@@ -662,7 +662,7 @@ mod tests {
         }
     }
 
-    /// Goal: names, arguments and the group extension come out right. Method: a create with an extension behind its
+    /// Goal: names, arguments and the group extension come out right. Method: a create with an extension after its
     /// name.
     #[test]
     fn create_with_group_extension() {

@@ -7,8 +7,8 @@
 //! Invariant: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
 //!
 //! The number that drove the threads: waking a thread costs 30 us, a do-nothing request 3.5 us. So short requests stay
-//! on one thread (`pool`). But it cannot be predicted which request will block. When one does, another thread must
-//! read, or an INTERRUPT would stay unread.
+//! on one thread (`pool`). But it cannot be predicted which request will block. If a thread does, another thread must
+//! read the device, or an INTERRUPT would stay unread.
 
 mod init;
 mod polling;
@@ -40,7 +40,7 @@ struct Shared {
     limits: Limits,
     /// The offset at which the next WRITE is expected to begin.
     ahead: Arc<Ahead>,
-    /// Set while a thread polls; only one does at a time.
+    /// Set while a thread polls. Only one thread polls at a time.
     polling: AtomicBool,
     /// The session ended without an unmount, so the dead mount is still in the mount table.
     died: AtomicBool,
@@ -160,7 +160,7 @@ impl Unmounter {
         self.mount_point.unmount()
     }
 
-    /// Whether this mount has ended; then a mount at the path now belongs to another process.
+    /// Whether this mount has ended. If so, a mount at the path belongs to another process.
     fn unmounted_already(&self) -> bool {
         self.shared.pool.ended() && !self.shared.died.load(Ordering::Acquire)
     }

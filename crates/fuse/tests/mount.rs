@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-/// A mount in a directory of its own; both go away with it, also when a test panics.
+/// A mount in a directory of its own. Both are removed with this value, even if a test panics.
 struct Mounted {
     session: Option<Session>,
     dir: tempfile::TempDir,
@@ -107,8 +107,8 @@ fn errors_have_kinds() {
     drop(open);
 }
 
-/// Goal: a mount that a killed process left behind does not prevent a new one. Method: mount by hand, close the device
-/// unserved, mount again.
+/// Goal: a mount that remains after its process was killed does not prevent a new one. Method: the test mounts, closes
+/// the device without serving it, and mounts again.
 #[test]
 fn dead_mounts_are_taken_away() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -136,7 +136,7 @@ fn dropping_a_busy_mount_ends_it() {
     assert!(open.read(&mut [0; 10]).is_err());
 }
 
-/// Goal: an unmount by another process ends the session. Method: unmount behind its back and wait.
+/// Goal: an unmount by another process ends the session. Method: unmount without the mount's knowledge, and wait.
 #[test]
 fn unmount_from_outside_ends_the_session() {
     let m = Mounted::new(Arc::new(NullFs::new()));
@@ -155,7 +155,7 @@ enum Reads {
     Panic,
 }
 
-/// Files named by what they do, one that remembers bytes, and counters.
+/// A file system with files whose names say what they do, one file that stores bytes, and counters.
 #[derive(Default)]
 struct Probe {
     blocked: Mutex<u64>,
@@ -281,7 +281,7 @@ impl FileSystem for Probe {
     }
 }
 
-/// A child process that reads one byte of `path`: signals hit only it.
+/// A child process that reads one byte of `path`, so that signals affect only it.
 fn reader_process(path: &Path) -> std::process::Child {
     std::process::Command::new("head")
         .args(["-c", "1"])
@@ -292,8 +292,8 @@ fn reader_process(path: &Path) -> std::process::Child {
         .expect("head")
 }
 
-/// Goal: a process that waits in a call can be killed. Method: a reader blocks; SIGTERM; the process ends, and the
-/// handler saw the interrupt.
+/// Goal: a process that waits in a call can be killed. Method: a reader blocks and gets SIGTERM. The process ends, and
+/// the handler has seen the interrupt.
 #[test]
 fn a_blocked_call_ends_with_a_signal() {
     let fs = Arc::new(Probe::default());
@@ -308,7 +308,7 @@ fn a_blocked_call_ends_with_a_signal() {
 }
 
 /// Goal: a call ends with EINTR when its caller handles a signal. Method: a thread reads a blocking file at an offset
-/// where the handler does not say that it blocks; the thread gets a signal with a handler that does nothing.
+/// where the handler does not report that it blocks. The thread gets a signal with a handler that does nothing.
 #[test]
 fn a_handled_signal_gives_eintr() {
     extern "C" fn nothing(_: libc::c_int) {}
@@ -339,8 +339,8 @@ fn a_handled_signal_gives_eintr() {
     assert_eq!(reader.join().expect("join"), Err(rustix::io::Errno::INTR));
 }
 
-/// Goal: interrupts get through when all threads are blocked, also to requests that wait for a thread. Method: 2
-/// threads at most, 6 blocked processes; kill all of them.
+/// Goal: interrupts get through when all threads are blocked, also to requests that wait for a thread. Method: at most
+/// 2 threads and 6 blocked processes, all of which are killed.
 #[test]
 fn interrupts_reach_requests_beyond_the_threads() {
     let fs = Arc::new(Probe::default());
@@ -385,9 +385,9 @@ fn a_panicking_handler_answers_an_error() {
     std::fs::metadata(m.path("keep")).expect("still served");
 }
 
-/// Goal: a call of 16 MiB arrives in two requests, and every byte does, wherever its memory begins; from the second
-/// request on the payload lies in its page as in its block of the file. Method: write and read with an odd address and
-/// a few marks; write on behind.
+/// Goal: a call of 16 MiB arrives in two requests with all bytes, wherever its memory begins. From the second request
+/// on the payload has the same offset in its page as in its block of the file. Method: write and read with an odd
+/// address and a few marks, and then write further.
 #[test]
 fn large_calls_arrive_in_large_pieces() {
     let fs = Arc::new(Probe::default());
@@ -409,8 +409,8 @@ fn large_calls_arrive_in_large_pieces() {
     assert!(back[33..33 + (16 << 20)] == memory[17..17 + (16 << 20)]);
 }
 
-/// Goal: private and shared mappings work on directly opened files, and dirty pages come back as writes. Method: map,
-/// change a byte, sync, check the writes that the file system received.
+/// Goal: private and shared mappings work on directly opened files, and dirty pages come back as writes. Method: map a
+/// file, change a byte, sync, and check the writes that the file system received.
 #[test]
 fn mappings() {
     let fs = Arc::new(Probe::default());
@@ -435,7 +435,7 @@ fn mappings() {
 }
 
 /// Goal: statx shows the time of creation, forgets arrive, and names can be invalidated. Method: look at one file, then
-/// invalidate it and drop the kernel's caches by unmounting.
+/// invalidate it and make the kernel drop its caches by unmounting.
 #[test]
 fn statx_forget_and_invalidation() {
     let fs = Arc::new(Probe::default());

@@ -1,4 +1,4 @@
-//! Writes of one unit whose memory the file system keeps, among all else, on a real mount.
+//! Writes of one unit whose memory the file system keeps, mixed with other requests, on a real mount.
 
 use amphi_fuse::{
     AttrReply, Buf, Caller, Entry, FileSystem, Handle, OpenFlags, OpenHow, OpenReply, Payload, ReadHow, ReadSink,
@@ -15,7 +15,7 @@ use std::time::Duration;
 const REGION: usize = 1 << 20;
 const THREADS: usize = 6;
 
-/// One file in memory, which keeps every offered unit and leaves memory with rubbish.
+/// One file in memory. It keeps every offered unit and leaves memory with arbitrary content.
 struct Keeper {
     bytes: Mutex<Vec<u8>>,
     left: Mutex<Vec<Buf>>,
@@ -157,9 +157,9 @@ fn work(path: &std::path::Path, thread: usize, steps: u64) -> Vec<u8> {
     model
 }
 
-/// Goal: every byte arrives, with writes in any order and whichever handler keeps its memory. Method: threads that
-/// write units, parts of units and more, with other requests between, against vectors; once with as many readers as
-/// they like, once with two and handlers that block, so that requests are put aside.
+/// Goal: every byte arrives, with writes in any order and whichever handler keeps its memory. Method: threads write
+/// units, parts of units and more, with other requests in between, compared with vectors. This is done once with any
+/// number of readers, and once with two readers and handlers that block, so that requests are put aside.
 #[test]
 fn every_byte_arrives() {
     for (blocks, threads_max) in [(false, 256), (true, 2)] {

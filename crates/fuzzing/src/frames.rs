@@ -7,8 +7,8 @@ use amphi_wire::{Answer, Call, Push};
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
-/// Reads `bytes` as a frame comes, and what follows its header as the body of every kind of frame, as if the checksum
-/// had been right.
+/// Reads `bytes` as a received frame, and the bytes after its header as the body of every kind of frame, as if the
+/// checksum had been right.
 ///
 /// Panics if a message that decodes is not the same after it was sent on.
 pub fn frames(bytes: &[u8]) {

@@ -1,13 +1,13 @@
-//! Four properties that a fuzzer attacks: bytes of the network never panic a receiver, items of a log never panic the
-//! start of a server, its check or an answer, the index of names answers as an ordered map, and bytes of a trace never
-//! panic what reads it.
+//! Four properties that a fuzzer attacks. Bytes from the network never panic a receiver. Items of a log never panic the
+//! start of a server, its check or an answer. The index of names answers like an ordered map. Bytes of a trace never
+//! panic a reader.
 //!
 //! Owns: what is done with a fuzzer's bytes. Does not own: who makes them. `cargo test` takes random ones for a second;
 //! `scripts/fuzz` lets libFuzzer search for those that reach new code, for as long as one likes.
 //!
-//! Checksums would keep a fuzzer in front of the code that is to be tried, so those of frames, logs and traces give it
-//! what lies behind them: the body of a frame whose sum is right, items of records that were sealed as the server seals
-//! its own, the content of a block.
+//! Checksums would keep a fuzzer from reaching the code under test. So it works on what the checksums of frames, logs
+//! and traces protect: the body of a frame with a right sum, items of records that are sealed as the server seals its
+//! own, and the content of a block.
 #![forbid(unsafe_code)]
 
 mod frames;

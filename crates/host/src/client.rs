@@ -145,7 +145,7 @@ impl Running {
         self.thread.join().unwrap_or_else(|_| Err(panicked()))
     }
 
-    /// Whether a worker has panicked: then the others may still run, and nothing is to be expected of them.
+    /// Whether a worker has panicked. The others may still run then, and nothing can be expected of them.
     pub fn has_panicked(&self) -> bool {
         self.panicked.load(Ordering::Acquire)
     }
@@ -179,7 +179,7 @@ pub fn start_client(
     first_answer(Running::new(client, thread, panicked))
 }
 
-/// The first answer says that the session is accepted and the client knows its cluster; a refusal ends the thread.
+/// The first answer says that the session is accepted and that the client knows its cluster. A refusal ends the thread.
 pub fn first_answer(running: Running) -> Outcome<Running> {
     match running.client.root_attr(&amphi_client::Ctx::root()).wait(None) {
         Ok(_) => Ok(running),

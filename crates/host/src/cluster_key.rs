@@ -1,7 +1,7 @@
 //! Files with cluster keys.
 //!
-//! Owns: reading one, and any other file with a secret; refusing one that others can read. Does not own: the key that a
-//! first server makes for itself (`amphi_process::own_key`), the test for weak keys, and the proof of a key
+//! Owns: reading a key file, or any other file with a secret, and refusing one that others can read. Does not own: the
+//! key that a first server makes for itself (`amphi_process::own_key`), the test for weak keys, and the proof of a key
 //! (`amphi_transport::auth`).
 
 use crate::failure::{Failure, Outcome};

@@ -1,8 +1,8 @@
 //! Talking to a mount: hidden extended attributes of its root, so that no further socket or file is needed.
 //!
 //! The client core defines them (docs/OPERATIONS.md lists them); only root and the owner of the mount process may use
-//! them. The kernel has a say before them: to change something the caller needs write permission on the file or
-//! directory that is named, any one of the mount.
+//! them. The kernel checks them before: to change something, the caller needs write permission on the named file or
+//! directory, which may be any one of the mount.
 
 use crate::failure::{Failure, Outcome};
 use amphi_client::status::STATUS_PART_BYTES;

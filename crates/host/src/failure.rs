@@ -1,7 +1,7 @@
 //! How a command fails: one clear line for people and an exit code.
 //!
-//! Code 2: the request or its surroundings are wrong (bad value, missing mount point, wrong version, locked
-//! folder); nothing was changed. Code 1: something failed while working.
+//! Code 2: the request or its surroundings are wrong (bad value, missing mount point, wrong version, locked folder),
+//! and nothing was changed. Code 1: something failed while working.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ impl Failure {
         Failure { code: 2, text: text.into() }
     }
 
-    /// As it is behind so many steps that succeeded: then it is no longer true that nothing was changed.
+    /// The failure after steps that succeeded, so it is no longer true that nothing was changed.
     pub fn behind(self, done: usize) -> Failure {
         if done == 0 { self } else { Failure { code: 1, text: self.text } }
     }

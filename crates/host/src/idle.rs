@@ -1,6 +1,6 @@
 //! The behaviour of idle cores of this machine: sleep at once, or poll for a while first.
 //!
-//! A core that sleeps takes 30 to 40 us to wake in a virtual machine, and a call through a mount wakes two: the
+//! In a virtual machine a sleeping core takes 30 to 40 us to wake up, and a call through a mount wakes two: the
 //! reader's and the program's own. Polling of our own keeps the first awake, but only the kernel can keep the second,
 //! whose program waits for its answer. Owns: finding out, and what to say about it. Does not own: our own polling
 //! (`amphi_env`, `amphi_fuse`).

@@ -3,7 +3,7 @@
 //!
 //! Owns: the protocol, the interval of the watchdog. Does not own: the moments of messages. Without a service manager
 //! no message is sent. The messages that a process is ready or stops wait for a place in the queue of the socket, a few
-//! seconds at most; the message that it lives does not wait, since the thread of a worker sends it.
+//! seconds at most. The message that it is alive does not wait, because the thread of a worker sends it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt;
@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// Variables by which a service manager speaks to one process; its children are not meant.
+/// Variables by which a service manager passes settings to one process. They are not for its children.
 pub const VARIABLES: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
 
 /// How long a state waits for a place in the queue of the service manager, which holds ten datagrams by default.
@@ -35,8 +35,8 @@ pub fn alive() {
     tell("WATCHDOG=1", Duration::ZERO);
 }
 
-/// How often the service manager wants to hear that the process works: a third of the time after which it takes it for
-/// hung. None: it does not.
+/// How often the service manager expects a message that the process works: a third of the time after which it considers
+/// the process hung. None: it does not.
 pub fn watchdog() -> Option<Duration> {
     let of = |name: &str| std::env::var(name).ok();
     interval(of("WATCHDOG_USEC"), of("WATCHDOG_PID"), std::process::id())
@@ -85,8 +85,8 @@ fn send(socket: &OsString, state: &str, patience: Duration) -> std::io::Result<(
 mod tests {
     use super::*;
 
-    /// Goal: the lines arrive at sockets with a path and at abstract ones; a socket without a reader is an error and no
-    /// wait. Method: sockets of this test.
+    /// Goal: the lines arrive at sockets with a path and at abstract ones. A socket without a reader is an error and
+    /// causes no wait. Method: sockets of this test.
     #[test]
     fn states_arrive() {
         let folder = tempfile::tempdir().expect("temporary folder");

@@ -66,8 +66,8 @@ pub fn leave_to(program: Pid) -> Outcome {
     std::thread::Builder::new().spawn(pass_on).map(drop).during(|| "start a thread".into())
 }
 
-/// How long after the first signal another one is somebody's second wish: who ends a group of processes may send the
-/// first one twice (timeout(1) does), and a hand is not so fast.
+/// How long after the first signal another one counts as a second wish of somebody. A program that ends a group of
+/// processes may send the first one twice (timeout(1) does), and a human is not so fast.
 const SECOND_AFTER: Duration = Duration::from_secs(1);
 
 /// Tells a second wish to stop from a first one.
@@ -132,8 +132,8 @@ impl Stop {
 mod tests {
     use super::*;
 
-    /// Goal: a signal that is repeated at once is one wish, a later one a second; terminals that go say nothing new.
-    /// Method: times made by hand.
+    /// Goal: a signal that is repeated at once is one wish, and a later one is a second wish. Terminals that close add
+    /// no wish. Method: times made by hand.
     #[test]
     fn second_wishes() {
         let ms = |n: u64| Time(n * 1_000_000);

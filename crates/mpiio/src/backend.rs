@@ -1,4 +1,4 @@
-//! What lies below the cache: one small trait. Its implementations are `posix` and, for tests, `memory`.
+//! The layer below the cache: one small trait. Its implementations are `posix` and, for tests, `memory`.
 //!
 //! Owns nothing but the contract. Offsets are absolute; no implementation has a file position. All calls may come from
 //! several threads and processes at once: the page locks above order those that overlap.
@@ -17,10 +17,10 @@ const NO_GROUPS: Error = Error::Refused("the file system has no group locks");
 pub trait Backend: Send {
     /// Reads until the buffer is full or the file ends; returns how much came.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Outcome<usize>;
-    /// Writes all of the parts one behind the other from `offset` on, as one request where the system allows it.
+    /// Writes all of the parts one after the other from `offset` on, as one request where the system permits it.
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Outcome;
-    /// A small part of the range was written and many more are about to be: the file system may get ready for all of
-    /// them at once. Told again from time to time while they are written.
+    /// A small part of the range was written and many more are about to be. The file system may prepare for all of them
+    /// at once. Told again from time to time while they are written.
     fn expect_parts(&self, _offset: u64, _bytes: u64) {}
     /// The length of the file as it is on the file system.
     fn size(&self) -> Outcome<u64>;

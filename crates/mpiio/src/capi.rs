@@ -1,8 +1,8 @@
 //! The C interface with which the shims use the cache; `shim/amphi_mpiio.h` is the same in C.
 //!
-//! Owns the translation of C arguments and of errors to errno values, and a mutex for each open file, since an MPI
-//! library with thread support lets several threads of a rank call at once. Functions return 0 or an errno value.
-//! A panic ends the process: `extern "C"` lets none out.
+//! Owns the translation of C arguments and of errors to errno values. Also owns a mutex for each open file, because an
+//! MPI library with thread support lets several threads of a rank call at once. Functions return 0 or an errno value. A
+//! panic ends the process: `extern "C"` lets none out.
 
 use crate::backend::Backend;
 use crate::backend::posix::{Direct, PosixFile};
@@ -26,12 +26,12 @@ use std::time::Duration;
 /// So long a range costs more to copy twice than to ask the kernel for, which takes about a microsecond.
 const ASIDE_BYTES: u64 = 16 << 10;
 
-/// So long the end of a process waits for a call of its own on the file: the end may have come in the middle of it,
+/// How long the end of a process waits for a call of its own on the file. The end may have come in the middle of it,
 /// from a signal handler, and the call then never ends.
 const LAST_CALL: Duration = Duration::from_secs(2);
 const LAST_LOOK: Duration = Duration::from_millis(1);
 
-/// By this many references of late a node has to be busier than another one to give it pages: fewer are no burden.
+/// A node gives pages to another one only if it has had this many more recent references. Fewer are no burden.
 const BALANCE_LEAST: u32 = 64;
 
 /// Between two looks when nothing is to leave in the background.
@@ -99,7 +99,7 @@ pub struct OpenSettings {
     group: u32,
     /// Calls give each page back as soon as they have done with it.
     relaxed: u32,
-    /// After this many consecutive references by another node a page moves there; 0: no page moves.
+    /// After this many consecutive references by another node a page moves there; 0 means that no page moves.
     references: u32,
     /// 0: what suits the file system.
     page_bytes: u64,
@@ -180,8 +180,8 @@ fn open_backend(path: &CStr, settings: &OpenSettings) -> Outcome<PosixFile> {
     Ok(backend)
 }
 
-/// From which length on reads are left to the kernel's page cache of the node: only if that is used at all, and all
-/// ranks are on this node.
+/// From this length on reads are left to the kernel's page cache of the node, only if that is used at all and all ranks
+/// are on this node.
 fn aside_bytes(settings: &OpenSettings, backend: &PosixFile) -> u64 {
     let serves_all = settings.clients == 0 && settings.stream_bytes > 0 && !backend.is_direct();
     if serves_all { ASIDE_BYTES } else { 0 }
@@ -228,7 +228,7 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
     Ok(file)
 }
 
-/// Serves the ranks of other nodes from now on, as leader; `port` and `nonce` are what they connect with.
+/// Serves the ranks of other nodes from now on, as leader. They connect with `port` and `nonce`.
 ///
 /// # Safety
 /// `file` is open; `port` and `nonce` are valid.
@@ -399,7 +399,7 @@ pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
     file.team.into_inner().unwrap_or_else(PoisonError::into_inner).leave();
 }
 
-/// The process ends, though it has not closed the file: writes all dirty bytes of the node, if `flush` says so, and
+/// The process ends though it has not closed the file. Writes all dirty bytes of the node, if `flush` says so, and
 /// leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it ends as one
 /// that was killed.
 ///
@@ -436,7 +436,8 @@ pub unsafe extern "C" fn amphi_mpiio_arrive(file: *const AmphiFile, value: c_int
     unsafe { *arrival = (*file).meeting.arrive(value) };
 }
 
-/// Waits for a moment until all have come; EAGAIN: not yet. `largest` is the largest value of all ranks.
+/// Waits for a short time until all ranks have arrived. EAGAIN means that they have not. `largest` is the largest value
+/// of all ranks.
 ///
 /// # Safety
 /// `file` is open; `arrival` came from `amphi_mpiio_arrive`; `largest` is valid.
@@ -485,14 +486,14 @@ meeting! {
     /// The sum of the numbers that all lower ranks brought to the last completed meeting, which is a barrier of the
     /// ranks (`amphi_mpiio_arrive`).
     amphi_mpiio_before() -> u64 = |m| m.before();
-    /// Says a number for all at the next meeting; one rank calls.
+    /// Sets a number that all ranks get at the next meeting. One rank calls it.
     amphi_mpiio_say(number: u64) -> () = |m| m.say(number);
     /// The value of the last barrier.
     amphi_mpiio_said() -> u64 = |m| m.said();
 }
 
-/// Cuts the collective call in which the ranks have just met, by what they wanted, into rounds, if it and those before
-/// it touch more of the file than a rank has memory for. All ranks get the same.
+/// Divides the collective call in which the ranks have just met into rounds, by the ranges that they access. It does so
+/// if this call and those before it touch more of the file than a rank has memory for. All ranks get the same.
 ///
 /// # Safety
 /// `file` is open; `rounds` is valid, and as the last call left it, zeros at first.
@@ -586,13 +587,13 @@ plain! {
     /// Writes what a collective call left in many parts in this part of the file, of this share.
     amphi_mpiio_flush_parts(start: u64, end: u64, share: u32, shares: u32) -> c_int =
         |f| code(f.local().flush_parts(start..end, share, shares));
-    /// Writes the dirty bytes of all ranks on all nodes; `stable`: and makes them stable and drops what is clean.
+    /// Writes the dirty bytes of all ranks on all nodes. `stable`: also makes them stable and drops what is clean.
     amphi_mpiio_settle_alone(stable: c_int) -> c_int = |f| code(f.settle_alone(stable != 0));
     /// Sets the length, without the other ranks.
     amphi_mpiio_set_size_alone(size: u64) -> c_int = |f| code(f.set_size_alone(size));
     /// Allocates space, without the other ranks.
     amphi_mpiio_allocate_alone(size: u64) -> c_int = |f| code(f.allocate_alone(size));
-    /// Joins the group lock of the job, for the node; the first rank of each node calls, while no rank has a request
+    /// Joins the group lock of the job for the node. The first rank of each node calls it, while no rank has a request
     /// under way.
     amphi_mpiio_group_join(group: u64) -> c_int = |f| code(f.local().join_group(group));
     /// Joins it again, if the node has left it for a program outside the job.
@@ -613,11 +614,11 @@ plain! {
     amphi_mpiio_size(size: *mut u64) -> c_int = |f| number(f.size(), size);
     /// Sets the length; nothing is cached, one rank of node 0 calls.
     amphi_mpiio_set_size(size: u64) -> c_int = |f| code(f.local().set_size(size));
-    /// Takes over the length on which all ranks have agreed; one rank of each node calls.
+    /// Adopts the length on which all ranks have agreed. One rank of each node calls it.
     amphi_mpiio_agree_size(size: u64) -> () = |f| f.local().agree_size(size);
     /// Allocates space; one rank of node 0 calls.
     amphi_mpiio_allocate(size: u64) -> c_int = |f| code(f.local().allocate(size));
-    /// Takes the length of the file system; nothing is cached, one rank of node 0 calls.
+    /// Adopts the length of the file system. Nothing is cached, and one rank of node 0 calls it.
     amphi_mpiio_refresh_size() -> c_int = |f| code(f.local().refresh_size());
     /// Adds to the shared pointer and returns its previous value.
     amphi_mpiio_pointer_add(add: u64, before: *mut u64) -> c_int = |f| number(f.pointer_add(add), before);
@@ -631,7 +632,7 @@ plain! {
     amphi_mpiio_clear_late_error() -> () = |f| f.local().clear_late_error();
 }
 
-/// Hands a number to C; the place is valid by the promise of the function's caller.
+/// Passes a number to C. The place is valid by the promise of the function's caller.
 fn number(outcome: Outcome<u64>, to: *mut u64) -> c_int {
     match outcome {
         Ok(value) => {
@@ -649,7 +650,7 @@ pub extern "C" fn amphi_mpiio_stat_count() -> u32 {
     NAMES.len() as u32
 }
 
-/// Copies the name of a counter; nothing for one that does not exist or does not fit.
+/// Copies the name of a counter, or nothing if the counter does not exist or the name does not fit.
 ///
 /// # Safety
 /// `name` has room for `room` bytes.

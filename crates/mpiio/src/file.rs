@@ -5,9 +5,9 @@
 //! file in ascending order and one piece of memory.
 //!
 //! Invariants:
-//! * At most one frame of all ranks has a page; its number is in the metadata of the page and changes under the
+//! * At most one frame of all ranks has a page. Its number is in the metadata of the page and changes under the
 //!   exclusive lock of the page.
-//! * Dirty bytes are valid. Valid bytes of a frame are the content of the file for all ranks; other bytes have to be
+//! * Dirty bytes are valid. Valid bytes of a frame are the content of the file for all ranks. Other bytes have to be
 //!   read from the file system, which has them, because a frame that loses bytes has written the dirty ones.
 //! * A call holds the locks of all pages that it touches before it releases the first, so each call is atomic, also
 //!   one of many ranges. The length grows before the locks are released: who sees the new length waits for the bytes.
@@ -35,7 +35,7 @@ mod prefetch;
 mod read;
 mod write;
 
-/// A range of the file; its bytes in memory come after those of the previous ranges.
+/// A range of the file. Its bytes in memory follow those of the previous ranges.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -63,7 +63,7 @@ pub struct Settings {
     pub merge_parts: bool,
     /// Largest run of a flush; a multiple of the page.
     pub run_bytes: u64,
-    /// So much is read ahead of a rank that reads one range behind the other; 0: nothing.
+    /// This much is read ahead of a rank that reads consecutive ranges; 0 means nothing.
     pub prefetch_bytes: u64,
 }
 
@@ -278,9 +278,9 @@ impl CachedFile {
         Ok(())
     }
 
-    /// One step of a call over several nodes: writes and keeps the locks. The steps of a call ascend, and no page is in
-    /// two of them. The caller releases, also after an error. It ends before a page that moved to another node, and
-    /// returns how many bytes it wrote.
+    /// One step of a call over several nodes, which writes and keeps the locks. The steps of a call ascend, and no page
+    /// is in two of them. The caller releases, also after an error. It ends before a page that moved to another node,
+    /// and returns how many bytes it wrote.
     pub fn write_held(&mut self, extents: &[Extent], memory: &[u8]) -> Outcome<u64> {
         self.usable()?;
         if !self.settings.writable {

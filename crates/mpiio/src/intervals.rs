@@ -3,8 +3,9 @@
 //! Owns the arithmetic of the *valid* and *dirty* lists: insertion with merging, containment, the holes of a range.
 //! Does not own the memory: the lists lie in shared memory and are seen through slices while the page is locked.
 //!
-//! Invariants: ranges are half-open, not empty, ascending, and neither overlap nor touch. A list that has no room for
-//! one more range refuses it and stays as it was; the caller then writes the dirty bytes out and starts afresh.
+//! Invariants: ranges are half-open, not empty, ascending, and neither overlap nor touch. A list that has no space for
+//! one more range refuses it and stays as it was. The caller then writes the dirty bytes out and begins with an empty
+//! list.
 
 /// A half-open range of bytes of a page.
 #[repr(C)]
@@ -40,7 +41,7 @@ impl<'a> Intervals<'a> {
         *self.count = 0;
     }
 
-    /// Adds a range; false, and nothing changed, when the list has no room for it.
+    /// Adds a range. Returns false, and changes nothing, if the list has no space for it.
     pub fn insert(&mut self, start: u32, end: u32) -> bool {
         if start >= end {
             return true;
@@ -66,8 +67,8 @@ impl<'a> Intervals<'a> {
         true
     }
 
-    /// Adds ascending ranges in one pass; false, and nothing changed, when the list has no room for all of them. One by
-    /// one, ranges that fill gaps of a long list would move its rest each time.
+    /// Adds ascending ranges in one pass. Returns false, and changes nothing, if the list has no space for all of them.
+    /// One by one, ranges that fill gaps of a long list would move its rest each time.
     pub fn insert_all(&mut self, ranges: &[Span]) -> bool {
         let (mut old, mut new) = (self.as_slice(), ranges);
         let mut merged: Vec<Span> = Vec::with_capacity(old.len() + new.len());
@@ -191,8 +192,9 @@ mod tests {
         assert!(refused > 1000 && taken > 10_000, "{refused} refused, {taken} taken");
     }
 
-    /// Goal: many ranges in one pass make the same list as one by one, and a list without room for all of them stays as
-    /// it was. Method: random ascending ranges, some empty or touching, beside a list that has room for everything.
+    /// Goal: adding many ranges in one pass makes the same list as adding them one by one. A list without space for all
+    /// of them stays as it was. Method: random ascending ranges, some empty or touching, compared with a list that has
+    /// space for everything.
     #[test]
     fn one_pass_does_as_one_by_one() {
         let mut seed = 11u64;

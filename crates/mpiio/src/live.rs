@@ -1,8 +1,8 @@
 //! The counters of the caches of running jobs on this machine, read from outside.
 //!
 //! Owns finding the shared memory of a file (a memfd without a name, `segment`) among the descriptors of processes, and
-//! reading its counters. Does not own: what is counted (`stats`). Only processes of the same user can be looked at, as
-//! the kernel has it for `/proc/PID/fd`; the super-user sees all.
+//! reading its counters. Does not own: what is counted (`stats`). Only processes of the same user can be examined, as
+//! the kernel requires for `/proc/PID/fd`. The super-user sees all.
 //!
 //! Nothing of the memory is mapped or changed. It is another process's: numbers that cannot be are passed over.
 

@@ -3,10 +3,10 @@
 //! Owns the mutex of a stripe of metadata, the lock state and queue of each page, and the detection that a rank which
 //! others wait for has ended. Does not own the order in which a call takes its locks (`file`).
 //!
-//! Invariants: a page has one writer or any number of readers; who comes while others wait joins the queue, so a
-//! waiting writer stops new readers; a rank waits for at most one page (its calls come one at a time), so the queue is
-//! linked through one cell for each rank. Calls take pages in ascending order and release none before they have all, so
-//! there is no circle of waiting ranks; a holder of locks out of that order (eviction) only tries.
+//! Invariants: a page has one writer or any number of readers. A rank that arrives while others wait joins the queue,
+//! so a waiting writer stops new readers. A rank waits for at most one page (its calls come one at a time), so the
+//! queue is linked through one cell for each rank. Calls lock pages in ascending order and release none before they
+//! have all, so there is no cycle of waiting ranks. An eviction, which locks out of that order, only tries.
 
 use crate::error::{Error, Outcome};
 use crate::pace::Pace;

@@ -1,17 +1,17 @@
 //! The meeting of all ranks of a node in the shared memory of a file: a barrier that returns the largest value of all
 //! ranks.
 //!
-//! Owns the rounds. Collective calls on a file of one node need no other communication, and ranks that wait here sleep,
-//! while those that wait in an MPI library may spin and occupy the cores of the ranks that they wait for. Does not own
-//! what else has to continue meanwhile: `wait` returns after `PAUSE`, so that the shim can let the library make
-//! progress with other communication of the program.
+//! Owns the rounds. Collective calls on a file of one node need no other communication. Ranks that wait here sleep,
+//! while those that wait in an MPI library may spin and occupy the cores of the ranks for which they wait. Does not own
+//! the other work that has to continue meanwhile. `wait` returns after `PAUSE`, so that the shim can let the library
+//! make progress with other communication of the program.
 //!
 //! A rank that ended never comes, so the first one that waits for it breaks off this round and all later ones: who has
 //! given up a round must not count in it when it comes to the next one.
 //!
 //! Invariants: a rank takes part in one round at a time, and in all of them in the same order. `arrived` counts those
 //! of the present round. The value of a round is kept until all ranks are in the next one, which they enter when they
-//! have read it; the last one to arrive clears the value that the round after that will use.
+//! have read it. The last one to arrive clears the value that the round after that will use.
 
 use crate::error::{Error, Outcome};
 use crate::pace::{Futex, Pace, sleep_on};
@@ -130,7 +130,7 @@ impl Meeting {
         (0..self.segment.rank()).map(brought).fold(0, u64::wrapping_add)
     }
 
-    /// Says a number for all, ahead of arriving; one rank does.
+    /// Sets a number for all ranks, before they arrive. One rank calls it.
     pub fn say(&self, number: u64) {
         self.cell().said.store(number, SeqCst);
     }
@@ -166,8 +166,8 @@ mod tests {
         }
     }
 
-    /// Goal: no rank leaves a round before all have arrived, and each round gives all ranks the largest value of its
-    /// own, and the values of the ranks below. Method: five threads, 2,000 rounds with values that go up and down.
+    /// Goal: no rank leaves a round before all have arrived. Each round gives all ranks the largest value of its own,
+    /// and the values of the ranks below. Method: five threads, 2,000 rounds with values that go up and down.
     #[test]
     fn rounds_tell_the_largest_value() {
         let meetings = meetings(5);
@@ -199,8 +199,8 @@ mod tests {
         });
     }
 
-    /// Goal: who waits looks up again and again, and learns of a rank that will never come. Method: two ranks of which
-    /// one is dropped, in order and otherwise.
+    /// Goal: a waiting rank wakes up again and again, and learns of a rank that will never come. Method: two ranks of
+    /// which one is dropped, in order and otherwise.
     #[test]
     fn a_rank_that_never_comes_is_noticed() {
         for in_order in [false, true] {

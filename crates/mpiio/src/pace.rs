@@ -1,7 +1,7 @@
 //! How a rank waits for a word of shared memory to change: the seam between the cache and the scheduler.
 //!
-//! Owns the trait and its production form, the futex. The tests' form (`tests/model`) lets one rank run at a time
-//! and chooses the next one by a seed at each `point`, so that a run is repeatable and a deadlock is seen at once.
+//! Owns the trait and its production form, the futex. The tests' form (`tests/model`) lets one rank run at a time and
+//! chooses the next one by a seed at each `point`. So a run is repeatable and a deadlock is detected at once.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// After this time without a wake-up a waiting rank looks whether another rank has ended.
 const LOOK_AROUND: Duration = Duration::from_millis(500);
 
-/// So often a rank looks before it sleeps: a page is held for the time of a copy, which is shorter than a sleep. It
+/// How often a rank looks before it sleeps. A page is held for the time of a copy, which is shorter than a sleep. It
 /// takes one or two microseconds at most.
 const LOOKS: u32 = 100;
 

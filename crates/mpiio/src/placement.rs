@@ -4,15 +4,16 @@
 //! continues to use it (`file/migrate.rs`). Each node keeps one such word for a page. A node has the page if its own
 //! word names it; the words of other nodes only say where to ask next.
 //!
-//! Invariant: only the node that has a page gives it a new place, and counts its moves; so of two words the greater one
-//! is the newer one, and a node that follows what it is told sees ever newer places until it finds the page.
+//! Invariant: only the node that has a page gives it a new place, and counts its moves. So of two words the greater one
+//! is newer, and a node that follows the answers sees newer and newer places until it finds the page.
 
 /// Most nodes of a job whose pages move.
 pub const NODES_MAX: usize = (1 << NODE_BITS) - 2;
 
 const NODE_BITS: u32 = 16;
 
-/// The node that has a page and how often the page has moved; 0: it never did and is where its number says.
+/// The node that has a page, and how often the page has moved. 0 means that it never moved and is where its number
+/// says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(pub u64);
 

@@ -1,14 +1,14 @@
 //! Collective calls of small pieces over more of the file than memory holds, cut into rounds.
 //!
 //! Owns when such a call is cut, and where. Does not own how the ranks meet between rounds (`meeting`), or what each of
-//! them does in a round (`shim/access.c`). The ranks of a node share their frames. Going each its own way, the first of
-//! them would evict pages before the others have put their pieces there, so these would leave in as many small writes.
-//! In rounds all ranks work on one window of the file at a time and meet at its end, so a page leaves when all of them
-//! have done with it.
+//! them does in a round (`shim/access.c`). The ranks of a node share their frames. If the ranks ran independently, the
+//! first of them would evict pages before the others have put their pieces there, so these pages would be written as
+//! many small writes. In rounds all ranks work on one window of the file at a time and meet at its end. So a page is
+//! evicted only when all of them have finished with it.
 //!
 //! Invariants: all ranks compute the same from what they agreed on. A window has at most half of the frames of one
-//! rank, so the pages of two windows fit, whichever rank comes first to all of them. Where a window has a whole run it
-//! is made of whole runs, so no eviction reaches into a window that is still being written.
+//! rank, so the pages of two windows fit, whichever rank uses all of them first. Where a window has a whole run it is
+//! made of whole runs, so no eviction reaches into a window that is still being written.
 
 use std::ops::Range;
 
@@ -27,7 +27,8 @@ pub struct Rounds {
     pub first: u64,
     /// Bytes of a window.
     pub window_bytes: u64,
-    /// How many there are; 0: the memory holds all that such calls have touched, so each rank goes its own way.
+    /// Number of rounds. 0 means that the memory holds everything that such calls have touched, so the ranks run
+    /// independently.
     pub count: u64,
 }
 
@@ -65,9 +66,9 @@ impl Rounds {
 mod tests {
     use super::*;
 
-    /// Goal: what fits into a rank's frames is not cut, also when it is touched again; what does not, together with
-    /// what was touched before, is cut into windows of whole runs, which cover it without a gap.
-    /// Method: calls in turn with pages of 10 bytes, runs of 40 and 16 frames.
+    /// Goal: what fits into a rank's frames is not divided, even when it is touched again. What does not fit, together
+    /// with what was touched before, is divided into windows of whole runs, which cover it without a gap. Method: calls
+    /// in turn with pages of 10 bytes, runs of 40 and 16 frames.
     #[test]
     fn calls_are_cut_when_memory_is_too_small() {
         let mut rounds = Rounds::default();

@@ -169,7 +169,7 @@ pub struct Header {
     pub relaxed: AtomicU32,
     /// As above.
     pub group: AtomicU64,
-    /// Descriptors of rank 0 that all ranks of the node use; -1: each its own.
+    /// Descriptors of rank 0 that all ranks of the node use. -1 means that each uses its own.
     pub descriptors: [AtomicI32; 2],
     /// Device and inode of the file, and the process of rank 0.
     file: [AtomicU64; 3],
@@ -465,7 +465,7 @@ impl Segment {
         }
     }
 
-    /// The slot of a chunk, or the free one where it belongs; and which of both.
+    /// The slot of a chunk, or the free slot where it belongs, and which of both it is.
     fn slot_of(&self, chunk: u64) -> Option<(u64, bool)> {
         let slots = u64::from(self.geometry.dir_slots);
         let first = (chunk.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) & (slots - 1);
@@ -541,7 +541,7 @@ impl Segment {
         }
     }
 
-    /// Takes a frame away from its page, which moved to another node; the rank of the frame takes it back when it needs
+    /// Takes a frame away from its page, which moved to another node. The rank of the frame reuses it when it needs
     /// one. The caller holds the exclusive lock of the page, which has no frame any more.
     pub fn vacate(&self, frame: u32) {
         self.assign(frame, NO_PAGE);

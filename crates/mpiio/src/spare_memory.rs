@@ -29,7 +29,7 @@ fn available(meminfo: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// What the process's control group (version 2) and those above it leave; none where there is no bound.
+/// What the process's control group (version 2) and those above it leave; `None` if they set no limit.
 fn spare_of_group(groups: &str) -> Option<u64> {
     let group = groups.lines().find_map(|l| l.strip_prefix("0::"))?;
     let root = Path::new("/sys/fs/cgroup");

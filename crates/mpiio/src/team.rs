@@ -150,7 +150,8 @@ impl Team {
 
     /// Connects with the leaders: `leaders` has host, port, our proxy rank there and nonce of each node in turn. Ends
     /// at the first one that cannot be reached, so an unreachable node costs the time limit once; returns which it was.
-    /// `references`: after this many in a row by another node a page moves there; 0: none does.
+    /// `references`: a page moves to another node after this many references in a row by that node; with 0 no page
+    /// moves.
     pub fn connect(
         &mut self,
         node: usize,
@@ -186,7 +187,7 @@ impl Team {
         Ok(())
     }
 
-    /// As `connect`, over connections that are there: one to the leader of each node, none to our own.
+    /// As `connect`, over existing connections: one to the leader of each node, except our own.
     pub fn join(&mut self, node: usize, links: Vec<Option<Box<dyn Link>>>, references: u32) {
         self.local.join_nodes(node, links.len(), references);
         self.node = node;
@@ -229,8 +230,8 @@ impl Team {
         others.into_iter().try_for_each(|node| self.ask(node, kind, number, &[], &[]).map(|_| ()))
     }
 
-    /// Cuts what is left of a request behind its first `done` bytes into steps, each for the node that has the pages as
-    /// far as we know, ascending; no page is in two steps.
+    /// Divides the remaining part of a request, after its first `done` bytes, into steps in ascending order. Each step
+    /// goes to the node that has the pages as far as we know, and no page is in two steps.
     fn steps(&self, request: &Request<'_>, limit: u64, done: u64) -> Vec<Step> {
         let page_bytes = u64::from(self.local.memory().geometry().page_bytes);
         let mut steps: Vec<Step> = Vec::new();
@@ -289,7 +290,7 @@ impl Team {
     }
 
     /// Does the steps of a request, again from where a page had moved. `reached` tells which nodes hold locks for it,
-    /// unless the reply is `true`: another node did all of it and has let the locks go.
+    /// unless the reply is `true`: then another node did all of it and has released the locks.
     fn all_steps(&mut self, request: &mut Request<'_>, limit: u64, reached: &mut [bool]) -> Outcome<(u64, bool)> {
         let (mut done, mut chases) = (0, 0);
         'moved: loop {
@@ -313,7 +314,7 @@ impl Team {
         }
     }
 
-    /// One step; returns how many bytes were done, and whether that was all of it.
+    /// Makes one step; returns how many bytes were done, and whether that was the whole step.
     fn step(&mut self, step: &Step, alone: bool, request: &mut Request<'_>) -> Outcome<(u64, bool)> {
         let all = step.bytes as u64;
         if step.node == self.node {
@@ -422,7 +423,7 @@ impl Team {
         Ok(total)
     }
 
-    /// Reads the ranges into the memory, as one atomic step for all ranks; ends at the end of the file.
+    /// Reads the ranges into the memory as one step that is atomic for all ranks; stops at the end of the file.
     pub fn read(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome<u64> {
         if self.peers.len() == 1 {
             return self.local.read(extents, memory);
@@ -505,8 +506,8 @@ impl Team {
         self.ask_all(Kind::Discard, 0)
     }
 
-    /// Writes the dirty bytes of all ranks on all nodes, without the other ranks; `stable`: and makes them stable and
-    /// drops what is clean.
+    /// Writes the dirty bytes of all ranks on all nodes, without the cooperation of the other ranks; with `stable` it
+    /// also makes them stable and drops clean pages.
     pub fn settle_alone(&mut self, stable: bool) -> Outcome {
         if self.peers.len() == 1 {
             return self.local.settle_alone(stable);

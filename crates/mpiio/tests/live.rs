@@ -10,8 +10,9 @@ use amphi_mpiio::stats::NAMES;
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// Goal: a cache is found by its file, shows the sums of all ranks as of their last calls, and is gone with its last
-/// user; other files have none. Method: two ranks of this process on a file; a third, a proxy's, that does nothing.
+/// Goal: a cache is found by its file, shows the sums of all ranks as of their last calls, and disappears with its last
+/// user; other files have no cache. Method: two ranks of this process use a file; a third rank, which belongs to a
+/// proxy, does nothing.
 #[test]
 fn a_cache_in_use_is_seen_from_outside() {
     let path = std::env::temp_dir().join(format!("amphi-mpiio-live-{}", std::process::id()));

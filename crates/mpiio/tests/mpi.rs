@@ -112,7 +112,8 @@ impl Job {
         command
     }
 
-    /// Runs a program on a fresh file, which it has to like; returns what it printed, the file and the statistics.
+    /// Runs a program on a new file and requires that the program succeeds; returns what it printed, the file and the
+    /// statistics.
     fn run(&self, program: &str) -> (String, Vec<u8>, String) {
         let directory = fresh(&format!("{program}-{}", self.mpi));
         let (path, stats) = (directory.join("file"), directory.join("stats"));
@@ -139,8 +140,8 @@ fn counter(line: &str, name: &str) -> u64 {
 }
 
 /// Goal: no function of the library that moves data or reads state of the cache bypasses the shim. Method: the names of
-/// all `MPI_File_*` functions that the library exports, less those that may be forwarded unchanged, are compared with
-/// those of the shim, under both names.
+/// all `MPI_File_*` functions that the library exports, except those that may be forwarded unchanged, are compared with
+/// the names in the shim, in both spellings.
 #[test]
 fn every_file_function_is_covered() {
     const FORWARDED: [&str; 14] = [
@@ -181,9 +182,9 @@ fn every_file_function_is_covered() {
     }
 }
 
-/// Goal: the file is byte for byte what the library itself makes of it, and all that is read is right, for derived
-/// types of all kinds and calls of all kinds; pages small and odd, three pages of memory.
-/// Method: `views` checks what it reads; its file is compared with that of a run without cache.
+/// Goal: the file is byte for byte the file that the library itself produces, and all reads return the right bytes, for
+/// derived types and calls of all kinds, with small and odd page sizes and memory for three pages. Method: `views`
+/// checks what it reads; its file is compared with that of a run without cache.
 #[test]
 fn files_are_identical_with_and_without_cache() {
     let _alone = alone();
@@ -206,8 +207,8 @@ fn files_are_identical_with_and_without_cache() {
 }
 
 /// Goal: pointers, lengths, modes, errors and consistency between handles follow MPI, and messages of the program
-/// arrive while their sender waits in a call on a file. Method: `pointers` checks them; 2 and 4 ranks, on one node and
-/// each on one of its own.
+/// arrive while their sender waits in a call on a file. Method: `pointers` checks its reads; it runs with 2 and 4
+/// ranks, on one node and with each rank on a node of its own.
 #[test]
 fn pointers_lengths_and_modes() {
     let _alone = alone();
@@ -218,9 +219,9 @@ fn pointers_lengths_and_modes() {
     }
 }
 
-/// Goal: a rank that has a second handle on a file, for itself, sees and changes through it what the first one has, as
-/// PnetCDF relies on without a sync.
-/// Method: `borrowed`, which checks what it reads, also after the first handle was closed; one, two and four nodes.
+/// Goal: a rank that has a second handle of its own on a file sees through it the changes made through the first one,
+/// and the other way round; PnetCDF relies on this without a sync. Method: `borrowed` checks what it reads, also after
+/// the first handle was closed; it runs on one, two and four nodes.
 #[test]
 fn a_handle_of_one_rank_shares_the_cache_of_all() {
     let _alone = alone();
@@ -238,8 +239,8 @@ fn a_handle_of_one_rank_shares_the_cache_of_all() {
     }
 }
 
-/// Goal: calls of many ranges are atomic in atomic mode.
-/// Method: 450 reads of what all ranks overwrite at the same time; none may find two values.
+/// Goal: calls of many ranges are atomic in atomic mode. Method: 450 reads of bytes that all ranks overwrite at the
+/// same time; no read may return two values.
 #[test]
 fn atomic_mode_mixes_nothing() {
     let _alone = alone();
@@ -256,7 +257,7 @@ fn atomic_mode_mixes_nothing() {
 }
 
 /// Goal: 46,080 writes of 480 bytes are written back as at most 30 aligned ones, and as many reads as at most 30.
-/// Method: the statistics of both handles of `btio`; the file is compared with that of the library itself.
+/// Method: the statistics of both handles of `btio`; the file is compared with the one that the library itself writes.
 #[test]
 fn many_small_writes_leave_as_few_aligned_ones() {
     let _alone = alone();
@@ -322,7 +323,8 @@ fn collective_calls_exchange_their_data() {
 /// Goal: collective calls of 8-byte pieces over more pages than memory holds send about as many requests to the file
 /// system as there are pages, as the library itself does: where that is ROMIO, also for pages with gaps. Bytes in the
 /// gaps stay, and so does the file that `collective` makes, with wrong arguments of one rank. Method: `rounds` and
-/// `collective` with memory of a few pages; the statistics, and the file of the library itself.
+/// `collective` with memory for a few pages; the statistics are checked, and the file is compared with the one that the
+/// library itself writes.
 #[test]
 fn small_pieces_of_collective_calls_leave_by_pages() {
     let _alone = alone();
@@ -376,9 +378,9 @@ fn is_in_use(directory: &Path) -> bool {
     open || !amphi_mpiio::live::find(&directory.join("file")).unwrap_or_default().is_empty()
 }
 
-/// Goal: nothing that was written is lost when a program forgets to close or the disk is full for a while, a late error
-/// reaches every rank, the job ends when a rank is killed with what was synced in the file, and nothing is left behind.
-/// Method: `faults`; the file and the open descriptors of all processes are looked at afterwards.
+/// Goal: nothing that was written is lost when a program forgets to close a file or the disk is full for a while. A
+/// late error reaches every rank. If a rank is killed, the job ends and the file has what was synced. No file or
+/// process remains. Method: `faults`; the file and the open descriptors of all processes are checked afterwards.
 #[test]
 fn faults_are_clear_and_lose_nothing() {
     let _alone = alone();
@@ -477,11 +479,11 @@ fn a_full_disk_loses_nothing() {
     }
 }
 
-/// Goal: hints that differ between ranks, a file that two communicators have open, a rank without memory or
-/// descriptors, leaders that cannot be reached, a path that is another file on some rank, names with a colon, a view
-/// that the library refuses, a child process and calls of more than 2 GiB: each is served or left to the library, with
-/// a message, and nobody waits for ever.
-/// Method: `opens`, which checks what it reads; the statistics say how the file was served.
+/// Goal: the following cases are either served or left to the library with a message, and no rank waits for ever: hints
+/// that differ between ranks, a file that two communicators have open, a rank without memory or descriptors, leaders
+/// that cannot be reached, a path that is another file on some rank, names with a colon, a view that the library
+/// refuses, a child process, and calls of more than 2 GiB. Method: `opens` checks what it reads; the statistics say how
+/// the file was served.
 #[test]
 fn unusual_opens_are_served() {
     let _alone = alone();
@@ -564,9 +566,9 @@ fn messages_of_the_library_connect_nodes() {
     }
 }
 
-/// Goal: the hint chooses the transport; where it cannot be had, another one serves and the reason is told.
-/// Method: `opens`, which requests the hints in use; with and without thread support, with leaders that cannot be
-/// reached by sockets, and a leader's thread that waits, which costs next to nothing.
+/// Goal: the hint chooses the transport; if that transport is not available, another one serves and the reason is
+/// reported. Method: `opens`, which requests the hints in use; with and without thread support, with leaders that
+/// cannot be reached by sockets, and a leader's thread that waits, which costs next to nothing.
 #[test]
 fn transports_are_chosen_and_told() {
     let _alone = alone();
@@ -611,9 +613,9 @@ fn transports_are_chosen_and_told() {
     }
 }
 
-/// Goal: between nodes pages move to the rank that continues to use them, so that it sends no more requests; the bytes
-/// are right, and a hint keeps pages where their numbers place them. Method: `moves`, whose ranks take turns and check
-/// their reads; the counters with the hint and without.
+/// Goal: pages move between nodes to the rank that keeps using them, so that this rank sends no more requests; the
+/// bytes are right, and a hint keeps pages at the nodes that their numbers determine. Method: `moves`, whose ranks take
+/// turns and check their reads; the counters with the hint and without.
 #[test]
 fn pages_move_to_the_node_that_uses_them() {
     let _alone = alone();
@@ -667,9 +669,9 @@ fn nodes_keep_copies_of_what_they_read_again() {
     }
 }
 
-/// Goal: with the hint a node whose pages all others use gives some of them away, so that there are fewer messages;
-/// without it, and with one node, it gives none. The bytes are right. Method: `balance`, which checks its reads; the
-/// counters.
+/// Goal: with the hint, a node whose pages all other nodes use gives some of them away, so that there are fewer
+/// messages; without the hint, or with only one node, no page is given away. The bytes are right. Method: `balance`,
+/// which checks its reads; the counters.
 #[test]
 fn busy_nodes_give_pages_to_idle_ones() {
     let _alone = alone();
@@ -690,9 +692,8 @@ fn busy_nodes_give_pages_to_idle_ones() {
     }
 }
 
-/// Goal: the bindings of Fortran, old and new, and mpi4py reach the cache.
-/// Method: a program of each, which checks what it reads; the statistics show that it was cached. mpi4py as Debian has
-/// it belongs to Open MPI.
+/// Goal: the bindings of Fortran, old and new, and mpi4py reach the cache. Method: one program of each kind checks what
+/// it reads; the statistics show that the file was cached. The mpi4py of Debian uses Open MPI.
 #[test]
 fn other_languages_are_cached() {
     let _alone = alone();

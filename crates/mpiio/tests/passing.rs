@@ -1,5 +1,5 @@
-//! Ranks of two nodes, as threads of one process, over a library that passes messages: as `tests/team.rs`, but for the
-//! connections, and with the faults of such a library. The library is a table of queues.
+//! Ranks of two nodes, as threads of one process, over a library that passes messages: as in `tests/team.rs`, but with
+//! other connections, and with the faults of such a library. The library is a table of queues.
 
 #![expect(clippy::disallowed_methods, reason = "threads that wait for each other in real time")]
 
@@ -82,7 +82,7 @@ impl Passing for Seat {
 }
 
 /// Silence is never noticed during a test, or very soon. Patient ranks never send the question, even on a busy machine:
-/// one that arrives when its leader has ended would stay behind.
+/// a question that arrives after its leader has ended would remain in the queue.
 const PATIENT: Silence = Silence { ask: Duration::from_secs(30), gone: Duration::from_secs(60) };
 const CURIOUS: Silence = Silence { ask: Duration::from_millis(1), gone: Duration::from_secs(60) };
 const IMPATIENT: Silence = Silence { ask: Duration::from_millis(50), gone: Duration::from_millis(800) };
@@ -226,8 +226,8 @@ fn long_messages_go_in_pieces() {
     assert_eq!(library.longest.load(SeqCst), PIECE_BYTES);
 }
 
-/// Goal: a slow rank is not mistaken for one that has ended. Method: a call waits for a page for several times as long
-/// as silence is allowed, with a leader that answers; a rank that sends no request meanwhile is served afterwards.
+/// Goal: a slow rank is not mistaken for one that has ended. Method: a call waits for a page several times as long as
+/// the allowed silence, with a leader that answers; a rank that sends no request meanwhile is served afterwards.
 #[test]
 fn slow_ranks_are_waited_for() {
     let backend = MemoryFile::new(vec![0; 100]);
@@ -278,9 +278,9 @@ fn ranks_that_ended_stop_nobody() {
     leave(teams);
 }
 
-/// Goal: a leader whose messages are lost, and a library that fails, end the calls with an error; a leader that is
-/// there nevertheless learns that it has lost a rank. Method: the leader's messages are lost for a while; then every
-/// call of the library fails.
+/// Goal: if a leader's messages are lost, or the library fails, the calls end with an error; a leader that is there
+/// nevertheless learns that it has lost a rank. Method: the leader's messages are lost for a while; then every call of
+/// the library fails.
 #[test]
 fn silent_leaders_and_broken_libraries_end_calls() {
     let backend = MemoryFile::new(vec![0; 100]);
@@ -309,7 +309,7 @@ fn silent_leaders_and_broken_libraries_end_calls() {
     leave(teams);
 }
 
-/// All ranks leave at the same time: leaders wait for the others.
+/// All ranks leave at the same time, because leaders wait for the others.
 fn leave(teams: Vec<Team>) {
     std::thread::scope(|scope| {
         for team in teams {

@@ -18,8 +18,8 @@ fn file(name: &str) -> (PathBuf, CString) {
 }
 
 /// Goal: every byte lies where it was written and the file is never longer than that, whatever went past the page
-/// cache. Method: random writes and reads of a cached file with pages of 4 KiB and twelve of memory, compared with an
-/// array; at the end the file itself.
+/// cache. Method: random writes and reads of a cached file with pages of 4 KiB and memory for twelve pages are compared
+/// with an array, and at the end with the file itself.
 #[test]
 fn direct_and_buffered_requests_agree() {
     for (name, direct) in [("buffered", Direct::Off), ("direct", Direct::On)] {

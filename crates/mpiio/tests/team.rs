@@ -97,9 +97,9 @@ impl Random {
     }
 }
 
-/// Goal: calls over pages of both nodes are atomic, the length included, with memory for all pages and for few, with
-/// copies of what is read again and without.
-/// Method: every rank writes scattered ranges with one value, and grows a record whose length its value tells.
+/// Goal: calls over pages of both nodes are atomic, including the length of the file, with memory for all pages and for
+/// few, and with and without copies of pages that are read again. Method: every rank writes scattered ranges with one
+/// value, and extends a record whose value determines its length.
 #[test]
 fn calls_over_nodes_are_atomic() {
     for (frames, copies) in [(100, false), (2, false), (100, true), (2, true)] {
@@ -185,7 +185,8 @@ fn different_bytes_of_a_page_survive() {
 }
 
 /// Goal: strangers are refused, and a rank that vanishes in the middle of a call blocks no other one for ever. Method:
-/// connections by hand, with a wrong nonce, a wrong first message, and one that ends with a page locked.
+/// the test makes the connections itself: one with a wrong nonce, one with a wrong first message, and one that ends
+/// with a page locked.
 #[test]
 fn vanished_and_foreign_clients() {
     let backend = MemoryFile::default();

@@ -1,4 +1,4 @@
-//! File data on the disk of a target: the only way to it, and what is cached of it in memory.
+//! File data on the disk of a target: all access to it, and the part of it that is cached in memory.
 //!
 //! Owns: moving one buffer to and from several places of the disk; how much is read at a time; which blocks are cached,
 //! and that every write of file data updates that cache; the pattern of small reads. Does not own: which blocks belong
@@ -6,7 +6,7 @@
 //! have their own way to the disk and never touch the data region.
 //!
 //! Invariant: an `ObjectDisk` is the only way from a target to its data region. Its reads go to the disk; a caller that
-//! wants cached blocks asks the cache.
+//! wants cached blocks asks the cache first.
 #![forbid(unsafe_code)]
 
 mod disk_queue;

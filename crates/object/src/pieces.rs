@@ -215,9 +215,9 @@ mod tests {
         assert!(copied, "no room behind it");
     }
 
-    /// Goal: the examination of a payload sees the bytes that are written, of small ones and of large ones; that of a
-    /// read sees each piece once, at its place; pieces are divided at the bound. Method: buffers around the bound, one
-    /// of them shared, in two places of the disk.
+    /// Goal: the check of a payload sees the bytes that are written, for small and for large payloads; the check of a
+    /// read sees each piece once, at its place; pieces are divided at the bound. Method: buffers of sizes near the
+    /// bound, one of them shared, are written to two places of the disk.
     #[test]
     fn bytes_are_looked_at_on_their_way() {
         let sim = Sim::new(2, SimConfig::default());

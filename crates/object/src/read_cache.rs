@@ -11,8 +11,8 @@
 //! Invariants:
 //!
 //! * A cached block is what a read of the disk would return. It is dropped when a write of it begins.
-//! * Blocks that were read or written are cached only if no write of one of them was under way when it began, or has
-//!   begun since (`end`).
+//! * Blocks that were read or written are cached only if no other write of one of them was under way at the start and
+//!   none has begun since (`end`).
 //! * A write whose end was not seen may happen at any time, so its blocks are never cached again. After `LOST_MAX` such
 //!   writes nothing is cached any more.
 //! * There are at most `limit` chunks of 64 KiB. Chunks that are used once leave through a queue of their own, a tenth

@@ -24,7 +24,7 @@ const TOGETHER_READS: usize = 4;
 pub enum Beside {
     /// There was no read near it lately.
     Nothing,
-    /// There was a read of the same place or a neighbouring one.
+    /// True if there was a read of the same place or a neighbouring one.
     Neighbour,
     /// Several mounts read here, one beside the other.
     Together,
@@ -66,9 +66,9 @@ mod tests {
     use super::*;
     use amphi_types::Ino;
 
-    /// Goal: records in turn of several mounts are a sequence, those of one are neighbours, and reads far from each
-    /// other are nothing; the table is bounded. Method: records of 47,008 bytes, one mount and three; then many
-    /// objects.
+    /// Goal: records that several mounts read in turn are recognised as a sequence, and records of one mount as
+    /// neighbours; reads far from each other are not; the table is bounded. Method: records of 47,008 bytes, read by
+    /// one mount and by three; then many objects.
     #[test]
     fn records_in_turn_are_a_sequence() {
         let object = |ino| ObjectId { ino: Ino(ino), stripe: 0 };

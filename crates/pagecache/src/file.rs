@@ -1,4 +1,4 @@
-//! `CachedFile`: what the cache has to know of a file, and what it counts for it.
+//! `CachedFile`: what the cache has to know about a file, and its counters for the file.
 //!
 //! Owns: the contract with the owner of the files; how much of a file is cached, how much of that is dirty and where,
 //! how well the bytes were used. Does not own: the bytes (the root of the crate), when dirty bytes are written back.
@@ -17,7 +17,7 @@ pub trait CachedFile: Send + Sync {
     /// The number by which the cache finds the file's bytes. No other file of this cache has it.
     fn id(&self) -> u64;
 
-    /// What the cache counts for the file. Only the cache changes it, except for `CachedBytes::dirty_bytes`.
+    /// The cache's counters for the file. Only the cache changes it, except for `CachedBytes::dirty_bytes`.
     fn cached(&self) -> &CachedBytes;
 
     /// Cached bytes of `range` are being dropped, so answers to requests under way for these bytes must not be cached.

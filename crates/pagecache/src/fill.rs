@@ -27,7 +27,7 @@ pub enum Landing {
 impl<F: CachedFile> PageCache<F> {
     /// Puts `bytes` from the server at `range` where nothing is valid yet. Bytes of `range` behind them become zeros.
     /// `still_true` is asked under each unit's lock for the unit's part. Returns how many of `bytes` were copied; the
-    /// others stay in the memory in which they came.
+    /// others stay in the memory in which they arrived.
     pub fn fill(
         &self,
         file: &Arc<F>,

@@ -65,8 +65,8 @@ type Key = (u64, u64);
 
 struct Shard<F> {
     units: BTreeMap<Key, Unit<F>>,
-    /// This shard's part of the eviction clock: all units by their turns, and stale entries of units that are gone or
-    /// have another turn.
+    /// This shard's part of the eviction clock: all units by their turns, and stale entries of units that were removed
+    /// or have another turn.
     clock: VecDeque<(Key, u64)>,
     slab: Slab,
 }
@@ -114,7 +114,7 @@ pub enum Put {
         full_chunk: Option<ByteRange>,
         /// Some of these bytes were written back before, while they were cached, so they may soon be written once more.
         rewritten: bool,
-        /// This many bytes stay in the memory in which they came.
+        /// This many bytes stay in the memory in which they arrived.
         adopted: u64,
         /// Free blocks at the servers were set aside for all of them.
         covered: bool,
@@ -127,10 +127,11 @@ pub enum Put {
 pub enum Source<'a> {
     /// The bytes are copied.
     Copied(&'a [u8]),
-    /// The bytes of one whole unit, in memory that the cache may keep. Other memory of a unit, of arbitrary content, is
-    /// put in its place.
+    /// The bytes of one whole unit. The cache may keep the memory in which they are. Other memory of a unit, of
+    /// arbitrary content, is put in its place.
     Unit(&'a mut Buf),
-    /// The bytes of several whole units, in memory that the cache may keep. Nothing is put in its place.
+    /// The bytes of several whole units. The cache may keep the memory in which they are. It then leaves no other
+    /// memory in exchange.
     Units(&'a mut Buf),
 }
 
@@ -286,8 +287,8 @@ impl<F: CachedFile> PageCache<F> {
         units(range).map(|(u, part)| self.shard(file.id(), u).read().units.get(&(file.id(), u))?.lend(part)).collect()
     }
 
-    /// Shows the longest run of valid bytes of unit `u` that has a byte of `near` to `show`, under a lock that keeps
-    /// the unit as it is. Does not count as a use. Returns whether there is such a run.
+    /// Passes to `show` the longest run of valid bytes of unit `u` that contains a byte of `near`, under a lock that
+    /// keeps the unit unchanged. Does not count as a use. Returns whether there is such a run.
     pub fn show(&self, file: &F, u: u64, near: ByteRange, show: impl FnOnce(ByteRange, &[u8])) -> bool {
         let shard = self.shard(file.id(), u).read();
         let Some(unit) = shard.units.get(&(file.id(), u)) else { return false };
@@ -561,7 +562,8 @@ impl<F: CachedFile> PageCache<F> {
             let Some(unit) = shard.units.get_mut(&key).filter(|unit| unit.turn == turn) else { continue };
             let pinned = unit.is_pinned();
             if pinned || unit.take_touched() {
-                // A pinned unit stays because of the disk. The stay is no evidence that anybody uses the unit.
+                // A pinned unit stays because its bytes are dirty or under way to the disk. The stay is no evidence
+                // that anybody uses the unit.
                 if !pinned {
                     unit.survive();
                 }

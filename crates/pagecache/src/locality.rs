@@ -6,16 +6,16 @@
 //! A file lacks locality if too few pages were used again, of as many pages as the window has that left the cache. Too
 //! few means fewer than one in 16, or more if direct requests were measured to be so much faster that this does not
 //! make up for it. From then on nearly nothing is brought into the cache, so nearly nothing leaves. The return of
-//! locality is detected by *probes*: requests that go through the cache all the same, and whose pages are counted as
-//! soon as they are used again. At least as many pages as a window of requests brings in decide, and a quarter must be
-//! used again. Pages of probes stay in the cache only because direct requests evict nothing. So their use counts only
-//! if it comes before as many bytes as the cache holds have passed, buffered or direct; the use of older pages does not
-//! count. A direct request brings no pages in. So requests that go direct for contention or memory change no verdict,
-//! and cost no probe.
+//! locality is detected by *probes*: requests that use the cache although the verdict is "direct", and whose pages are
+//! counted as soon as they are used again. At least as many pages as a window of requests brings in decide, and a
+//! quarter must be used again. Pages of probes stay in the cache only because direct requests evict nothing. So their
+//! use counts only if it comes before the number of bytes that the cache holds has passed, buffered or direct; later
+//! use does not count. A direct request brings no pages in. So requests that go direct for contention or memory change
+//! no verdict, and cost no probe.
 //!
 //! The same is counted over all files of the mount, with a window four times as large. A file of which nothing is known
-//! yet begins with that verdict. Otherwise, in a stream of files larger than the cache, each file would have to show
-//! anew what all earlier ones have shown.
+//! yet begins with that verdict. Otherwise, in a stream of files larger than the cache, each file would have to prove
+//! again what all earlier files have proved.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -59,10 +59,11 @@ pub struct Locality {
     /// While there is no locality: pages that were brought in, and pages that were used again.
     brought: AtomicU64,
     again: AtomicU64,
-    /// For all files: pages that came into the cache or passed it for lack of locality, and how many pages it holds.
+    /// For all files: pages that were added to the cache, or not added for lack of locality, and how many pages it
+    /// holds.
     passed: AtomicU64,
     cache_pages: AtomicU64,
-    /// For all files: bytes that were written into the cache lately, and bytes of those that were read.
+    /// For all files: bytes that were written into the cache recently, and how many of them were read.
     wrote_bytes: AtomicU64,
     read_back_bytes: AtomicU64,
 }
@@ -110,8 +111,8 @@ impl Locality {
         }
     }
 
-    /// Whether a page that is used again would still be cached if everything had gone through the cache since the page
-    /// came. False if that was not recorded.
+    /// True if a page that is used again would still be cached if all requests since the page arrived had been cached.
+    /// False if that was not recorded.
     #[inline]
     pub fn is_recent(&self, came: Came) -> bool {
         let Some(mount) = self.of_mount.as_ref().filter(|_| came != UNTOLD) else { return false };
@@ -160,8 +161,8 @@ impl Locality {
         }
     }
 
-    /// Whether what is written through this mount is not read back from the cache: less than one byte in 16 of what was
-    /// written lately, if that is enough to tell.
+    /// True if data written through this mount is not read back from the cache: less than one byte in 16 of the
+    /// recently written ones, if enough was written to tell.
     pub fn is_not_read_back(&self) -> bool {
         let Some(mount) = &self.of_mount else { return false };
         let (wrote, read) = (mount.wrote_bytes.load(Relaxed), mount.read_back_bytes.load(Relaxed));
@@ -286,8 +287,8 @@ mod tests {
         }
     }
 
-    /// Goal: a file begins with what was found of all files, unless that is switched off; a file that shows reuse is
-    /// believed, and so is a mount whose files do. Method: files one after the other.
+    /// Goal: a file begins with the verdict about all files, unless that is switched off; a file that shows reuse gets
+    /// its own verdict, and so does a mount whose files show reuse. Method: files one after the other.
     #[test]
     fn files_begin_with_the_verdict_on_the_mount() {
         let mount = Arc::new(Locality::default());
@@ -314,8 +315,8 @@ mod tests {
         assert!(!Locality::of_file(&mount).speaks_for_direct(RULE, none), "the mount has come back");
     }
 
-    /// Goal: the verdict falls over a window and follows the share; one request in `probe` is a probe, whatever else
-    /// goes direct in between. Method: pages at both sides of the share, then requests.
+    /// Goal: the verdict is made over a window and follows the share of reuse; one request in `probe` is a probe,
+    /// whatever other requests are direct in between. Method: pages at both sides of the share, then requests.
     #[test]
     fn verdicts_and_probes() {
         let l = Locality::default();
@@ -360,7 +361,7 @@ mod tests {
         assert!(!file.is_recent(came) && file.is_recent(file.comes()));
     }
 
-    /// Goal: reuse that comes back is noticed although nothing leaves the cache; without it the verdict stays. Method:
+    /// Goal: reuse that returns is noticed although nothing leaves the cache; without reuse the verdict stays. Method:
     /// probes that bring pages in, used again or not.
     #[test]
     fn reuse_comes_back() {

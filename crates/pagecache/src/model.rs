@@ -53,8 +53,8 @@ fn cache_matches_bytes() {
 }
 
 /// Goal: the same holds if chunks are written as a whole and lie in one piece of memory, so that write-back sends that
-/// memory. Method: as above on three chunks, mostly in whole units; a good part of write-back has to be sent without a
-/// copy.
+/// memory. Method: as above on three chunks, mostly in whole units; a large part of the data written back has to be
+/// sent without a copy.
 #[test]
 fn chunks_in_one_piece_match_bytes() {
     let (lent, copied) = matches_bytes(3 * CHUNK - 5000, 100..110, 500);

@@ -1,4 +1,4 @@
-//! `Room`: whether servers have free blocks for what is dirty.
+//! `Room`: whether servers have free blocks for dirty data.
 //!
 //! Owns: the contract with the owner of the grants, and which blocks of a unit are covered. Does not own: how many free
 //! blocks there are.
@@ -32,7 +32,7 @@ impl<F> Room<F> for Endless {
     fn uncover(&self, _: &F, _: u64, _: u32) {}
 }
 
-/// What happens to a write for which there is no room.
+/// What happens to a write for which there are no free blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
     /// The write ends before this unit.

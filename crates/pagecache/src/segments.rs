@@ -83,7 +83,7 @@ impl Segments {
         self.parts.extend(other.parts);
     }
 
-    /// Removes the first `len` bytes and returns them, without a copy; all of them if there are fewer.
+    /// Removes the first `len` bytes and returns them without a copy, or all bytes if there are fewer.
     pub fn split_to(&mut self, len: usize) -> Segments {
         let (mut first, mut rest) = (Segments::new(), Segments::new());
         for mut part in std::mem::take(&mut self.parts) {

@@ -5,7 +5,7 @@
 //! If a chunk is written as a whole by one call, or in the course of a long stream, its units get parts of one buffer.
 //! The buffer is freed when its last unit has left it. So a slab costs more than its units if some of them are never
 //! made, or stay. Three rules limit that: a stream must have written `STREAM_BYTES` before it gets slabs, a stream that
-//! ends wastes at most one slab, and a unit that stays long gets memory of its own.
+//! ends wastes at most one slab, and a unit that stays in the cache for long gets memory of its own.
 //!
 //! Invariants: a slab is given out in the order of its units, and each shard gives out at most one slab at a time.
 
@@ -25,7 +25,7 @@ const REST_PART: u64 = 4;
 #[derive(Default)]
 pub(super) struct Slabs {
     rest_bytes: AtomicU64,
-    /// What the cache may take; 0 if it is not known.
+    /// How much memory the cache may take; 0 if it is not known.
     limit_bytes: AtomicU64,
 }
 
@@ -97,8 +97,8 @@ impl Slab {
 mod tests {
     use super::*;
 
-    /// Goal: a chunk's units get one piece of memory in their order; another chunk does not break into it, and gets its
-    /// own when the first is complete or was left alone for long. Method: units by hand.
+    /// Goal: a chunk's units get one piece of memory in their order; another chunk does not interrupt it, and gets its
+    /// own memory when the first chunk is complete or was not written for long. Method: units by hand.
     #[test]
     fn slabs_are_cut_in_order() {
         let (mut slab, slabs) = (Slab::default(), Slabs::default());

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 /// Smallest memory of a unit, in bytes.
 const SMALLEST: usize = 4096;
 
-/// Estimate of what else a file and its unit cost, in bytes: entries in tables, the lock on the file, and the
+/// Estimate of what a file and its unit cost in addition, in bytes: entries in tables, the lock on the file, and the
 /// allocator's share of each.
 const BESIDE_BYTES: usize = 1536;
 
@@ -316,8 +316,8 @@ impl<F: CachedFile> Unit<F> {
     }
 
     /// Notes a write of `part` at a moment when `written` bytes had been written into the cache. Returns whether the
-    /// unit's memory is probably in no cache of the processor. It is not if more than `cold_after` bytes were written
-    /// since its last write; it counts as such as long as writes continue from there.
+    /// unit's memory is probably in no cache of the processor. The stream has ended if more than `cold_after` bytes
+    /// were written into the cache since its last write; it continues as long as writes continue at its end.
     pub(crate) fn is_cold(&mut self, part: ByteRange, written: u64, cold_after: u64) -> bool {
         let last = self.last_write;
         let goes_on = last.cold && part.start >= last.to;
@@ -326,7 +326,7 @@ impl<F: CachedFile> Unit<F> {
         cold
     }
 
-    /// Whether its memory is complete, its own, and used by nobody else.
+    /// True if its memory is complete, its own, and used by no other unit.
     pub(crate) fn is_free(&mut self) -> bool {
         match &mut self.memory {
             Memory::Own(own) => own.len() == UNIT as usize && Arc::get_mut(own).is_some(),

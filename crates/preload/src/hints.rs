@@ -1,11 +1,12 @@
 //! Functions that change what a descriptor number means: the real calls, which also make this library forget it.
 //!
-//! A number is forgotten before it is closed, so that no thread that gets it for another file finds the old word, and
-//! after it was opened or replaced. Nothing is ever copied from one number to another: a child of `vfork`, which has
-//! descriptors of its own, calls these functions in the memory of its parent.
+//! The library forgets a number before the number is closed, so that no thread that gets the number for another file
+//! finds the old data. It forgets the number again after it was opened or replaced. The library never copies what it
+//! knows from one number to another. A child of `vfork` has its own descriptors but calls these functions in the memory
+//! of its parent, so the copy would be wrong for the parent.
 //!
-//! `open` takes its mode as a variable argument in C. Both here and there it lies in the third register (the fourth for
-//! `openat`), so these functions declare it; without O_CREAT it is arbitrary and unused.
+//! `open` takes its mode as a variable argument in C. In both conventions the mode is in the third register (the fourth
+//! for `openat`), so these functions declare it; without O_CREAT its value is arbitrary and unused.
 
 use crate::real::{Real, absent, real};
 use amphi_attach::{forget, forget_from};
@@ -89,7 +90,7 @@ static FCNTL_INNER: Real = Real::new(c"__fcntl");
 /// The functions that are written out.
 pub(crate) static OTHERS: &[&Real] = &[&FCNTL, &FCNTL64, &FCNTL_INNER];
 
-/// `fcntl` takes one argument or none, of whatever type: it lies in the third register.
+/// `fcntl` takes one argument or none, of any type: it is in the third register.
 fn control(place: &Real, fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
     let result = real!(place, fn(c_int, c_int, *mut c_void) -> c_int, (fd, command, argument), else absent());
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {

@@ -1,5 +1,5 @@
-//! Functions after which this library has to keep still: a child that shares memory but not descriptors, threads with
-//! descriptors of their own, system calls that are forbidden.
+//! Functions after which this library has to stop its work: a child that shares memory but not descriptors, threads
+//! with descriptors of their own, system calls that are forbidden.
 
 use crate::real::{Real, absent, real};
 use amphi_attach::{turn_off, turn_posts_off};
@@ -78,8 +78,8 @@ unsafe extern "C" {
 }
 
 /// The child runs in the memory and on the stack of its parent. So this can be no function that returns twice through a
-/// frame: the return address is kept in a register over the call, as libc does. The parent continues when the child has
-/// left its memory; the counter shows this to every thread that would identify descriptors meanwhile.
+/// frame: the return address is kept in a register over the call, as libc does. The parent continues when the child no
+/// longer uses its memory; until then the counter tells every thread not to identify descriptors.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]

@@ -1,14 +1,15 @@
 //! Functions that read.
 //!
-//! A read that the kernel serves is a jump to the real function, without a frame of this library: the path of other
-//! programs' reads is as short as it can be, and a thread that is cancelled there has no state of ours.
+//! A read that the kernel serves is a jump to the real function, without a stack frame of this library. So reads of
+//! other programs' files cost as little as possible, and a thread that is cancelled there has no state of ours.
 
 use crate::real::{Real, absent, real};
 use amphi_attach::{Failure, Piece, is_known_foreign, is_off, read_at, read_next, real_read};
 use core::ffi::{c_int, c_void};
 use libc::{iovec, off64_t, size_t, ssize_t};
 
-/// Buffers of one call that are served here: what stdio and databases use; more are the kernel's.
+/// The most buffers of one call that are served here: stdio and databases use no more; calls with more are passed to
+/// the kernel.
 const PIECES_MAX: usize = 16;
 
 pub(crate) static READ: Real = Real::new(c"read");

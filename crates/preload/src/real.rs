@@ -1,4 +1,4 @@
-//! The functions of the same names that come behind this library: libc's, or those of another library.
+//! The functions of the same names in the libraries loaded after this one: libc's, or those of another library.
 //!
 //! Owns: finding them, in the constructor and nowhere else. Before that, and for those that libc does not have, callers
 //! make the system call by themselves or answer ENOSYS.
@@ -31,7 +31,7 @@ impl Real {
     }
 }
 
-/// Calls a real function, or else does what stands behind it.
+/// Calls a real function, or uses its replacement if there is none.
 macro_rules! real {
     ($place:expr, fn($($type:ty),*) -> $result:ty, ($($value:expr),*), else $other:expr) => {
         match $place.address() {

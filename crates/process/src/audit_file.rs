@@ -2,10 +2,10 @@
 //!
 //! Owns: the files, their rotation, their modes. Does not own: what is written (`amphi_server`).
 //!
-//! `audit.log` is written; when it is full it becomes `audit.log.1`, that one `audit.log.2` and so on, and the former
-//! last one is deleted. The server may have been stopped in the middle of a line: the next line begins behind an end of
-//! line all the same. Lines are with the kernel when they count as written, and on the disk when the kernel writes them
-//! there: a loss of power may lose the last seconds.
+//! `audit.log` is written; when it is full it becomes `audit.log.1`, `audit.log.1` becomes `audit.log.2` and so on, and
+//! the last file is deleted. The server may have been stopped in the middle of a line, so the next line begins after an
+//! end of line even then. A line counts as written when the kernel has it; the kernel writes it to the disk later, so a
+//! loss of power may lose the last seconds.
 
 use amphi_server::{AuditFull, AuditSink};
 use clap::ValueEnum;
@@ -137,8 +137,8 @@ mod tests {
     }
 
     /// Goal: the log has a bound, loses its oldest lines first, continues behind an incomplete line, is accessible to
-    /// its user alone, and reports when it cannot be written. Method: small files; a file truncated in the middle; a
-    /// folder that is none.
+    /// its user alone, and reports that it cannot be written. Method: small files; a truncated file; a path that is not
+    /// a folder.
     #[test]
     fn files_are_rotated() {
         let dir = tempfile::tempdir().expect("temporary folder");

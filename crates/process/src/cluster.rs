@@ -72,8 +72,8 @@ pub fn settle_addresses(config: &mut ServerConfig) -> Outcome {
 }
 
 /// A zone has failed: its later answers would be unreliable, and clients should wait, not get an error. So the process
-/// ends at once, as if it were killed: nothing more is answered, and the next start has the state of a start behind a
-/// kill, or knows that a sync failed.
+/// ends at once, as if it were killed: it answers no more requests, and the next start finds the state of a killed
+/// process, or knows that a sync failed.
 fn zone_failed(line: &str) {
     say_error(&format!("a zone has failed, so this server ends; start it again: {line}"));
     // Users of its mounts get errors; no thread answers any more.

@@ -98,7 +98,7 @@ pub fn find_shim(named: Option<&Path>, file: &str) -> Outcome<PathBuf> {
     })
 }
 
-/// Finds the library that reads cached files without calls: where `AMPHI_PRELOAD_LIBRARY` says, or else where it is
+/// Finds the library that reads cached files without calls: at the path in `AMPHI_PRELOAD_LIBRARY`, or else where it is
 /// installed or built.
 pub fn find_preload() -> Outcome<PathBuf> {
     let named = std::env::var_os("AMPHI_PRELOAD_LIBRARY").filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -121,7 +121,7 @@ pub fn find_preload() -> Outcome<PathBuf> {
     })
 }
 
-/// The value of `LD_PRELOAD` with `first` before and `last` behind the present libraries; each library once.
+/// The value of `LD_PRELOAD` with `first` before and `last` after the present libraries; each library once.
 pub fn preload_list(first: Option<&Path>, there: Option<&OsStr>, last: Option<&Path>) -> OsString {
     let there = there.map(OsStr::as_bytes).unwrap_or_default();
     let others = there.split(|b| matches!(b, b':' | b' ')).map(OsStr::from_bytes);

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-/// How long a reader of the kernel's requests polls by default, microseconds: as long as most programs take from one
+/// How long a reader of the kernel's requests polls by default, in microseconds: as long as most programs take from one
 /// call to the next.
 pub const FUSE_SPIN_US: u64 = 100;
 
@@ -174,7 +174,7 @@ pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
 /// Ends a mount and its server. If a worker has panicked, no thread may be left that answers: the mount is detached,
 /// and nothing is waited for.
 ///
-/// Errors: the panic, or as `unmount` and `Running::stop`; the mount is away all the same.
+/// Errors: the panic, or as `unmount` and `Running::stop`; the mount is removed even then.
 pub fn end(session: &Session, running: Running) -> Outcome {
     if running.has_panicked() {
         session.unmounter().unmount_by_force();
@@ -186,7 +186,7 @@ pub fn end(session: &Session, running: Running) -> Outcome {
 
 /// Takes a mount away: in order if nobody uses it, otherwise detached after everything was written back.
 ///
-/// Errors: that something could not be written back; the mount is away all the same.
+/// Errors: if some data could not be written back; the mount is removed even then.
 fn unmount(session: &Session, client: &Client) -> Outcome {
     let unmounter = session.unmounter();
     let mut told = Ok(());

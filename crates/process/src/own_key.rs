@@ -108,8 +108,8 @@ mod tests {
     use amphi_host::cluster_key::read;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// Goal: a key that is made is valid, accessible to its user alone, and kept. Method: make it, keep it, check it,
-    /// read it again; open it to others; truncate it.
+    /// Goal: a key that is made is valid, accessible to its user alone, and kept. Method: the test makes the file,
+    /// keeps it, checks it and reads it again, gives others access to it, and truncates it.
     #[test]
     fn a_key_of_its_own() {
         let dir = tempfile::tempdir().expect("temporary folder");

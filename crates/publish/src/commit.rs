@@ -101,8 +101,8 @@ fn begun(publication: &Publication) -> Result<Begun> {
     })
 }
 
-/// Rank `rank` is done. Of `paths`, files and trees below `tree` that it has written, everything is stable on return,
-/// and a commit refuses when one of them has changed since. A repeated call replaces the earlier list.
+/// Rank `rank` is done. On return, everything in `paths`, which are files and trees below `tree` that this rank has
+/// written, is stable; a commit refuses when one of them has changed since. A repeated call replaces the earlier list.
 ///
 /// Errors: a rank that there is not; paths outside the tree.
 pub fn ready(tree: &Path, rank: u32, paths: &[PathBuf]) -> Result<()> {
@@ -130,7 +130,8 @@ pub fn ready(tree: &Path, rank: u32, paths: &[PathBuf]) -> Result<()> {
 ///
 /// Interrupted anywhere, the name leads to the old tree or the new one, and the same call again does the rest.
 ///
-/// Errors: ranks that are not ready; files that have changed since their rank was; another file system between.
+/// Errors: if ranks are not ready; if files have changed since their rank was ready; if another file system is mounted
+/// in between.
 pub fn commit(tree: &Path, options: &Options<'_>) -> Result<Committed> {
     let publication = Publication::of_tree(tree)?;
     let before = publication.is_published()?;

@@ -5,8 +5,9 @@
 //! by POSIX calls on any file system with `RENAME_EXCHANGE` and user attributes. docs/design/publishing.md has the
 //! reasons.
 //!
-//! Invariants: the name leads to the old tree or to the new one, both whole, whenever a process or a machine stops;
-//! the new one only when all of it is stable. A commit that was interrupted continues when it is requested again.
+//! Invariants: the name leads to the old tree or to the new one, whenever a process or a machine stops, and either tree
+//! is complete; it leads to the new tree only when all of it is stable. A commit that was interrupted continues when it
+//! is requested again.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_types, reason = "plain files of any file system, for a command that ends soon")]

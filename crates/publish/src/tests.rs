@@ -1,4 +1,4 @@
-//! Commits that are interrupted before each step; what ranks say; generations; names that are none.
+//! Commits that are interrupted before each step; reports of ranks; generations; invalid names.
 
 use super::*;
 use std::cell::Cell;
@@ -42,9 +42,9 @@ fn written(dir: &Path, text: &str) -> PathBuf {
     tree
 }
 
-/// Goal: wherever a commit is interrupted, the name leads to the old tree or to the new one, whole; the same commit
-/// continues, also behind another one; nothing is left over. Method: a commit that is ended before each of its steps,
-/// the first time, with something there, and with another publication in between.
+/// Goal: wherever a commit is interrupted, the name leads to the complete old tree or the complete new one; the same
+/// commit continues, also after another commit; nothing temporary remains. Method: a commit that is ended before each
+/// of its steps, the first time, with something there, and with another publication in between.
 #[test]
 fn a_commit_is_interrupted_anywhere() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -104,8 +104,8 @@ fn a_commit_is_interrupted_anywhere() {
     assert!(interrupted >= 2 * (5 + 6 + 6), "{interrupted} steps");
 }
 
-/// Goal: a commit needs all ranks and their files. Method: ranks that are missing, that do not exist, whose files
-/// change, are removed, or lie elsewhere.
+/// Goal: a commit needs all ranks and their files. Method: ranks that are missing, that do not exist, or whose files
+/// change, are removed, or are in another tree.
 #[test]
 fn ranks() {
     let folder = tempfile::tempdir().expect("a folder");

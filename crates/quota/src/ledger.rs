@@ -10,7 +10,7 @@ use crate::shares::Share;
 use amphi_types::{Account, Amount, Limits, TargetId};
 use std::collections::BTreeMap;
 
-/// Most that a target gets beyond what it needs: it asks once for each GiB, or for each 65,536 inodes.
+/// The most that a target gets in addition to its need: it asks once for each GiB, or for each 65,536 inodes.
 const EXTRA_MAX: Amount = Amount { blocks: 1 << 18, inodes: 1 << 16 };
 
 /// The ledger's answer to a target that needs more.
@@ -25,7 +25,8 @@ pub enum Answer {
         /// There is no more.
         refused: bool,
     },
-    /// First the other targets have to return what they do not use: call `collected` for each, then `ask` again.
+    /// First the other targets have to return what they do not use: the caller calls `collected` for each, then `ask`
+    /// again.
     Collect {
         /// Number of the call.
         number: u64,
@@ -37,7 +38,7 @@ pub enum Answer {
 pub struct Standing {
     /// What it may use.
     pub limits: Limits,
-    /// Since when it has used more than its soft limit, seconds since the epoch; 0: it does not.
+    /// Since when its use exceeds its soft limit, seconds since the epoch; 0 if it does not.
     pub over_since_s: u64,
 }
 
@@ -189,7 +190,7 @@ impl Ledger {
 pub struct Need {
     /// The usage of the account there, including the reservations of requests under way.
     pub used: Amount,
-    /// How much more it needs.
+    /// How much more the target needs.
     pub wanted: Amount,
     /// The other targets have just returned what they do not use.
     pub collected: bool,

@@ -13,7 +13,7 @@ use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How long the answer that there is no more is used, ns: all targets are asked once in that time, however often a
+/// For how long the answer that nothing is left is reused, ns: all targets are asked once in that time, however often a
 /// program tries.
 const REFUSED_NS: u64 = 5_000_000;
 
@@ -138,8 +138,8 @@ impl Shares {
         }
     }
 
-    /// The ledger takes back what the account does not use on this target: its share becomes what it uses. Returns
-    /// that, including what requests under way hold.
+    /// The ledger takes the unused part of the account's share on this target: the share becomes what the account uses.
+    /// Returns that, including what requests under way hold.
     pub fn give_back(&mut self, account: Account, number: u64, used: Amount) -> Amount {
         let held = self.accounts.entry(account).or_default();
         let kept = used.plus(held.held);

@@ -182,8 +182,8 @@ proptest! {
     }
 }
 
-/// Goal: a soft limit counts like a hard one when its grace is over, and no more when less is used. Method: a sequence
-/// of steps.
+/// Goal: a soft limit acts as a hard one when its grace time is over, until the use falls below the limit. Method: a
+/// sequence of steps.
 #[test]
 fn soft_limits_count_after_their_grace() {
     let mut ledger = Ledger::default();

@@ -3,9 +3,9 @@
 //! Owns: going through the calls in the order in which they began, with a model of names, inodes and open files. Does
 //! not own: which step waits for which (`order`).
 //!
-//! What is there before is what calls found and nobody had made: a name that a look-up found, an inode that was opened,
-//! a name that was removed or renamed. Names that were never seen are numbers of inodes. Directories that were never
-//! seen by name lie at the top.
+//! An object exists before the replay if calls found it and no call had made it: a name that a look-up found, an inode
+//! that was opened, a name that was removed or renamed. Names that were never seen are numbers of inodes. Directories
+//! that were never seen by name lie at the top.
 
 mod order;
 mod places;
@@ -133,7 +133,7 @@ pub(crate) enum Act {
         offset: u64,
         len: u64,
     },
-    /// Nothing: a part of what another step does.
+    /// No call: a part of another step's work.
     Nothing,
 }
 
@@ -242,7 +242,7 @@ impl Planner {
         self.plan.nodes.len() - 1
     }
 
-    /// The path of a node as it is now; `None` for one that was removed.
+    /// The present path of a node; `None` for a node that was removed.
     fn path(&self, node: NodeId) -> Option<Vec<u8>> {
         let (mut parts, mut at) = (Vec::new(), node);
         while at != 0 {
@@ -272,7 +272,7 @@ impl Planner {
         node
     }
 
-    /// The node of an inode; one that was never seen is there before, under its number.
+    /// The node of an inode; an inode that was never seen exists before the replay, under its number.
     fn node(&mut self, ino: u64, kind: NodeKind, size: Option<u64>) -> NodeId {
         if let Some(node) = self.inodes.get(&ino) {
             return *node;
@@ -287,7 +287,7 @@ impl Planner {
         self.node(ino, NodeKind::Dir, None)
     }
 
-    /// What a name shows; what was never seen is there before.
+    /// The node that a name shows; a name that was never seen exists before the replay.
     fn named(&mut self, dir: NodeId, name: &[u8], kind: NodeKind) -> NodeId {
         match self.names.get(&(dir, name.into())) {
             Some(node) => *node,

@@ -1,4 +1,4 @@
-//! Making what has to be there, and then the calls, each thread on a thread of its own.
+//! Creation of the objects that have to exist, and then the calls, each recorded thread on a thread of its own.
 //!
 //! Owns: the calls, the waits between threads, times and checks of bytes. Does not own: what is to be done (`plan`).
 
@@ -350,7 +350,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Compares what came with what was recorded, and the bytes of reads with what was written.
+    /// Compares results with the recorded ones, and the bytes of reads with what was written.
     fn judge(&mut self, step: &Step, done: Result<usize, Errno>) {
         match (&step.act, done) {
             (_, Err(e)) if step.worked => {

@@ -1,9 +1,9 @@
 //! Wakes a receiver that sleeps, and costs a sender nothing for one that does not.
 //!
-//! Invariant: no wake-up is lost. A receiver announces its sleep, then looks again; a sender pushes, then looks whether
-//! the receiver sleeps; with a sequentially consistent fence between on both sides, one of them sees the other. `loom`
-//! tries every interleaving of it and every value that the memory model lets a load return
-//! (`cargo test -p amphi-sched --features loom bell`).
+//! Invariant: no wake-up is lost. A receiver announces its sleep, then looks at the ring again; a sender pushes a
+//! message, then looks whether the receiver sleeps. Both have a sequentially consistent fence between the two actions,
+//! so at least one of them sees the other. `loom` tries every interleaving of it and every value that the memory model
+//! lets a load return (`cargo test -p amphi-sched --features loom bell`).
 
 #[cfg(not(feature = "loom"))]
 use futures_util::task::AtomicWaker;
@@ -108,7 +108,8 @@ mod tests {
         }
     }
 
-    /// Goal: the test above can fail. Method: a receiver that announces its sleep behind its last look.
+    /// Goal: the test above can fail. Method: a receiver that announces its sleep after its last look at the ring, as a
+    /// planted mistake.
     #[test]
     #[should_panic(expected = "it sleeps, and messages wait")]
     fn a_late_announcement_is_found() {

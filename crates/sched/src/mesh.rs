@@ -24,8 +24,8 @@ const BURST_MAX: u32 = 64;
 /// Which of the two rings of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
-    /// Flushes, cancels, callbacks: received first, so that what frees resources never waits behind what needs
-    /// them.
+    /// Flushes, cancels, callbacks: received first, so that messages which free resources never wait behind those which
+    /// need them.
     Urgent,
     /// Everything else.
     Normal,
@@ -62,7 +62,7 @@ impl<M> fmt::Display for SendError<M> {
 
 impl<M: fmt::Debug> std::error::Error for SendError<M> {}
 
-/// One worker's ends of all rings; sent to its thread, then split.
+/// One worker's ends of all rings; sent to its thread, then split there.
 pub struct Port<M> {
     id: usize,
     tx: Vec<[Producer<M>; 2]>,
@@ -232,8 +232,8 @@ mod tests {
         assert_eq!(tx0.send(1, Lane::Normal, 5).expect_err("gone").into_inner(), 5);
     }
 
-    /// Goal: no message and no wake-up is lost between threads. Method: two threads pass a million messages each
-    /// way within their credits, in bursts and with pauses, parking at once or spinning; sums must agree.
+    /// Goal: no message and no wake-up is lost between threads. Method: two threads pass a million messages each way
+    /// within their credits, in bursts and with pauses; they park at once or spin; the sums must agree.
     #[test]
     fn two_threads() {
         const CREDITS: u64 = 64;

@@ -1,4 +1,4 @@
-//! The cluster: which servers belong to it, who may come in, and who says so.
+//! The cluster: which servers belong to it, which servers and clients are admitted, and which server decides that.
 //!
 //! Owns: what the master and its followers do, the lease under which a follower serves, connections between servers,
 //! tunables of the whole cluster, the registry of keys, admission and end of client sessions, unresponsive clients, and

@@ -1,8 +1,8 @@
-//! Coherence: who may cache what of a target, as its requests use it.
+//! Coherence: which mount may cache what of a target, in the form in which requests of the target use it.
 //!
 //! Owns: the lock server of a target as tasks use it, tokens of names and attributes, glimpses of unwritten sizes,
-//! locks of applications, pages that a mount could not take back in time, questions that
-//! are waited for briefly. Does not own: the rules of locks (`dlm`).
+//! locks of applications, pages that a mount could not drop in time, and short queries to mounts. Does not own: the
+//! rules of locks (`dlm`).
 
 pub(crate) mod file_locks;
 pub(crate) mod glimpse;

@@ -1,4 +1,4 @@
-//! `ServerConfig`: what a server is started with.
+//! `ServerConfig`: the settings with which a server is started.
 
 use amphi_env::addr::Addr;
 use amphi_env::memory_groups;
@@ -16,14 +16,14 @@ use crate::error::{ServerError, ServerErrorKind};
 pub const ADDRS_MAX: usize = 16;
 /// Most bytes of a server's name.
 pub const NAME_MAX: usize = 255;
-/// Smallest zone: superblock, log and some room for data, bytes.
+/// Smallest zone in bytes: superblock, log and some space for data.
 pub const ZONE_MIN_BYTES: u64 = 16 << 20;
 /// Smallest log, bytes.
 pub const LOG_MIN_BYTES: u64 = 1 << 20;
 /// Largest zone that is made by default, bytes: the bitmap of a zone is kept in memory (32 MiB for this size).
 pub const ZONE_AUTO_MAX_BYTES: u64 = 1 << 40;
 
-/// Most workers of a server: every two share a pair of rings, and more cores than this in one machine are rare.
+/// Most workers of a server. Every two share a pair of rings, and machines with more cores than this are rare.
 pub const WORKERS_MAX: u16 = 256;
 
 /// Says whether the holder of a session, by its `host:pid`, is known to have ended.
@@ -37,7 +37,7 @@ pub type ReadFile = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// Memory of a target for what it reads, if the machine's memory is not known, bytes.
 const READ_CACHE_BYTES: u64 = 16 << 20;
-/// Else this part of it: a server has four targets.
+/// Without a configured size, the read cache has this part of the memory. A server has four targets by default.
 const READ_CACHE_SHARE: u64 = 256;
 /// At most this many bytes.
 const READ_CACHE_MAX_BYTES: u64 = 1 << 30;
@@ -45,7 +45,8 @@ const READ_CACHE_MAX_BYTES: u64 = 1 << 30;
 /// Properties of the machine that a server needs to know.
 #[derive(Clone)]
 pub struct Machine {
-    /// Returns whether a zone is on rotating storage; called once for each zone at the start, when the zone must exist.
+    /// Returns whether a zone is on rotating storage. It is called once for each zone at the start, when the zone
+    /// exists.
     pub is_rotating: IsRotating,
     /// Reads `/proc/meminfo` and the files of memory groups; without it memory is never short.
     pub read_file: Option<ReadFile>,
@@ -73,7 +74,7 @@ pub enum NewZones {
     Made,
     /// It is refused.
     Refused,
-    /// Zones are made in it, as was requested; a folder that has zones is refused.
+    /// Zones are made in the folder, as was requested. A folder that has zones is refused.
     Wanted,
 }
 
@@ -81,7 +82,7 @@ pub enum NewZones {
 /// answered.
 pub type ZoneFailed = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Takes one line of the audit log, without its end; whether it is with the system that keeps it.
+/// Takes one line of the audit log, without its end. Returns whether the system that keeps the log has it.
 pub type AuditSink = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The behaviour while the audit log cannot be written.
@@ -115,31 +116,33 @@ pub struct ServerConfig {
     /// Addresses of the master, for a server that is not the master: it has none of target 0 and joins a cluster.
     /// Empty: this server is the master.
     pub join: Vec<String>,
-    /// Addresses under which mounts and other servers reach this one; empty: those it listens on.
+    /// Addresses under which mounts and other servers reach this one. If the list is empty, these are the addresses on
+    /// which it listens.
     pub advertise: Vec<String>,
     /// The name of the server, for users.
     pub name: String,
-    /// Cluster key that connections must prove; `None`: the server listens only on Unix sockets, where the kernel
+    /// Cluster key that connections must prove. With `None` the server listens only on Unix sockets, where the kernel
     /// identifies clients.
     pub key: Option<Vec<u8>>,
-    /// The server's own key pair: clients may connect with theirs, and other servers identify this one by it.
+    /// The server's own key pair. With it clients may connect by their own keys, and other servers can identify this
+    /// one.
     pub identity: Option<Identity>,
-    /// Takes lines of the audit log; `None`: there is no audit log.
+    /// Takes lines of the audit log. `None` means that there is no audit log.
     pub audit: Option<AuditSink>,
     /// The behaviour while the audit log cannot be written.
     pub audit_full: AuditFull,
     /// Unix sockets need no key, though there is one for other addresses.
     pub unix_without_key: bool,
-    /// Permission bits of Unix sockets: who may connect.
+    /// Permission bits of Unix sockets, which decide which users may connect.
     pub socket_mode: u32,
-    /// The user who serves: he and root may do everything, also without a key.
+    /// The user who runs the server. He and root may send every request, even without a key.
     pub owner_uid: u32,
-    /// Most workers, at least 1; there is one for each target at most. The server's targets are spread over them in
+    /// Most workers, at least 1. There is at most one for each target. The server's targets are spread over them in
     /// turn.
     pub workers: u16,
-    /// Whether the number of workers was set explicitly: then a message is logged if there are fewer targets.
+    /// Whether the number of workers was set explicitly. In that case a message is logged if there are fewer targets.
     pub workers_wanted: bool,
-    /// Size of a new zone in bytes; none = 90 % of the free space over the number of targets.
+    /// Size of a new zone in bytes. `None` means 90 % of the free space divided by the number of targets.
     pub zone_bytes: Option<u64>,
     /// Size of a new zone's log in bytes.
     pub log_bytes: u64,
@@ -152,7 +155,7 @@ pub struct ServerConfig {
     /// Free bytes of a target for each mount from which on large writes may return before they have landed: where the
     /// tunable begins.
     pub roomy_bytes: u64,
-    /// How long a worker polls after its last work: where the tunable begins. The threads set it by themselves.
+    /// How long a worker polls after its last work: the initial value of the tunable. The threads set it by themselves.
     pub worker_spin: Duration,
     /// Names or patterns of tunables, and the values that they begin with.
     pub tunables: Vec<(String, String)>,
@@ -165,7 +168,7 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Targets of a cluster when nothing else is said.
+    /// Number of targets of a cluster by default.
     pub const TARGETS: u16 = 4;
 
     /// How connections over TCP are protected by default: an administrator who gave a cluster a key does not trust all
@@ -333,7 +336,7 @@ pub type SharedConfig = Rc<ServerConfig>;
 mod tests {
     use super::*;
 
-    /// Goal: names of zones and indexes are a bijection; foreign names are not taken for zones.
+    /// Goal: names of zones and indexes are a bijection, and foreign names are not taken for zones.
     #[test]
     fn zone_names_round_trip() {
         for i in [0u16, 7, 9999, 65535] {

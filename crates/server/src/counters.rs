@@ -1,4 +1,4 @@
-//! `Counters`: what a worker counts, and their names.
+//! `Counters`: the counters of a worker, and their names.
 
 use amphi_wire::Request;
 use std::cell::Cell;
@@ -27,7 +27,7 @@ macro_rules! counters {
 /// Buckets of a histogram: up to 2^39, some 10 minutes in ns or 512 GiB.
 const BUCKETS: usize = 40;
 
-/// How often values were met, by powers of two: bucket `k` counts those above 2^(k-1) up to 2^k.
+/// The distribution of values by powers of two: bucket `k` counts values above 2^(k-1) and up to 2^k.
 pub struct Histogram([Cell<u64>; BUCKETS]);
 
 impl Default for Histogram {
@@ -60,7 +60,7 @@ impl Histogram {
 pub struct Sizes {
     /// Payload bytes of each request.
     pub request_bytes: Histogram,
-    /// Disk requests that one request became, or one flush: fragments of what it asked for.
+    /// Number of disk requests that one request or one flush needed: the fragments of its range.
     pub disk_pieces: Histogram,
     /// Bytes of each disk request of file data.
     pub disk_bytes: Histogram,
@@ -69,7 +69,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Counts a request and the lengths of the disk requests that it becomes; none if it needs no disk.
+    /// Counts a request and the lengths of the disk requests that it needs, if any.
     pub fn note(&self, request_bytes: u64, pieces: impl ExactSizeIterator<Item = usize>) {
         self.request_bytes.note(request_bytes);
         self.note_disk(pieces);
@@ -251,7 +251,8 @@ impl Counters {
 mod tests {
     use super::*;
 
-    /// Goal: values land in the bucket whose bound is the next power of two; a reset empties. Method: by hand.
+    /// Goal: values are counted in the bucket whose bound is the next power of two, and a reset empties all buckets.
+    /// Method: by hand.
     #[test]
     fn powers_of_two() {
         let counters = Counters::default();

@@ -1,4 +1,4 @@
-//! Why a server does not start or a folder cannot be used: one clear line, with the place and what to do.
+//! Why a server does not start or a folder cannot be used: one clear line that names the place and the remedy.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,9 +1,9 @@
-//! The data folder: which zones lie in it, making them, opening one.
+//! The data folder: which zones it contains, making zones, and opening one.
 //!
 //! Owns: file names, and that a folder holds a server's zones or nothing. Does not own: the inside of a zone.
 //!
-//! Zones of a new cluster are made from the last to the first: a folder without `target-0000.zone` is one whose first
-//! start did not finish.
+//! Zones of a new cluster are made from the last to the first. So a folder without `target-0000.zone` is one whose
+//! first start did not finish.
 
 use crate::cluster::follower::{Enlisted, enlist};
 use crate::config::{NewZones, ServerConfig, zone_index, zone_name, zone_path};
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::rc::Rc;
 
-/// Indexes of the zones in folder `dir`, ascending; none if there is no such folder.
+/// Indexes of the zones in folder `dir`, ascending. The list is empty if there is no such folder.
 pub fn zones<E: Env>(env: &E, dir: &str) -> Result<Vec<u16>, ServerError> {
     match env.list(dir) {
         Ok(names) => {
@@ -56,7 +56,8 @@ fn check_empty<E: Env>(env: &E, dir: &str) -> Result<(), ServerError> {
     }
 }
 
-/// Refuses to begin anew without a request: a folder without zones may be that of a disk that is not mounted.
+/// Refuses to make new zones unless this was requested, because a folder without zones may be the mount point of a disk
+/// that is not mounted.
 fn check_wanted(dir: &str, new: NewZones) -> Result<(), ServerError> {
     if new != NewZones::Refused {
         return Ok(());
@@ -97,8 +98,8 @@ pub(crate) struct Prepared {
     pub(crate) enlisted: Option<Enlisted>,
 }
 
-/// Makes the folder ready: formats it if it holds no zones, with numbers from the master if there is another one.
-/// `addrs`: where others reach this server.
+/// Prepares the folder. If it has no zones, they are made, with numbers from the master if another server is the
+/// master. `addrs`: where others reach this server.
 pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig, addrs: &[String]) -> Result<Prepared, ServerError> {
     let dir = &config.data_dir;
     let found = zones(env, dir)?;
@@ -153,7 +154,7 @@ fn free_near<E: Env>(env: &E, dir: &str) -> Option<u64> {
     }
 }
 
-/// Asked before the folder is made: a refusal leaves nothing behind.
+/// It is called before the folder is made, so that a refusal changes nothing.
 fn check_room<E: Env>(env: &E, config: &ServerConfig, count: u16) -> Result<(), ServerError> {
     match free_near(env, &config.data_dir) {
         Some(free) => config.new_zone_bytes(count, free).map(drop),

@@ -1,12 +1,12 @@
-//! Checking a stopped server's folder: every zone in itself, and all of them together.
+//! Checking a stopped server's folder: every zone by itself, and all of them together.
 //!
 //! Owns: the checks that need more than one zone or more than one store. Does not own: the checks of a zone
 //! (`amphi_zone::fsck`), of names (`amphi_meta::verify_cluster`), of extents (`amphi_data::fsck_items`).
 //! File data itself is read only where that is requested (`data`).
 //!
 //! Zones are opened for reading and nothing is changed. Operations over several targets that a crash interrupted are
-//! listed, and finished in memory as the next start would finish them, so that what is checked is the state that a
-//! client would see. Only a repair (`repair`) writes.
+//! listed, and finished in memory as the next start would finish them. So the check sees the state that a client would
+//! see. Only a repair (`repair`) writes.
 
 mod cluster;
 mod data;
@@ -62,8 +62,8 @@ pub struct Report {
     pub objects: u64,
     /// Blocks of 4096 bytes that files hold.
     pub blocks: u64,
-    /// Blocks of file data that were read and match their checksum; that have none; that do not match, or cannot be
-    /// read. Without a check of data these are 0.
+    /// Blocks of file data that were read and match their checksums; blocks that have none; blocks that do not match or
+    /// cannot be read. Without a check of data these are 0.
     pub verified_blocks: u64,
     /// As above.
     pub unverified_blocks: u64,
@@ -135,7 +135,7 @@ pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
 /// Checks the folders of stopped servers of one cluster together. Consistency between zones is checked if all zones of
 /// the cluster are in them and can be read, otherwise only each zone in itself.
 ///
-/// Errors: as `fsck`; `Mismatch` also if the folders are those of several clusters, or have a target twice.
+/// Errors: as `fsck`, and `Mismatch` if the folders are those of several clusters, or have a target twice.
 pub async fn fsck_folders<E: Env>(folders: &[(E, String)], check_data: CheckData) -> Result<Report, ServerError> {
     Ok(read_folders(folders, check_data).await?.0)
 }

@@ -1,8 +1,8 @@
-//! Who belongs to the cluster: servers, their map and the begins and ends of sessions, as plain state and rules.
+//! Members of the cluster: servers, their map, and the begins and ends of sessions, as plain state and rules.
 //!
 //! Owns: the map and which servers may join, how servers identify themselves and the messages between them, the answers
-//! that callers were given, what the master and its followers know of sessions and tunables, the rules of the registry
-//! of keys, the lease of a follower. Does not own: sending requests and waiting (`cluster`). No code in this folder
+//! that callers got, the state of sessions and tunables at the master and its followers, the rules of the registry of
+//! keys, and the lease of a follower. Does not own: sending requests and waiting (`cluster`). No code in this folder
 //! uses a worker or a target.
 
 pub(crate) mod beats;

@@ -2,9 +2,9 @@
 //!
 //! Owns: the message types of the mesh. Does not own: the rings (`amphi_sched`), what is done about a message.
 //!
-//! A request of a client is sent to the worker of its target, and the answer back; requests between targets are sent in
-//! the same way. Payloads are passed by reference, and nothing is encoded. The sender keeps the token under which it
-//! waits.
+//! A request of a client is sent to the worker of its target, and the answer is sent back. Requests between targets are
+//! sent in the same way. Payloads are passed by reference, and nothing is encoded. The sender keeps the token under
+//! which it waits.
 
 use crate::error::ServerError;
 use crate::records::{HomeRecord, SessionRecord, TxId};
@@ -62,7 +62,7 @@ pub enum Message {
         /// The answer.
         told: Box<Result<TargetReply>>,
     },
-    /// To the worker with the sessions: send this to the session's client.
+    /// To the worker with the sessions: send this push to the session's client.
     Push {
         /// Whose client.
         session: SessionId,
@@ -74,7 +74,7 @@ pub enum Message {
         /// Which.
         session: SessionId,
     },
-    /// Between the workers with connections and the one with the sessions, in their own words
+    /// Between the workers with connections and the one with the sessions, in their own message types
     /// (`cluster::sessions::front`).
     Sessions(Box<dyn std::any::Any + Send>),
     /// Stop receiving: the worker ends.
@@ -82,16 +82,16 @@ pub enum Message {
 }
 
 /// A request between targets, of one server or of several. A request to another server may be executed twice, if that
-/// server restarts before it has answered; so the description of each request says what a repetition does, if anything.
+/// server restarts before it has answered. So the description of each request says what a repetition does, if anything.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum TargetRequest {
     /// `View`: an inode as stat shows it.
     View {
         /// Which.
         ino: Ino,
-        /// The session that asks: the request then waits until no operation over several targets is changing the inode,
-        /// sends glimpses to its writers, and grants a token. Without a session, the operation that asks has locked the
-        /// inode.
+        /// The session for which the view is requested. The request then waits until no operation over several targets
+        /// is changing the inode, sends glimpses to its writers, and grants a token. Without a session, the operation
+        /// that asks has locked the inode.
         asker: Option<SessionId>,
     },
     /// `Facts`: an inode as plans see it.
@@ -140,15 +140,15 @@ pub enum TargetRequest {
     Commit(TxId),
     /// `Done`: forget the promise.
     Abort(TxId),
-    /// `Decision`: what became of the operation.
+    /// `Decision`: whether the operation was decided.
     Outcome(TxId),
-    /// `DoneAt`, when it cannot be lost any more: cut the objects of a file; `Refused` if its session has ended here,
-    /// or the target cannot. A repetition finds the generation and does nothing.
+    /// `DoneAt`, when the result cannot be lost any more: cut the objects of a file. `Refused` if its session has ended
+    /// here, or if the target cannot cut them. A repetition finds the generation and does nothing.
     Trim(Cut),
     /// `DoneAt`: remove the objects of an inode that is going.
     Destroy(Ino),
-    /// `Objects`: the joined state of the objects of a file on this target, and for a session also what others have not
-    /// written back yet.
+    /// `Objects`: the joined state of the objects of a file on this target. For a session it includes what others have
+    /// not written back yet.
     Objects(Ino, Option<SessionId>),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
@@ -161,25 +161,25 @@ pub enum TargetRequest {
     SessionForget(SessionId, bool),
     /// `Done`: the tokens of a forgotten session are released, since its client is now known to use nothing any more.
     SessionUsesNothing(SessionId),
-    /// `Done`: tokens are granted from now on, or no more; asked by the target's own server. The one with the largest
-    /// number counts.
+    /// `Done`: from its own server to a target. Tokens are granted from now on, or are not granted any more. The
+    /// request with the largest number is valid.
     Company(bool, u64),
     /// `Sessions`: sessions of an earlier run that have not presented what they hold.
     Absent,
-    /// `Done`: the session has a new connection, what it has not answered is sent again.
+    /// `Done`: the session has a new connection, so messages that it has not answered are sent to it again.
     PushAgain(SessionId),
-    /// `Moving`: one operation at a time may move directories; sent to target 0 only. A restart of target 0 voids the
-    /// lock: before the decision, the coordinator sends `MoveCheck`.
+    /// `Moving`: only one operation at a time may move directories. It is sent only to target 0. A restart of target 0
+    /// voids the lock: before the decision, the coordinator sends `MoveCheck`.
     MoveLock,
-    /// `Done`: the next one may.
+    /// `Done`: the next operation may move directories.
     MoveUnlock(u64),
-    /// `OpenReport`: what the target was opened as.
+    /// `OpenReport`: what the target found when it was opened.
     OpenReport,
     /// Sessions whose answered changes may be lost have ended everywhere.
     LossesTold,
-    /// `Done`: the server is whole and this one, the target may be written to.
+    /// `Done`: the server's zones are complete and belong to it, so the target may be written to.
     Begin(HomeRecord),
-    /// `Done`: finish what a crash left half done.
+    /// `Done`: finish what a crash interrupted.
     Recover,
     /// `Status`.
     Status,
@@ -190,13 +190,13 @@ pub enum TargetRequest {
     },
     /// `Outcome`: after a sync, whether no work is left that continues without a request.
     Idle,
-    /// `Done`: what the worker's tunables say counts from now on.
+    /// `Done`: the target uses the values of the worker's tunables from now on.
     Tune,
     /// `Done`: checkpoint, close the zone.
     Close,
     /// `Done`: close the zone as it is.
     Release,
-    /// `Done`: the operation was decided; what it changed on this target is stable, even if a restart had undone it.
+    /// `Done`: the operation was decided. What it changed on this target is stable, even if a restart had undone it.
     Settle(TxId),
     /// `Outcome`: whether the lock on moving directories is still held under this number.
     MoveCheck(u64),
@@ -209,8 +209,8 @@ pub enum TargetRequest {
     /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was
     /// this: `Stale`.
     StableSince(u64),
-    /// `Done` or `Conflict`: as `Prepare`, of a target of the same server, whose decision will have the changes:
-    /// nothing is logged before that.
+    /// `Done` or `Conflict`: as `Prepare`, from a target of the same server. The coordinator's decision will contain
+    /// the changes, and nothing is logged before that.
     Hold {
         /// The operation.
         tx: TxId,
@@ -232,12 +232,13 @@ pub enum TargetRequest {
     },
     /// `Done`: the decisions are forgotten, so the marks that their changes were made are of no use any more.
     Unmark(Vec<TxId>),
-    /// `Directories`: these directories as a listing of the one above shows them, in the order asked.
+    /// `Directories`: the views of these directories as a listing of their parent shows them, in the order of the
+    /// request.
     Directories(Vec<Ino>),
-    /// `Outcome`: whether the session has left something that it was asked unanswered, without a sign of progress,
-    /// since this time (monotonic ns).
+    /// `Outcome`: whether the session has left a message unanswered, without a sign of progress, since this time
+    /// (monotonic ns).
     Unanswered(SessionId, u64),
-    /// `Right`: what the session may do with the stripes of a file of the target.
+    /// `Right`: the session's rights on the stripes of a file of the target.
     Right(SessionId, Ino),
     /// About quotas.
     Quota(QuotaRequest),
@@ -247,8 +248,8 @@ pub enum TargetRequest {
     Owners(Vec<Ino>),
     /// `Done`: the objects of a file belong to this owner now.
     SetOwner(Ino, Owner),
-    /// `Done`: free the inodes that no session can have open any more, when all targets of the server have finished
-    /// what a crash left: one of them may have decided to give such an inode a name.
+    /// `Done`: free the inodes that no session can have open any more. It is sent when all targets of the server have
+    /// completed what a crash interrupted, because one of them may have decided to give such an inode a name.
     Reap,
 }
 
@@ -275,11 +276,12 @@ pub enum QuotaRequest {
         /// Number of the call.
         number: u64,
     },
-    /// `Done`: what is known of an account, or of all, is outdated. The target asks whether anything is limited.
+    /// `Done`: the known state of an account, or of all accounts, is outdated. The target asks whether anything is
+    /// limited.
     Changed(Option<Account>),
     /// `Used`: what an account uses.
     Used(Account),
-    /// `Accounts`: accounts behind this one that use something.
+    /// `Accounts`: accounts after this one that use something.
     Accounts(Option<Account>),
     /// `Done` if the owner may use that much more.
     Admit(Owner, Amount),
@@ -291,7 +293,7 @@ pub enum Freeing {
     /// Not that it knows of.
     #[default]
     No,
-    /// Files without a name are open: their last close may be on its way, as no program waits for it.
+    /// Files without a name are open. Their last close may be on its way, because no program waits for it.
     Perhaps,
     /// Files are being removed.
     Yes,
@@ -315,7 +317,7 @@ pub struct Cut {
 }
 
 impl TargetRequest {
-    /// Whether another server may ask it.
+    /// Whether another server may send it.
     pub fn is_for_peers(&self) -> bool {
         !matches!(
             self,
@@ -396,7 +398,7 @@ pub enum TargetReply {
     Project(u32),
     /// A directory and where a name in it leads.
     Place(Box<Place>),
-    /// Whether the directory was found, or where to ask on.
+    /// Whether the directory was found, or at which target the walk has to continue.
     Ancestors {
         /// Found.
         found: bool,
@@ -423,7 +425,7 @@ pub enum TargetReply {
     Decision(Decision),
     /// Done, by a target with this start number.
     DoneAt(u64),
-    /// Views of directories, in the order of the request; `None` for those that are gone.
+    /// Views of directories, in the order of the request. `None` for those that do not exist any more.
     Directories(Vec<Option<InodeView>>),
     /// The request is not executed, and repeating it would not help.
     Refused(Errno),
@@ -449,7 +451,7 @@ pub enum TargetReply {
     },
     /// Accounts with what they use, ascending.
     Accounts(Vec<(Account, Amount)>),
-    /// Owners, in the order of the request; `None` for inodes that are gone.
+    /// Owners, in the order of the request. `None` for inodes that do not exist any more.
     Owners(Vec<Option<Owner>>),
 }
 

@@ -1,11 +1,11 @@
-//! Objects of a file over all targets: what they say together, cutting them, removing them.
+//! Objects of a file over all targets: joining their states, cutting them, removing them.
 //!
-//! Owns: everything about a file's data that is not one request on one object. Does not own: the inode's own rules
-//! (`amphi_meta::file_state`), where blocks lie (`amphi_data`).
+//! Owns: everything about a file's data that concerns more than one request on one object. Does not own: the inode's
+//! own rules (`amphi_meta::file_state`), where blocks lie (`amphi_data`).
 //!
-//! An inode without a name and without an open is destroyed: if its data is small and on this target, in the record
-//! that removed its last name; otherwise the inode is marked, its objects are removed everywhere, and the inode is
-//! removed last. Every step can be repeated.
+//! An inode without a name and without an open is destroyed. If its data is small and on this target, this is done in
+//! the record that removed its last name. Otherwise the inode is marked, its objects are removed everywhere, and the
+//! inode is removed last. Every step can be repeated.
 
 pub(crate) mod glimpse;
 
@@ -34,7 +34,8 @@ const SMALL_EXTENTS: usize = 512;
 /// for more than 4 KiB of other items.
 const _: () =
     assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 16 * 3);
-/// Most objects that one record makes: 47 bytes each, a fifth of what the smallest log takes.
+/// Most objects that one record makes. Each takes 47 bytes, and all of them a fifth of the largest record of the
+/// smallest log.
 const OBJECTS_A_RECORD: usize = 1024;
 
 /// Targets other than `own` that may hold objects of the file.
@@ -44,7 +45,7 @@ pub(crate) fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> 
     all.into_iter().filter(|t| *t != own).collect()
 }
 
-/// The joined state of all objects of a file; for an `asker`, with what other mounts have not written back yet.
+/// The joined state of all objects of a file. For an `asker`, it includes what other mounts have not written back yet.
 pub async fn gather<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -136,9 +137,9 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
     Ok(last)
 }
 
-/// Creates those of `objects` that do not exist in the state after a cut, with few records: a write from before the cut
-/// that arrives later is refused, and a repeated cut leaves what was written since. Objects that a request is working
-/// on may be about to be created, and are left out.
+/// Creates those of `objects` that do not exist, in the state after a cut, with few records. So a write from before the
+/// cut that arrives later is refused, and a repeated cut keeps what was written since. Objects that a request is
+/// working on may be about to be created, and are left out.
 async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut: &Cut) -> Result<()> {
     let Cut { ino, size, generation, mtime, .. } = *cut;
     let there: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
@@ -161,9 +162,9 @@ async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut:
 }
 
 /// Cuts the objects of a file everywhere, and notes in its inode that all are cut. On other targets the cuts are stable
-/// when this returns: a mount that writes and syncs next syncs only the targets that hold its bytes, and the inode
-/// remembers only one cut. On this target, the log has the cuts in front of whatever follows. After an error
-/// `give_cut_up` has to follow.
+/// when this returns, for two reasons. A mount that writes and syncs next syncs only the targets that have its bytes,
+/// and the inode remembers only one cut. On this target, the log has the cuts in front of whatever follows. After an
+/// error `give_cut_up` has to follow.
 ///
 /// Costs a sync of each other target, all at the same time.
 pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, cut: &Cut) -> Result<()> {
@@ -181,9 +182,9 @@ pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<
     Ok(())
 }
 
-/// Cancels, with `txn`, a cut that an object has refused; this is stable when it returns, because a later start must
-/// not cut what is written from now on. Bytes of that object behind the cut stay. If the server is stopping, nothing is
-/// cancelled: its next start continues the cut.
+/// Cancels, with `txn`, a cut that an object has refused. This is stable when it returns, because a later start must
+/// not cut bytes that are written from now on. Bytes of that object behind the cut stay. If the server is stopping,
+/// nothing is cancelled: its next start continues the cut.
 pub async fn give_cut_up<E: Env>(
     worker: &Worker<E>,
     target: &Target<E>,
@@ -200,7 +201,7 @@ pub async fn give_cut_up<E: Env>(
     target.zone.stable(lsn).await
 }
 
-/// Executes `what` on a target; returns the target's start number.
+/// Executes `what` on a target. Returns the target's start number.
 async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &TargetRequest) -> Result<u64> {
     match worker.insist_ask(target, what.clone()).await? {
         TargetReply::DoneAt(starts) => Ok(starts),
@@ -257,8 +258,8 @@ pub struct Orphans {
     later: Vec<Ino>,
 }
 
-/// Adds to `txn` what has to be done for inodes that lost their last name. Open inodes stay, and so do all while a
-/// session has not presented its opens yet: `reap_orphans` checks them again.
+/// Adds to `txn` the changes for inodes that lost their last name. Open inodes stay. As long as a session has not
+/// presented its opens yet, all of them stay, and `reap_orphans` checks them again.
 pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
     for &ino in inos {
@@ -347,8 +348,8 @@ pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
 }
 
 /// Frees an inode that has no name, unless a session has it open or has not presented its opens yet. An operation that
-/// has locked the inode exclusively may be about to give it a name, and may have promised that: then the inode is
-/// checked again after that operation.
+/// has locked the inode exclusively may be about to give it a name, and may have promised that. In this case the inode
+/// is checked again after that operation.
 pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     if target.files.open.borrow().is_open(ino) || !target.reclaim.is_over() {
         return;
@@ -368,7 +369,8 @@ pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, in
     });
 }
 
-/// Goes on with truncates and removals that a crash interrupted: with a truncate as long as its session has not ended.
+/// Continues truncates and removals that a crash interrupted. A truncate is continued only if its session has not
+/// ended.
 pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let pending = target.meta.borrow().pending();
     for (ino, work) in pending {

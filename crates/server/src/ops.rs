@@ -1,9 +1,10 @@
-//! Operations: one file for each, or for a few that belong together.
+//! Operations: one file for each operation, or for a few that belong together.
 //!
-//! Owns: answering each request once, and finding the operation for it. Does not own: what a slot remembers (`slots`).
+//! Owns: answering each request once, and finding the operation for it. Does not own: the contents of slots (`slots`).
 //!
-//! Reads are executed again when they are sent again. Everything else goes through its slot: executed once, answered
-//! from the slot afterwards; a resend that finds the original still executing waits for it.
+//! Reads are executed again when they are sent again. All other requests go through a slot: they are executed once, and
+//! answered from the slot afterwards. If a request is sent again while the original is executing, the new one waits for
+//! it.
 
 mod accept;
 mod allocate;
@@ -114,8 +115,8 @@ fn failed(errno: Errno) -> Answer {
     Answer::of(Err(errno))
 }
 
-/// Executes a client's request on one of this worker's targets. One that has not begun when its client has stopped
-/// waiting (`Terms::until_ns`) is refused: `TimedOut`, also when it is sent again.
+/// Executes a client's request on one of this worker's targets. If a request has not begun when its client has stopped
+/// waiting (`Terms::until_ns`), it is refused with `TimedOut`, even when it is sent again.
 pub async fn execute<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

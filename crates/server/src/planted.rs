@@ -19,7 +19,7 @@ pub enum Mistake {
     CommitOutOfTurn,
     /// The record of a flush does not say that it points at data that may not be synced.
     UnmarkedFlush,
-    /// A sync leaves in memory what was accepted.
+    /// A sync does not flush accepted bytes out of the memory.
     UnflushedSync,
     /// A sync counts bytes as logged and does not log them.
     ForgottenLog,

@@ -1,7 +1,7 @@
 //! Items of the server itself: sessions, slots, intents, configuration.
 //!
 //! Owns: their keys and values (postcard). Does not own: when they are written. The byte layout is part of
-//! docs/DISK_FORMAT.md. Numbers in keys are big-endian, so keys of one session or one kind of intent lie together.
+//! docs/DISK_FORMAT.md. Numbers in keys are big-endian, so keys of one session or of one kind of intent are adjacent.
 
 use amphi_meta::Part;
 use amphi_quota::Standing;
@@ -12,7 +12,7 @@ use amphi_wire::keys::{AddressRange, Fingerprint, KeyEntry, KeyRegistry, KeyRole
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Number of an operation over several targets: its coordinator and a number of its own, never used twice.
+/// Number of an operation over several targets: its coordinator and a number of its own, which is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TxId {
     /// The target that decides.
@@ -35,7 +35,7 @@ pub struct SessionRecord {
 pub struct ClusterRecord {
     /// Number of targets.
     pub pool: u16,
-    /// How often the target was opened: makes numbers of operations and locks unique over restarts.
+    /// How often the target was opened. It makes numbers of operations and locks unique across restarts.
     pub starts: u64,
 }
 
@@ -68,8 +68,8 @@ pub enum Intent {
         /// The targets that have to be informed.
         participants: Vec<TargetId>,
     },
-    /// As `Committed`, by a coordinator whose server has all participants: they have not logged a promise, so the
-    /// decision has their changes.
+    /// As `Committed`, by a coordinator whose server has all participants. They have not logged a promise, so the
+    /// decision contains their changes.
     Decided {
         /// The operation.
         tx: TxId,
@@ -139,7 +139,7 @@ pub fn home_key() -> Key {
     vec![tag::CONFIG, b'h']
 }
 
-/// Key of the cluster map: on target 0 the one that counts, on the first target of any other server a copy.
+/// Key of the cluster map. On target 0 it is the valid map, and on the first target of any other server a copy.
 pub fn map_key() -> Key {
     vec![tag::CONFIG, b'm']
 }

@@ -1,11 +1,11 @@
-//! `Server`: one process' targets, workers and listeners: start, serve, stop.
+//! `Server`: the targets, workers and listeners of one process: start, serve, stop.
 //!
-//! Owns: the order in which a server starts and stops. Does not own: what it does in between.
+//! Owns: the order in which a server starts and stops. Does not own: what it does while it serves.
 //!
-//! Start: open every zone and load it; check that they are all zones of one server; join the cluster, or be its master;
-//! only then write to zones that existed before; finish what a crash left; end sessions that had ended before; admit
-//! mounts. On an error nothing was changed, and one line says what to do. Stop: admit no client, answer requests under
-//! way, checkpoint, close.
+//! Start: open every zone and load it; check that all zones belong to one server; join the cluster, or be its master.
+//! Only then write to zones that existed before: finish what a crash interrupted, end sessions that had ended before,
+//! and admit mounts. If an error occurs, nothing has been changed, and one line says what to do. Stop: admit no client,
+//! answer the requests under way, make a checkpoint, close.
 
 use crate::cluster::follower::Enlisted;
 use crate::cluster::peers::Cluster;
@@ -44,7 +44,7 @@ use std::time::Duration;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How long requests may take to end when the server stops.
 const FINISH: Duration = Duration::from_secs(20);
-/// How often a stopping server looks whether all has ended.
+/// How often a stopping server checks whether all requests have ended.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A running server, as the thread of worker 0 has it.
@@ -189,7 +189,7 @@ impl<E: Env> Server<E> {
         Server::lead(env, lead).await
     }
 
-    /// Starts worker 0 and with it the server; the other workers run, or will run, elsewhere.
+    /// Starts worker 0 and with it the server. The other workers run, or will run, on other threads.
     pub async fn lead(env: E, seed: WorkerSeed) -> Result<Rc<Server<E>>, ServerError> {
         let (worker, mesh, enlisted) = open_worker(env.clone(), seed).await;
         env.spawn(dispatch::run(worker.clone(), mesh));
@@ -468,7 +468,7 @@ impl<E: Env> Serving<E> {
     }
 }
 
-/// A session that target 0 knows exists; one that only other targets know has ended, or never began.
+/// A session that target 0 knows exists. A session that only other targets know has ended, or never began.
 async fn reconcile_sessions<E: Env>(
     worker: &Rc<Worker<E>>,
     cluster: &Rc<Cluster<E>>,

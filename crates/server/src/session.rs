@@ -1,7 +1,7 @@
-//! What a target knows of each session: what it has open, and the answers that a resend must find again.
+//! A target's state of each session: what it has open, and the answers for requests that are sent again.
 //!
-//! Owns: open inodes, reply slots, rights in files of other targets, changes that are on their way to the disk. Does
-//! not own: locks and tokens of a session (`coherence`), which sessions exist (`cluster::sessions`).
+//! Owns: open inodes, reply slots, rights on files of other targets, and changes that are on their way to the disk.
+//! Does not own: locks and tokens of a session (`coherence`), which sessions exist (`cluster::sessions`).
 
 pub(crate) mod in_flight;
 pub(crate) mod open_files;

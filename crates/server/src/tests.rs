@@ -76,18 +76,18 @@ fn name(text: &str) -> Name {
     Name::new(text).expect("a valid name")
 }
 
-/// The state that a client presents after a restart, and how it answers pushes: all of them at once unless it is set to
-/// be unresponsive.
+/// The state that a client presents after a restart, and how it answers pushes. It answers all of them at once unless
+/// it is set to be unresponsive.
 #[derive(Default)]
 struct Held {
     opens: RefCell<Vec<(Ino, Access)>>,
     locks: RefCell<Vec<HeldLock>>,
     file_locks: RefCell<Vec<FileLockSpec>>,
-    /// Of these, exclusive ones that a request may have converted.
+    /// The exclusive ones among these that a request may have converted.
     converted: RefCell<Vec<FileLockSpec>>,
     pushes: RefCell<Vec<Push>>,
     restarts: Cell<u32>,
-    /// Targets of the server; none: all.
+    /// Targets of the server. If the list is empty, these are all targets.
     targets: Option<Vec<TargetId>>,
     deaf: Cell<bool>,
     /// How long after a restart it begins to present its state.
@@ -215,7 +215,7 @@ impl Place {
         Place { sim, config }
     }
 
-    /// Starts the server (again); its address stays the same: clients know it.
+    /// Starts the server, for the first time or again. Its address stays the same, because clients know it.
     async fn start(&self) -> std::result::Result<Rc<Server<SimEnv>>, crate::ServerError> {
         Server::start(self.sim.node("server"), self.config.clone()).await
     }
@@ -311,8 +311,8 @@ impl Client {
         }
     }
 
-    /// The answer to a request. A client that opens by itself opens and closes what it may not touch without, and asks
-    /// again.
+    /// The answer to a request. A client that opens files by itself. If it needs an open to access a file, it opens the
+    /// file and closes it afterwards, and sends the request again.
     async fn answer(&self, op: Request, payload: Option<Buf>) -> Result<(Answer, Option<Buf>)> {
         let copy = payload.as_ref().map(|p| {
             let mut copy = Buf::padded(p.window().start % 4096, p.len());

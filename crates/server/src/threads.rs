@@ -1,4 +1,4 @@
-//! A server on real threads: one for each worker.
+//! A server on real threads, with one thread for each worker.
 
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};

@@ -1,8 +1,8 @@
 //! Tunables of a server: the table, and handing the present values to the parts of a worker that keep a copy.
 //!
-//! Owns: names, units, bounds, defaults, help, who is told of a change. Does not own: what a row and a pattern mean
-//! (`types::tunable`), what a tunable steers. What keeps no copy loads a value when it uses it, so a change counts from
-//! the next use.
+//! Owns: names, units, bounds, defaults, help, and which parts are informed of a change. Does not own: the meaning of
+//! rows and patterns (`types::tunable`), and what a tunable controls. Code that keeps no copy loads a value when it
+//! uses it, so a change takes effect at the next use.
 
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
@@ -100,15 +100,16 @@ impl Tunables {
         self.callback_deadline_ns() / 6
     }
 
-    /// How long a client that is alive may be silent; `None`: as long as others.
+    /// How long a client that is alive may leave a message unanswered. `None` means as long as others.
     pub fn deaf(&self) -> Option<Duration> {
         Some(self.get(Tunable::DeafMs)).filter(|ms| *ms > 0).map(Duration::from_millis)
     }
 
-    /// Reads what matches the pattern as (name, value, help), after setting all of it if there is a value.
+    /// Reads the tunables that match the pattern, as (name, value, help). If there is a value, all of them are set
+    /// first.
     ///
-    /// Errors: `NoEnt` when nothing matches, `Inval` when the value is none or beyond the bounds of one of them; then
-    /// none is changed.
+    /// Errors: `NoEnt` if nothing matches; `Inval` if the value does not parse or is beyond the bounds of one of them.
+    /// Then none is changed.
     pub fn apply(&self, pattern: &str, value: Option<&str>) -> Result<Vec<(String, String, String)>> {
         if self.0.list(pattern).is_empty() {
             return Err(Errno::NoEnt);
@@ -148,7 +149,8 @@ mod tests {
         assert_eq!(t.get(Tunable::RoomyBytes), config.roomy_bytes);
     }
 
-    /// Goal: patterns select, values are checked before any is set, and a server says which of its own is wrong.
+    /// Goal: patterns select tunables, values are checked before any is set, and a server says which of its own is
+    /// wrong.
     #[test]
     fn patterns_and_bounds() {
         let t = Tunables(Values::new(TABLE));

@@ -1,6 +1,7 @@
 //! `Turns`: a bounded number of things at a time, in the order of arrival.
 //!
-//! Owns: who may continue. Does not own: what for. A dropped wait and a dropped turn both leave nothing behind.
+//! Owns: who may continue. Does not own: what the turns are for. A dropped wait and a dropped turn both leave nothing
+//! behind.
 
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -16,7 +17,7 @@ struct Inner {
 #[derive(Clone)]
 pub struct Turns(Rc<RefCell<Inner>>);
 
-/// One turn; dropping it gives it on.
+/// One turn. Dropping it passes it to the next task.
 #[must_use = "dropping a turn ends it"]
 pub struct Turn(Rc<RefCell<Inner>>);
 

@@ -4,9 +4,9 @@
 //! incoming messages (`dispatch`), connections and sessions (`cluster::sessions`), the operations (`ops`); it gets
 //! interfaces to those at the start (`above`).
 //!
-//! Invariants: a target's state is touched by its own worker alone; the mesh is always drained, because a message never
-//! waits for anything but becomes a task; a message that finds its ring full waits in a queue that the credits of the
-//! sessions bound.
+//! Invariants: only its own worker uses a target's state. The mesh is always drained, because a message never waits for
+//! anything but becomes a task. A message that finds its ring full waits in a queue that the credits of the sessions
+//! bound.
 
 pub(crate) mod above;
 pub(crate) mod request;
@@ -35,15 +35,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// Messages that a ring between two of a few workers holds, and least and all that those to one worker hold: what finds
-/// its ring full waits in a queue, which the credits of the sessions bound.
+/// Number of messages in a ring between two of a few workers, the least number, and the number in all rings to one
+/// worker. A message that finds its ring full waits in a queue, which the credits of the sessions bound.
 const RING_MESSAGES: usize = 1024;
 const RING_MESSAGES_MIN: usize = 64;
 const RINGS_MESSAGES: usize = 2048;
 /// How long a message that found its ring full waits before it is tried again.
 const RETRY_FULL: Duration = Duration::from_micros(50);
-/// Operations over several servers that a server coordinates at the same time: each waits in one slot of a link at
-/// most.
+/// Most operations over several servers that a server coordinates at the same time. Each waits in at most one slot of a
+/// link.
 const OPERATIONS_MAX: usize = 256;
 /// Pause before another server that could not be reached is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -245,7 +245,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// The worker has been told to stop: no task waits any more for servers that cannot be reached.
+    /// The worker is about to stop, so no task waits any more for servers that cannot be reached.
     pub fn give_up_waiting(&self) {
         self.stopped.set(true);
     }
@@ -276,8 +276,8 @@ impl<E: Env> Worker<E> {
         receiver.await.unwrap_or((Answer::of(Err(Errno::Io)), None))
     }
 
-    /// Sends a request to a target, wherever it is: all requests between targets use this function. A request to
-    /// another server is sent by worker 0; `Io` if that server cannot be reached for long.
+    /// Sends a request to a target, wherever it is: all requests between targets use this function. Worker 0 sends a
+    /// request to another server. `Io` if that server cannot be reached for long.
     pub async fn ask(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<TargetReply> {
         let to = self.routes.owner(target).unwrap_or(0);
         if to == usize::from(self.index) {
@@ -336,7 +336,7 @@ impl<E: Env> Worker<E> {
         });
     }
 
-    /// Waits for the turn of an operation over `targets`, if some are on other servers: requests of such operations
+    /// Waits for the turn of an operation over `targets`, if some are on other servers. Requests of such operations
     /// that wait there take credits, and must leave some to the requests that end the wait.
     pub async fn turn_for(&self, mut targets: impl Iterator<Item = TargetId>) -> Option<Turn> {
         match targets.any(|t| !self.routes.is_local(t)) {

@@ -4,8 +4,8 @@
 //! part is a struct of its own, with the functions that use only this part. Does not own: the operations (`ops`),
 //! intents over several targets (`txs`), routing (`worker`).
 //!
-//! Invariants: the stores are changed and the record appended in one step without an await in between, so the log
-//! has the order of the changes; freed blocks are released when the record that freed them is stable; no borrow of a
+//! Invariants: the stores are changed and the record is appended in one step without an await in between, so the log
+//! has the order of the changes. Freed blocks are released when the record that freed them is stable. No borrow of a
 //! store lives across an await.
 
 pub(crate) mod accepted;
@@ -68,11 +68,12 @@ pub const EXTENTS_A_RECORD: usize = 4096;
 
 /// Bytes of a record for the deletion of an extent and a new one.
 pub const EXTENT_BYTES: u64 = 88;
-/// Bytes of a record for one block, were it an extent of its own with checksums of its own.
+/// Bytes of a record for one block if the block is an extent of its own with checksums of its own.
 pub const BLOCK_BYTES: u64 = EXTENT_BYTES + CHECKSUM_ITEM_BYTES;
-/// Bytes of a record for everything but extents: inode, object, answer, two blocks of logged bytes that are cut in two.
+/// Bytes of a record for everything except extents: inode, object, answer, and two blocks of logged bytes that are cut
+/// in two.
 const RECORD_SPARE_BYTES: u64 = 4096 + 2 * (BLOCK + 64);
-/// Part of a record that is left to the deletion of delayed extents: one in so many.
+/// The part of a record that is reserved for the deletion of delayed extents, as its inverse.
 pub const DELAYED_SHARE: u64 = 4;
 
 /// The counters of a target.
@@ -103,7 +104,7 @@ pub struct Target<E: Env> {
     pub data: RefCell<DataStore>,
     /// The rights of clients to cache from the target.
     pub coherence: Coherence,
-    /// Which tasks wait for which, and which work on what.
+    /// Which tasks wait for each other, and which objects they work on.
     pub queues: TargetQueues,
     /// Sessions that it knows.
     pub sessions: KnownSessions,
@@ -154,7 +155,7 @@ impl<E: Env> Target<E> {
 
     /// Keeps the registry of keys: it is stable when this returns.
     ///
-    /// Errors: `NoSpace` if it is too large for a record of this log; else as for a map.
+    /// Errors: `NoSpace` if the registry is too large for a record of this log; otherwise as for a map.
     pub async fn put_keys(&self, keys: KeyRegistry) -> Result<()> {
         if self.place.keys.borrow().as_ref() == Some(&keys) {
             return Ok(());
@@ -170,8 +171,8 @@ impl<E: Env> Target<E> {
         self.zone.stable(lsn).await
     }
 
-    /// Appends `txn`; if it is empty, returns the last record. After `close` nothing is appended: what background
-    /// work still changes in memory is done again after the next start.
+    /// Appends `txn`; if it is empty, returns the last record. After `close` nothing is appended. Changes that
+    /// background work still makes in memory are made again after the next start.
     pub fn append(&self, mut txn: Txn, order: Order) -> Lsn {
         if txn.is_empty() || self.closed.get() {
             return self.zone.appended_lsn();
@@ -189,7 +190,7 @@ impl<E: Env> Target<E> {
         lsn
     }
 
-    /// Blocks that one record can name, were each an extent of its own, with what it replaces.
+    /// Most blocks that one record can name, if each were an extent of its own, including what it replaces.
     pub fn record_blocks_max(&self) -> u64 {
         (self.zone.record_bytes_max() / DELAYED_SHARE * (DELAYED_SHARE - 1))
             .saturating_sub(RECORD_SPARE_BYTES)
@@ -242,7 +243,8 @@ impl<E: Env> Target<E> {
         self.reclaim.over().await;
     }
 
-    /// Whether a session other than this has the file open for writing, or may have: not all have come back yet.
+    /// Whether a session other than this one has the file open for writing, or may have it open because not all have
+    /// reconnected yet.
     pub fn written_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
         !self.reclaim.is_over() || self.files.open.borrow().has_other_writer(session, ino)
     }
@@ -315,7 +317,7 @@ impl<E: Env> Target<E> {
         }
     }
 
-    /// Blocks that can still be written. `now`: with what the file system below has at this moment.
+    /// Blocks that can still be written. `now`: with the present free space of the file system below.
     pub fn free_blocks(&self, now: bool) -> u64 {
         let free = self.data.borrow().space().1;
         self.storage.below.of(self, free, now)

@@ -1,4 +1,5 @@
-//! `Callbacks`: what servers ask of mounts, and the answers, one message at a time: late, repeated, lost.
+//! `Callbacks`: faults of the servers' questions to mounts and of the answers, one message at a time: late, repeated,
+//! lost.
 //!
 //! Owns: reading the frames of every simulated connection, which of them meet a fault, when they arrive. Does not own:
 //! the connections (`amphi_env::sim`), cuts and kills (`run`), the detection of their effects (the checks).
@@ -6,11 +7,11 @@
 //! Validity of these faults. A connection keeps the order of its bytes, but the protocol promises none between pushes
 //! and replies, nor between requests: pushes of one server come from several workers and are queued as they reach the
 //! one with the connections, a client's handler may be scheduled late, and requests are executed in any order. So whole
-//! frames are held back here while others of the connection pass; for both sides that is the same as a late handler at
+//! frames are delayed here while other frames of the connection pass; for both sides that looks like a late handler at
 //! the other end.
-//! * **Late**: a push, or the request that answers one, is held back, from a microsecond to beyond half of the time in
-//!   which it has to be answered. Repetitions of it meanwhile wait with it.
-//! * **Repeated**: a push comes once or twice more, at once or up to twice that time later, on the same connection.
+//! * **Late**: a push, or the request that answers one, is delayed, for a microsecond up to more than half of the time
+//!   in which it has to be answered. Repetitions of it meanwhile wait with it.
+//! * **Repeated**: a push arrives once or twice more, at once or up to twice that time later, on the same connection.
 //! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection continues: the server
 //!   has to send it again. Or a push or an answer is lost as streams lose: with all that follows, and the connection
 //!   breaks. Or an answer arrives, and the connection breaks before its reply.
@@ -57,7 +58,7 @@ pub struct Counts {
     pub repeated: u64,
     /// Of them, callbacks of locks that had been returned.
     pub after_return: u64,
-    /// Of them, callbacks to mounts that had a newer lock on the same object.
+    /// Of these, callbacks to mounts that had a newer lock on the same object.
     pub with_newer: u64,
     /// Pushes that were lost alone.
     pub lost: u64,
@@ -84,7 +85,7 @@ impl Counts {
     }
 }
 
-/// A push to a node: the same bytes mean the same.
+/// A push to a node: equal bytes have the same meaning.
 type Key = (String, Vec<u8>);
 
 /// The state of locks derived from the messages: for counting, and for planted bugs.

@@ -34,7 +34,7 @@ pub const MOUNT: &str = "mount";
 pub const MOUNTS: [&str; 6] = [MOUNT, "mount1", "mount2", "mount3", "mount4", "mount5"];
 /// Secret of the cluster: a listener on TCP needs one.
 const KEY: &[u8] = b"the secret of the simulated cluster";
-/// How long a start, a stop, a mount or an unmount may take, virtual.
+/// The most virtual time that a start, a stop, a mount or an unmount may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How long the server keeps the session of a silent mount.
 pub const GRACE: Duration = Duration::from_secs(30);
@@ -87,7 +87,7 @@ pub struct Shape {
     pub sim: SimConfig,
     /// How connections over the network are protected.
     pub secure: Secure,
-    /// Whether a new mount is told that the old one has ended, or has to wait for its grace time.
+    /// Whether a new mount learns that the old one has ended, or has to wait for the old one's grace time.
     pub holder_known_gone: bool,
 }
 
@@ -270,7 +270,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The first mount. A server that still waits for an earlier one is asked until it lets this one in.
+    /// The first mount. A server that still waits for an earlier mount is asked until it admits this one.
     ///
     /// Errors: the line with which the mount ended.
     pub async fn mount(&self) -> Result<Mount, String> {

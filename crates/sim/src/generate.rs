@@ -1,8 +1,8 @@
 //! `Generator`: which call a program makes next.
 //!
-//! Owns: the choice, weighted by a temper that is drawn once per program, so that runs differ in what they stress.
-//! Does not own: what the call should return. Most calls are ones that work, by the state of the reference; the rest
-//! are refused, for reasons of every kind.
+//! Owns: the choice, weighted by a temper that is drawn once per program, so that runs differ in what they stress. Does
+//! not own: what the call should return. Most calls succeed, according to the state of the reference; the rest are
+//! refused, for reasons of every kind.
 
 use crate::dice::Dice;
 use crate::op::{Handle, Name, Op, Stamp};
@@ -184,7 +184,7 @@ impl Generator {
         Some([1, 100, 1000, 20_000][self.dice.below(4) as usize])
     }
 
-    /// A number for a write.
+    /// A number that marks the bytes of one write, so that a read shows which write they come from.
     pub fn tag(&mut self) -> u64 {
         self.next_tag += 1;
         self.next_tag
@@ -325,8 +325,8 @@ impl Generator {
         (offset, self.len().min(FILE_MOST - offset))
     }
 
-    /// Whole units of the cache, which may lie in one piece of memory: several, given away, or a chunk of 1 MiB, copied
-    /// (`perform::write`).
+    /// Whole units of the cache, which may be in one piece of memory: several units are passed without a copy, or a
+    /// chunk of 1 MiB is copied (`perform::write`).
     fn piece(&mut self, size: u64) -> (u64, u64) {
         const CHUNK: u64 = 16 * UNIT;
         let dice = &mut self.piece_dice;

@@ -1,17 +1,17 @@
 //! Hostile peers: a server survives any input, and continues to serve correct clients.
 //!
-//! Owns: inputs of a stranger, a mount, a mount that is bound to a tree, a server and an administrator, sent to the
-//! real server in the simulator, and what must be so meanwhile and afterwards. Does not own: single cases with their
-//! right answers (`amphi_transport` and `amphi_server` have those).
+//! Owns: the inputs of an unauthenticated client, a mount, a mount that is bound to a tree, a server and an
+//! administrator, which are sent to the real server in the simulator, and the checks meanwhile and afterwards. Does not
+//! own: single cases with their right answers (`amphi_transport` and `amphi_server` have those).
 //!
 //! An input is a frame. Most are valid: a request that decodes, made of numbers that are likely to refer to existing
 //! objects (inodes, ends of ranges, sizes that are too large), so it reaches the operations. The others are truncated,
 //! flipped, or no frames at all. Requests are not listed by kind: they are any that decode from such numbers, so that a
 //! new request is covered without a change here.
 //!
-//! Checks: nothing panics; an honest mount beside it is answered all the time; where the hostile one may not touch its
-//! file, every byte of that is there; the zones are sound at the end. (A server is trusted with the data of others, and
-//! so is a mount that acts for root: these may remove any data, by valid requests.)
+//! Checks: nothing panics; an honest mount on the same server is answered all the time; every byte of its file is
+//! unchanged where the hostile one may not touch it; the zones are sound at the end. (A server is trusted with the data
+//! of others, and so is a mount that acts for root: these may remove any data, by valid requests.)
 
 use crate::dice::Dice;
 use amphi_env::sim::{CrashKind, SimConfig};

@@ -5,15 +5,16 @@
 //! which are the client's own code; who makes calls and which histories are right (`games`).
 //!
 //! The rules. A `read` requests the attributes when their timeout is over; other size or times drop the pages. A page
-//! in the cache is copied, an absent one is read, with some behind it; the end of the file is checked after that. A
-//! mapping sends no request. An invalidation of pages waits for those that are being read. Attributes have a version:
-//! each cached answer advances it, and so do writes, truncates and invalidations. The answer to a request from before
-//! the last advance is shown to its caller, and not cached, nor is any during a truncate, whose own answer is cached in
-//! any case. Where another size is cached then the mount repeats the request itself, and pages are invalidated when
-//! answers under way have arrived (`amphi-fuse`, `front/sizes.rs`, which has bounds for both). Stores of a program into
-//! a mapping are written back late (`stores`). A name is cached for its timeout: from the answer to a request in sole
-//! mode, from a walk of the mount's own in shared mode, which can be invalidated. Entries read through an open
-//! directory are cached by the time of modification (`listings`). Answers arrive late.
+//! in the cache is copied, an absent one is read together with some pages after it; the end of the file is checked
+//! after that. A mapping sends no request. An invalidation of pages waits for those that are being read. Attributes
+//! have a version: each cached answer advances it, and so do writes, truncates and invalidations. The answer to a
+//! request from before the last advance is returned to its caller but not cached. No answer is cached during a
+//! truncate, except that of the truncate itself. Where another size is cached then the mount repeats the request
+//! itself, and pages are invalidated when answers under way have arrived (`amphi-fuse`, `front/sizes.rs`, which has
+//! bounds for both). Stores of a program into a mapping are written back late (`stores`). A name is cached for its
+//! timeout: from the answer to a request in sole mode, from a walk of the mount's own in shared mode, which can be
+//! invalidated. Entries read through an open directory are cached by the time of modification (`listings`). Answers
+//! arrive late.
 //!
 //! Invariant: the kernel runs on a node of its own: it continues to show cached data while the mount is stopped.
 
@@ -93,7 +94,7 @@ struct Inode {
     /// Changes by this mount under way, and when the last one ended (`amphi-fuse`, `kernel_view`).
     changes: u32,
     changed: u64,
-    /// When this mount last truncated it, and how many truncates are under way: no answer counts beside them.
+    /// When this mount last truncated it, and how many truncates are under way: no answer is used while one is.
     resized: u64,
     cuts: u32,
     /// When attributes or pages were last taken back.
@@ -233,7 +234,7 @@ pub struct Kernel {
     /// How late pages are returned, at most, and how late answers arrive, microseconds.
     late_us: (u64, u64),
     tally: Cell<Tally>,
-    /// Changes of names under way: they exclude callers that have to request one.
+    /// Changes of names under way: they exclude callers that have to send a request for a name.
     renames: Cell<u32>,
     asks: Cell<u32>,
 }

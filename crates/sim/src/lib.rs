@@ -1,10 +1,10 @@
 //! Whole clusters in one deterministic process: the real server and the real client over simulated disks, network and
-//! time, with crashes and cuts, compared with a reference file system.
+//! time, with crashes and broken connections, compared with a reference file system.
 //!
-//! Owns: the reference (`reference`), random programs (`generate`, `perform`), what crashes may take (`survive`), runs
-//! of one seed. Does not own: the simulated environment (`amphi_env::sim`).
+//! Owns: the reference (`reference`), random programs (`generate`, `perform`), what may be lost in crashes (`survive`),
+//! runs of one seed. Does not own: the simulated environment (`amphi_env::sim`).
 //!
-//! Invariant: a run is a function of its seed; whatever fails can be run again with one command.
+//! Invariant: a run is a function of its seed, so every failure can be repeated with one command.
 #![forbid(unsafe_code)]
 
 pub mod callbacks;

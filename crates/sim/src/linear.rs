@@ -5,10 +5,10 @@
 //!
 //! The file is a row of cells of one length; every call covers whole cells, and a write fills its cells with its
 //! number. Calls overlap as they like. The search keeps every explanation that is still possible: a content, and the
-//! calls under way that have happened in it already, with what they will return. A call that returns keeps the
-//! explanations that agree; when none is left, the history is not linearizable. (J. Wing, C. Gong: Testing and
-//! verifying concurrent objects, 1993; the order of the search is that of G. Lowe: Testing for linearizability, 2017.)
-//! The number of explanations is that of the orders of the calls under way, which are few.
+//! calls under way that have happened in it already, with what they will return. A call that returns removes the
+//! explanations that disagree with its result; when none is left, the history is not linearizable. (J. Wing, C. Gong:
+//! Testing and verifying concurrent objects, 1993; the order of the search is that of G. Lowe: Testing for
+//! linearizability, 2017.) The number of explanations is that of the orders of the calls under way, which are few.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -210,7 +210,7 @@ impl Linear {
         Ok(())
     }
 
-    /// An explanation after one more of the calls under way has happened, for each of them.
+    /// All explanations that result when one more of the calls under way has happened.
     fn steps(&self, e: &Explanation) -> Vec<Explanation> {
         let left = self.under_way.iter().filter(|(id, _)| !e.happened.contains_key(id));
         left.map(|(id, op)| {
@@ -263,8 +263,8 @@ mod tests {
         assert!(done(&mut l, CellOp::Read { at: 1, n: 2 }, &[7, 7]).is_err());
     }
 
-    /// Goal: calls at the same time may be seen in any order, but in the same one by all, and whole. Method: two
-    /// overlapping writes, reads during and after them.
+    /// Goal: calls at the same time may happen in any order, but all callers see the same order, and each call happens
+    /// as a whole. Method: two overlapping writes, reads during and after them.
     #[test]
     fn at_the_same_time() {
         let mut l = Linear::default();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     /// Goal: a call has happened when it has returned, and no later call sees the state before. Method: a read that
-    /// begins after a write has returned; two reads during one write, one after the other.
+    /// begins after a write has returned; two reads in sequence during one write.
     #[test]
     fn nothing_is_undone() {
         let mut l = Linear::default();
@@ -328,7 +328,7 @@ mod tests {
         assert!(seen.refuse(refused).is_err());
     }
 
-    /// Goal: appends at the same time lie one behind the other. Method: two of them, all contents that may come of it.
+    /// Goal: the data of appends at the same time is in sequence. Method: two appends; all contents that may result.
     #[test]
     fn appends_do_not_overlap() {
         let mut l = Linear::default();

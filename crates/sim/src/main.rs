@@ -26,7 +26,7 @@ struct ClusterArgs {
     /// Number of mounts, 1 to 6; without it the seed decides.
     #[arg(long)]
     mounts: Option<usize>,
-    /// How connections are protected: off, mac or tls; then callbacks meet no faults of their own.
+    /// How connections are protected: off, mac or tls; with mac and tls callbacks meet no faults of their own.
     #[arg(long, default_value = "off", value_parser = secure)]
     secure: Secure,
 }
@@ -63,8 +63,8 @@ struct Args {
     /// The same around directories that are kept open, whose listings the kernels keep.
     #[arg(long)]
     directories: bool,
-    /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a mount
-    /// that is bound to a tree, a server, an administrator.
+    /// Instead of seeds: this many hostile inputs from each of an unauthenticated client, a mount of a user, a mount of
+    /// root, a mount that is bound to a tree, a server, an administrator.
     #[arg(long)]
     hostile: Option<u64>,
     /// Prints every call as it happens.
@@ -112,7 +112,7 @@ fn secure(text: &str) -> Result<Secure, String> {
     Secure::parse(text).ok_or_else(|| "off, mac or tls".into())
 }
 
-/// Hostile inputs in every guise; a cluster of its own for each `HOSTILE_STEP` of them.
+/// Hostile inputs in each of these roles; a cluster of its own for each `HOSTILE_STEP` of them.
 fn hostile(seed: u64, inputs: u64) -> ExitCode {
     const HOSTILE_STEP: u64 = 5_000;
     let mut failed = false;

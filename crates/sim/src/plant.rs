@@ -1,5 +1,5 @@
-//! Planted bugs: faults of the simulation's own layer that the checks must find, so that a check that finds nothing is
-//! known to look.
+//! Planted bugs: faults of the simulation's own layer that the checks must find, which proves that a check that finds
+//! nothing works.
 //!
 //! Owns: the list, and the bugs between a program and the client. Those in the environment and the cluster's
 //! configuration are switched on by `cluster`, those of faults by `run`. The product contains no part of them.
@@ -27,15 +27,17 @@ pub enum Plant {
     /// A killed server other than the master comes back without its unstable state, while the others and the mount
     /// continue.
     MembersLosePower,
-    /// One lock in 10 of those that do not wait is not requested, and reported as held.
+    /// One lock in 10 of those that do not wait is not requested, although the call reports it as held.
     UnaskedLocks,
     /// Direct reads are done in two parts, as if no lock were held over both.
     UnlockedReads,
-    /// One read in 20 returns the result of the last read of the same bytes, as if a cache had kept it over a callback.
+    /// One read in 20 returns the result of the last read of the same bytes, as if a cache had kept the bytes in spite
+    /// of a callback.
     KeptPages,
     /// Direct writes of shared records stay in the cache of their mount: a kill of the mount drops them.
     CachedRecords,
-    /// One change of names in 20 is executed twice, as by a server that forgot its answer; the second answer counts.
+    /// One change of names in 20 is executed twice, as by a server that forgot its answer; the second answer is
+    /// returned.
     TwiceDone,
     /// The server does not send a callback again that was lost.
     ForgottenCallbacks,

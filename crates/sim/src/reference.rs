@@ -1,8 +1,8 @@
-//! `Reference`: a small file system in memory that says what every call must return.
+//! `Reference`: a small file system in memory that determines what every call must return.
 //!
 //! Owns: names, links, attributes, content, open files and the errno of every refusal, in the order in which Linux
-//! checks. Does not own: what a crash may take (`survive`), concurrency (a reference belongs to one program, whose
-//! calls follow one another).
+//! checks. Does not own: what may be lost in a crash (`survive`), concurrency (a reference belongs to one program,
+//! whose calls follow one another).
 //!
 //! Inode numbers are those of the file system under test: a call that makes an inode is told the number it got.
 //! Times are windows: the call began and ended then, so the stamp lies between. Every change is also reported as

@@ -4,9 +4,9 @@
 //! true (`reference`, `survive`).
 //!
 //! A run is a few episodes. In each, every program makes some calls while servers are killed and restarted and the
-//! network fails; none of that may have a visible effect. An episode ends idle, or with a crash that takes the mount
-//! too; then the remaining state is judged and the programs continue from there. At the end everything is compared, the
-//! zones are checked, all is removed, and the space must be free again.
+//! network fails; programs must not notice any of that. An episode ends idle, or with a crash that also ends the mount;
+//! then the remaining state is judged and the programs continue from it. At the end everything is compared, the zones
+//! are checked, all is removed, and the space must be free again.
 
 mod crash;
 mod faults;
@@ -35,7 +35,7 @@ use std::time::Duration;
 /// Virtual time without a finished call after which a run counts as stuck: beyond every time-out of the product.
 const STUCK: Duration = Duration::from_secs(240);
 
-/// How long what a mount cached counts after its session has ended, and some more.
+/// How long a mount may use what it cached after its session has ended, and some time more.
 const LIFE: Duration = Duration::from_secs(40);
 
 /// Which faults a run may have.

@@ -3,12 +3,12 @@
 //! Owns: the tasks (sharers), their calls with times, the rules. Does not own: files of one program alone (`program`),
 //! where every result is known.
 //!
-//! The rules. A record of a shared file is written and read whole: a read returns one write, none that was overwritten
-//! before the read began, and no later read returns an earlier one. Appended records lie in the log whole, once, in an
-//! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. A task
-//! that made a name exclusively has it until it gives it up. A listing shows each entry that exists throughout exactly
-//! once. Directories that are moved about stay reachable. Locks are held as `locks` describes. In runs of contention
-//! the tasks only use the `arena`.
+//! The rules. Every record of a shared file is written and read as a whole: a read returns the record of one write,
+//! never of one that was overwritten before the read began, and no later read returns an earlier one. Appended records
+//! lie in the log whole, once, in an order that agrees with time. Calls on whole cells of a file are events in an order
+//! that agrees with time. A task that made a name exclusively has it until it gives it up. A listing shows each entry
+//! that exists throughout exactly once. Directories that are moved about stay reachable. Locks are held as `locks`
+//! describes. In runs of contention the tasks only use the `arena`.
 
 mod arena;
 mod cells;
@@ -225,7 +225,7 @@ async fn new_log(client: &Client, area: &SharedArea) -> Result<()> {
     Ok(())
 }
 
-/// Counts one more call of a task; false once it shall make no more.
+/// Counts one more call of a task; returns false when the task must make no more calls.
 fn takes_call(area: &SharedArea, task: usize) -> bool {
     let mut a = area.borrow_mut();
     let goes_on = !a.tasks.stop && a.tasks.left[task] > 0;
@@ -422,7 +422,7 @@ pub async fn check(client: &Client, area: &SharedArea, now: u64) -> Checked {
     names_check(client, &ctx, area, Names::Exact).await
 }
 
-/// The bytes of a record; what is beyond the end of the file is zeros, and has never been written.
+/// The bytes of a record; beyond the end of the file they are zeros and were never written.
 fn part_of(bytes: &[u8], offset: u64, len: u64) -> Vec<u8> {
     let mut part: Vec<u8> = bytes.iter().skip(offset as usize).take(len as usize).copied().collect();
     part.resize(len as usize, 0);

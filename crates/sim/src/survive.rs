@@ -3,12 +3,12 @@
 //! Owns, from the changes that the reference reports: for each name, attribute and byte the set of values that a
 //! crash may leave. Does not own: how the state is read (`observe`).
 //!
-//! Two levels. *Written*: the processes are killed, the machine lives; every acknowledged change is there, but data
-//! written into the cache of the mount may be there in part. *Stable*: power is lost; data covered by an fsync is
-//! there, every later change may be. At both levels the calls under way may have happened.
+//! Two levels. *Written*: the processes are killed, the machine continues; every acknowledged change is there, but data
+//! written into the mount's cache may be there in part. *Stable*: power is lost; data covered by an fsync is there, and
+//! any later change may be there. At both levels the calls under way may have happened.
 //!
-//! The sets are per item, so an order that the file system keeps but did not promise is not demanded; that a rename is
-//! one event is demanded through the number of names an inode must have.
+//! The sets are for each item, so the check does not require an order that the file system keeps but did not promise;
+//! that a rename is one event is required through the number of names that an inode must have.
 
 use crate::observe::{Found, Tree};
 use crate::op::Name;
@@ -128,7 +128,7 @@ impl Content {
     }
 }
 
-/// Values of one thing: those that may be found, the present one last.
+/// Values of one item: those that may be found, the present one last.
 type Values<T> = Vec<T>;
 
 /// The possible states after one level of crash.

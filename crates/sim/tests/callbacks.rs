@@ -1,5 +1,5 @@
-//! Seeds in which callbacks and their answers arrive late, twice or not at all, one message at a time, and the proof
-//! that the checks detect errors.
+//! Seeds in which callbacks and their answers arrive late, twice or not at all, one message at a time, and a proof that
+//! the checks detect errors.
 
 use amphi_sim::callbacks::Counts;
 use amphi_sim::plant::Plant;
@@ -29,8 +29,9 @@ fn sum_of(plans: impl Iterator<Item = Plan>) -> Counts {
 }
 
 /// Goal: Promise S2, Promise S3: mounts that compete for few files agree, whatever faults their callbacks and answers
-/// have: none is ended, no byte is lost, no old data is shown. Method: seeds of contention with faults of callbacks
-/// alone; enough of each kind, also callbacks of locks that were returned and of mounts that had newer ones.
+/// have: no mount is ended, no byte is lost, no old data is shown. Method: seeds of contention in which only callbacks
+/// have faults; there must be enough of each kind, also callbacks of locks that were returned and callbacks to mounts
+/// that had newer ones.
 #[test]
 fn fights_agree() {
     let plan = |seed| Plan { faults: Faults::Callbacks, contention: true, ..Plan::of_seed(seed) };

@@ -71,7 +71,7 @@ struct Task {
     common: Option<Seat>,
 }
 
-/// Whether a call went through; only a full target may refuse one.
+/// True if a call succeeded; only a full target may refuse one.
 fn went(told: &Shared, what: &str, result: Result<(), Errno>) -> bool {
     match result {
         Ok(()) => true,
@@ -132,7 +132,7 @@ impl Task {
         });
     }
 
-    /// Writes a cell of the task's own file, or one of its cells of the common one.
+    /// Writes a cell of the task's own file, or one of its cells of the common file.
     async fn write(&mut self, common: bool) {
         let direct = self.dice.one_in(2);
         let (seat, cell) = if common {
@@ -303,7 +303,8 @@ async fn trouble(cluster: &Cluster, told: &Shared, mount: &Mount, limit: Option<
     }
 }
 
-/// Files fit again after some were removed: what is freed may be used when its record is durable.
+/// There is space again after some files were removed: freed blocks may be used when the record of the removal is
+/// durable.
 async fn fits_again(cluster: &Cluster, mount: &Mount, name: &str) {
     let ctx = Ctx::root();
     let until = cluster.env.now() + Duration::from_secs(30);
@@ -456,9 +457,9 @@ fn play(
 /// Bytes of a zone.
 const ZONE: u64 = 16 << 20;
 
-/// Goal: Promise S15: full targets refuse data that does not fit, to some of several mounts, and lose no earlier
-/// acknowledged data; files can be removed and there is space again; the zones are whole. Method: above, on one server
-/// with one target.
+/// Goal: Promise S15: full targets refuse data that does not fit, to some of several mounts, and lose no data that was
+/// acknowledged before. Files can be removed, and then there is space again. The zones are sound. Method: above, on one
+/// server with one target.
 #[test]
 fn one_server_is_full() {
     fill(1, 1, 3, 3, 8_000_000..8_000_000 + SEEDS);

@@ -5,9 +5,9 @@ use amphi_sim::hostile::{Guise, Tally, run};
 /// Inputs of each run.
 const INPUTS: u64 = 1_500;
 
-/// Goal: Promise S23: whatever a stranger, another user's mount, a mount, one that is bound to a tree, a server or an
-/// administrator sends, the server and an honest mount go on, and the zones stay sound. Method: seeds of each guise;
-/// most inputs reach an operation.
+/// Goal: Promise S23: whatever an unauthenticated client, another user's mount, a mount, a mount that is bound to a
+/// tree, a server or an administrator sends, the server and an honest mount continue to work, and the zones stay sound.
+/// Method: seeds of each guise; most inputs reach an operation.
 #[test]
 fn a_server_goes_on() {
     for guise in Guise::ALL {

@@ -11,7 +11,7 @@ const SEEDS: u64 = 30;
 const KEPT: [u64; 3] = [103, 165, 267];
 /// Seeds within which a mistake must be found.
 const FOUND_WITHIN: u64 = 50;
-/// The same, of a mistake that shows only where one call crosses another within an answer's way.
+/// The same for a mistake that shows only if one call crosses another while an answer is on its way.
 const RARE_WITHIN: u64 = 500;
 /// The same where three answers have to cross, which happens in one of some 3,500 seeds.
 const CROSSED_WITHIN: u64 = 10_000;
@@ -41,7 +41,7 @@ fn kernels_show_nothing_old() {
 }
 
 /// Goal: the games find a kernel that shows data after its invalidation. Method: each planted bug in turn; the same
-/// seeds agree without.
+/// seeds agree without the bug.
 #[test]
 fn mistakes_are_found() {
     // The seed where each was found last comes first.
@@ -84,7 +84,7 @@ fn kept_directories_show_what_is_there() {
 }
 
 /// Goal: the games of directories find a kernel that shows a listing which is over. Method: each mistake in turn; the
-/// same seeds agree without.
+/// same seeds agree without the mistake.
 #[test]
 fn mistakes_with_directories_are_found() {
     // The seed where each was found last comes first.

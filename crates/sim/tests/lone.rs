@@ -8,10 +8,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Goal: the own changes of a mount in sole mode never end it, also when it is cut off from a server that has granted
-/// it tokens, for longer than it has to answer. Method: the mount in the master's process; the other server grants
-/// tokens after it has been cut off from the master for a while; then names of inodes that lie there are removed, and
-/// at one of many moments the link is cut.
+/// Goal: a mount in sole mode is never ended because of its own changes, even when it is cut off from a server that has
+/// granted it tokens, for longer than the time in which it has to answer. Method: the mount in the master's process;
+/// the other server grants tokens after it has been cut off from the master for a while; then names of inodes that lie
+/// there are removed, and at one of many moments the link is cut.
 #[test]
 fn own_changes_end_nobody() {
     for moment in 0..40 {

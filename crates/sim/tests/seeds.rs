@@ -5,7 +5,7 @@ use amphi_sim::plant::Plant;
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 use amphi_transport::Secure;
 
-/// Seeds of each of the two tests; together with the kept ones they take some three minutes on two cores.
+/// Seeds of each of the two tests; together with the recorded seeds they take about three minutes on two cores.
 const SEEDS: u64 = 50;
 /// Seeds within which a planted bug must be found.
 const FOUND_WITHIN: u64 = 60;

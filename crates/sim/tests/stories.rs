@@ -51,8 +51,8 @@ async fn two_directories(client: &Client) -> Result<(Ino, Ino)> {
 }
 
 /// Goal: Promise S6: an open file that a rename replaces stays readable, also when the server is killed in the middle
-/// of the rename and completes it at its start, before the mount has presented its open files. Method: a rename between
-/// targets, killed at each of many moments in turn.
+/// of the rename and completes the rename at its start, before the mount has presented its open files. Method: a rename
+/// between targets, killed at each of many moments in turn.
 #[test]
 fn replaced_open_files_outlive_a_crash() {
     let steady = |shape: &mut Shape| {
@@ -84,8 +84,8 @@ fn replaced_open_files_outlive_a_crash() {
     }
 }
 
-/// Goal: Promise S6: the close of one handle, under way while the server restarts, does not end another one. Method: an
-/// unlinked file with two handles; close one and kill the server at once.
+/// Goal: Promise S6: if the server restarts during the close of one handle, another handle stays usable. Method: an
+/// unlinked file with two handles; one is closed, and the server is killed at once.
 #[test]
 fn a_close_under_way_ends_one_open() {
     for seed in 0..8 {
@@ -111,7 +111,7 @@ fn a_close_under_way_ends_one_open() {
 
 /// Goal: Promise S12: no request is executed twice, also when a mount is silent for so long that its session ends: then
 /// calls under way fail with EIO. Method: many mkdirs while the network is cut for longer than the grace time; none may
-/// find its own directory, and the directories of successful calls are there.
+/// find that its own directory exists already, and the directories of successful calls are there.
 #[test]
 fn calls_of_an_ended_session_are_not_repeated() {
     let mut failed = 0;
@@ -154,10 +154,10 @@ fn calls_of_an_ended_session_are_not_repeated() {
     assert!(failed > 0, "no call was under way when the network was cut: the story proves nothing");
 }
 
-/// Goal: Promise S22: a mount whose server lost power is not told that all is stable, also if the connection by which
-/// it learned of that broke before it could say goodbye, and the server then knows the session that was begun
-/// meanwhile. Method: a sync that waits for the server to come back; connections break at one of many moments behind
-/// that.
+/// Goal: Promise S22: a mount whose server lost power is not told that all data is stable. This also holds if the
+/// connection by which the mount learned of the loss broke before it could say goodbye, so that the server knows the
+/// session that was begun meanwhile. Method: a sync waits until the server is back; connections break at one of many
+/// later moments.
 #[test]
 fn a_lost_session_stays_lost() {
     let slow = |shape: &mut Shape| shape.sim.net_ns = 1_000_000..1_100_000;
@@ -213,10 +213,10 @@ fn times_of_direct_writes_count() {
     );
 }
 
-/// Goal: payloads in memory that a mount has passed are what they were, whatever becomes of the server while they are
-/// read and written: it is killed, or the connection is cut from the mount for so long that the mount gives it up.
-/// Method: four callers write and read back a file each, in pieces of 300 KiB past the cache, and use their memory
-/// again at once; kills and cuts at many moments; the mount's counters say that payloads went that way.
+/// Goal: payloads in passed memory keep their bytes, whatever happens to the server while they are read and written:
+/// the server is killed, or the mount is cut off for so long that it gives the connection up. Method: four callers
+/// write and read back a file each, in direct pieces of 300 KiB, and reuse their memory at once; there are kills and
+/// broken connections at many moments; the mount's counters show that payloads were passed in memory.
 #[test]
 fn passed_memory_outlives_servers_and_connections() {
     const LEN: usize = 300 << 10;

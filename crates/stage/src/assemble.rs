@@ -43,7 +43,7 @@ impl Assembler<'_> {
         });
     }
 
-    /// Makes one; false: it cannot be made here.
+    /// Makes one; returns false if it cannot be made on this file system.
     fn other(&self, n: u32, entry: &Entry) -> Result<bool, Trouble> {
         let from = self.source.place(entry).map_err(Trouble::Source)?;
         let place = self.dest.place(self.source, entry).map_err(Trouble::Target)?;
@@ -95,7 +95,7 @@ impl Assembler<'_> {
         }
     }
 
-    /// Gives whole files their attributes; a file that is no longer what was copied is copied again.
+    /// Gives complete files their attributes; a file that is no longer the copied one is copied again.
     pub(crate) fn files(&self, files: &[FileState]) {
         work::each(self.threads, files.len(), self.stop, |n| {
             let (verdict, identity) = {
@@ -184,7 +184,8 @@ impl Assembler<'_> {
         }
     }
 
-    /// Makes the further names of entries that have several, as (name, entry that was made).
+    /// Makes the additional names of entries with several names. Each pair has the entry to link and the entry that was
+    /// made first.
     pub(crate) fn links(&self, links: &[(u32, u32)]) {
         work::each(self.threads, links.len(), self.stop, |n| {
             let (entry, first) = (&self.source.entries[links[n].0 as usize], &self.source.entries[links[n].1 as usize]);

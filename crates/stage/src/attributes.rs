@@ -1,4 +1,4 @@
-//! The attributes of an entry beside its bytes: owner, mode, access control lists, extended attributes, times.
+//! The attributes of an entry except its bytes: owner, mode, access control lists, extended attributes, times.
 //!
 //! Owns how they are carried over and the record of those that were not kept. An entry is opened by its name once,
 //! without following links, and all calls use the open file. Afterwards the target is read back: a file system that

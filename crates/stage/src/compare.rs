@@ -151,8 +151,8 @@ impl Comparer<'_> {
         Ok(content.crc() == expected)
     }
 
-    /// Reads bytes from `at` on, at most to `end`, into the buffer; returns how many, 0 if there are fewer than
-    /// expected.
+    /// Reads bytes from `at` on, at most to `end`, into the buffer; returns how many were read, 0 if there are fewer
+    /// than expected.
     fn read(&self, n: u32, opened: &mut Opened, at: u64, end: u64, buffer: &mut Buffer) -> Result<usize, Errno> {
         let memory = buffer.bytes();
         let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(memory.len());
@@ -209,7 +209,8 @@ impl Comparer<'_> {
         }
     }
 
-    /// All pieces of a file were compared; what was a hole on both sides, or compared by an earlier run, counts now.
+    /// All pieces of a file were compared; pieces that were holes on both sides, or were compared by an earlier run,
+    /// are counted now.
     fn end(&self, n: u32) {
         let mut state = self.files[n as usize].state();
         if state.verdict == Verdict::Whole {

@@ -1,8 +1,8 @@
 //! Copying of files, piece by piece.
 //!
-//! Owns the path of bytes from source to target and the rule by which a file counts as copied: it had one identity from
-//! the first byte to the check after the last. Does not own when pieces are durable (`checkpoint`) nor the comparison
-//! with the written bytes (`compare`).
+//! Owns the path of bytes from source to target and the rule by which a file counts as copied: the file had the same
+//! identity from its first byte to the check after its last. Does not own when pieces are durable (`checkpoint`) nor
+//! the comparison with the written bytes (`compare`).
 
 use crate::buffer::Buffer;
 use crate::checkpoint::Checkpoints;
@@ -26,13 +26,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A piece above this is synced by who wrote it; below, one call for all at the next checkpoint is cheaper.
+/// A piece larger than this is synced by the thread that wrote it; for smaller ones one call for all at the next
+/// checkpoint is cheaper.
 const SYNC_ALONE_BYTES: u64 = 1 << 20;
 
 /// Work of the copying threads.
 #[derive(Clone, Copy)]
 enum Task {
-    /// A file: its pieces are found; a file of one piece is copied at once.
+    /// A file: its pieces are determined; a file of one piece is copied at once.
     File(u32),
     /// One of several pieces of a file.
     Piece(u32, u64),
@@ -221,7 +222,7 @@ impl Copier<'_> {
         self.copied(n, index, copied);
     }
 
-    /// Copies a piece and makes it stable, or leaves that to the next checkpoint; its checksum.
+    /// Copies a piece and makes it stable, or leaves that to the next checkpoint; returns its checksum.
     fn copy(
         &self,
         from: &OwnedFd,

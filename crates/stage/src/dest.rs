@@ -1,7 +1,7 @@
 //! The place of the entries of the target during the stage.
 //!
-//! Owns the names: a new tree is filled under a temporary name of its root, an update gives each entry that is copied
-//! anew a temporary name beside the one that it replaces. Owns the form of these names as well.
+//! Owns the names: a new tree is filled under a temporary name of its root; during an update each entry that is copied
+//! again gets a temporary name next to the entry that it replaces. Owns the form of these names as well.
 
 use crate::dirs::{Place, Tree};
 use crate::entries::{Entry, Source};
@@ -18,7 +18,7 @@ const MARK: &str = ".stage-";
 /// Digits of an id.
 const ID_DIGITS: usize = 8;
 
-/// The number of a stage: the same command has the same, so that it finds what it left.
+/// The number of a stage: the same command has the same number, so that it finds its earlier files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StageId(pub(crate) u32);
 
@@ -64,7 +64,7 @@ pub(crate) fn is_of_stage(found: &OsStr, id: StageId) -> bool {
 pub(crate) enum Naming {
     /// The root has a temporary name until the end.
     Whole,
-    /// Each entry that is copied anew has one.
+    /// Each entry that is copied again has one.
     Each(StageId),
 }
 

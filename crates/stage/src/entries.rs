@@ -11,8 +11,8 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-/// The attributes by which a file of the source is recognised as the copied one: every write to a file changes one of
-/// these.
+/// The attributes by which a file of the source is recognised as the one that was copied: every write to a file changes
+/// one of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) ino: u64,

@@ -30,7 +30,7 @@ pub(crate) struct Progressing {
     pub(crate) verdict: Verdict,
     /// The source as it is copied.
     pub(crate) identity: Identity,
-    /// Its number in the journal; none: the target has no part of it.
+    /// Its number in the journal; `None` if the target has no part of it.
     pub(crate) number: Option<u32>,
     /// Pieces that are written.
     pub(crate) pieces: BTreeMap<u64, Piece>,
@@ -40,7 +40,7 @@ pub(crate) struct Progressing {
     pub(crate) verified_bytes: u64,
 }
 
-/// A regular file of the source; one with several names has one.
+/// A regular file of the source; a file with several names is listed once.
 #[derive(Debug)]
 pub(crate) struct FileState {
     /// In `Source::entries`.

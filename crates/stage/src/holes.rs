@@ -14,7 +14,8 @@ pub(crate) fn may_have(stat: &Stat) -> bool {
     blocks * 512 < i128::from(stat.st_size)
 }
 
-/// The first data in a range of a file, its ends at multiples of `ALIGN` or at those of the range; none: only holes.
+/// The first data in a range of a file, its ends at multiples of `ALIGN` or at those of the range; `None` if there are
+/// only holes.
 pub(crate) fn next_data(file: impl AsFd, range: Range<u64>, asks: bool) -> Result<Option<Range<u64>>, Errno> {
     if range.is_empty() {
         return Ok(None);

@@ -1,9 +1,9 @@
 //! The journal of a stage: which pieces of which files are durable in the temporary tree.
 //!
 //! Owns the file, its lock (one process works on a stage) and the contents from an earlier run. Does not own when a
-//! piece is durable (`checkpoint`). Invariants: a piece is in the journal only after its bytes were made stable;
-//! records are only appended; a record that was torn by a crash ends the journal, and later bytes are cut off. The
-//! format is in docs/design/staging.md.
+//! piece is durable (`checkpoint`). Invariants: a piece is in the journal only after its bytes were made stable.
+//! Records are only appended. A record that is incomplete because of a crash ends the journal, and later bytes are cut
+//! off. The format is in docs/design/staging.md.
 
 pub(crate) mod record;
 

@@ -1,7 +1,7 @@
 //! Remains of other stages beside the target.
 //!
-//! Owns finding and removing it. Only what has a journal of this crate that no process holds is removed; whatever else
-//! has such a name is named and stays.
+//! Owns finding and removing it. An entry is removed only if it has a journal of this crate that no process holds;
+//! other entries with such a name are reported and stay.
 
 use crate::dest::{JOURNAL, StageId, is_of_stage, stage_of, temporary};
 use crate::ends::End;
@@ -16,7 +16,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Stages that left something beside the target, but `own`.
+/// Stages other than `own` that left files next to the target.
 pub(crate) fn find(target: &End, own: Option<StageId>) -> Result<Vec<StageId>, Error> {
     let names = walk::names(&*target.base)
         .map_err(|e| Error::refused(format!("{}: cannot list its folder: {}", show(&target.path), reason(e))))?;

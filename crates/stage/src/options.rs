@@ -11,7 +11,7 @@ pub enum Existing {
     Refuse,
     /// The copy takes its place at the end, and the old one is removed.
     Replace,
-    /// It is updated; entries that the source does not have stay.
+    /// It is updated; entries that are missing in the source stay.
     Update,
     /// It is updated, and entries that the source does not have are removed.
     UpdateAndDelete,
@@ -38,7 +38,7 @@ pub enum Verify {
 /// Whether remains of unfinished stages beside the target are removed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// They are named and stay; those of this stage are used.
+    /// They are reported and stay; those of this stage are used.
     Stay,
     /// They are removed, also those of this stage.
     Remove,

@@ -1,8 +1,8 @@
-//! How the target appears: whole, by one rename.
+//! How the target appears: as a whole, by one rename.
 //!
 //! Owns the last steps of a stage into a new tree, and finishing them when they were interrupted. The journal first
-//! names the tree that is about to get the name, so that a later run that finds just this tree under the name knows
-//! that only the removal of the replaced one remains.
+//! names the tree that is about to get the name. A later run that finds this tree under the name therefore knows that
+//! only the replaced tree has to be removed.
 
 use crate::ends::Ends;
 use crate::error::{Error, show};

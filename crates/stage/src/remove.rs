@@ -16,7 +16,7 @@ const DEPTH_MAX: usize = 100;
 
 static MOVED: AtomicU64 = AtomicU64::new(0);
 
-/// Removes the entry of this name, a whole tree if it is a directory; an absent one is fine.
+/// Removes the entry of this name, a whole tree if it is a directory; an absent entry is not an error.
 pub(crate) fn whatever(dir: impl AsFd, name: &OsStr) -> Result<(), Errno> {
     match fs::unlinkat(&dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
@@ -49,7 +49,7 @@ fn open(dir: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     fs::openat(&dir, name, DIRECTORY, Mode::empty())
 }
 
-/// Removes what a directory has; false: something was moved into the top meanwhile.
+/// Removes the contents of a directory; returns false if something was moved into the top directory meanwhile.
 fn empty(top: &OwnedFd, dir: &OwnedFd, depth: usize) -> Result<bool, Errno> {
     let mut is_empty = true;
     for (name, stat) in list(dir)? {

@@ -1,8 +1,9 @@
 //! How written bytes become stable on the file system of the target.
 //!
-//! Owns the choice between one call for everything and one for each file. `syncfs` is used where the kernel is known to
-//! write all data out and to report errors; FUSE does not pass it on, so an AmphiFS mount is synced by its own control
-//! attribute, which only its owner and root may use, and on all other file systems each file is synced alone.
+//! Owns the choice between one call for everything and one for each file. `syncfs` is used only where the kernel is
+//! known to write all data to the disk and to report errors. FUSE does not pass it on, so an AmphiFS mount is synced by
+//! its own control attribute, which only its owner and root may use. On all other file systems each file is synced by
+//! itself.
 
 use crate::dirs::by_descriptor;
 use rustix::fs::{self, XattrFlags};

@@ -262,8 +262,8 @@ impl Run<'_> {
         }
     }
 
-    /// Prepares files that are to be copied once more, or names them if they were copied often enough; true: there are
-    /// some to copy.
+    /// Prepares files that are to be copied once more, or reports them if they were copied too often; returns true if
+    /// there are some to copy.
     fn again(&self, files: &[FileState], is_last: bool) -> bool {
         let mut any = false;
         for file in files {

@@ -1,4 +1,4 @@
-//! Threads that take work from a queue until it is empty, or until one of them stops the others.
+//! Threads that take work from a queue until it is empty, or until one of the threads stops the others.
 //!
 //! Owns the queue, its end, and the first error that ends everything. Work may add work. Threads live only as long as
 //! one call of `run`.

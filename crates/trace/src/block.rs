@@ -50,7 +50,7 @@ pub struct Fault {
     pub at: u64,
     /// What is wrong there.
     pub what: String,
-    /// The file ends there, in the middle of something: what was written last is missing, and nothing else is wrong.
+    /// The file ends in the middle of a record or block: what was written last is missing, and the rest is valid.
     pub is_cut: bool,
 }
 
@@ -89,7 +89,7 @@ pub fn seal(kind: Kind, content: &[u8]) -> Vec<u8> {
     block
 }
 
-/// What the head of a block says.
+/// The contents of a block's head.
 pub(crate) struct Head {
     kind: Kind,
     content: usize,

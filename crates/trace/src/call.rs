@@ -110,7 +110,7 @@ pub struct Call {
     pub start_ns: u64,
     /// Until it was answered, nanoseconds.
     pub took_ns: u64,
-    /// Thread of the caller; 0: the kernel's own, or unknown.
+    /// Thread of the caller; 0 if it is the kernel's own, or unknown.
     pub tid: u32,
     /// The inode, or the directory of `name`.
     pub ino: u64,
@@ -118,7 +118,7 @@ pub struct Call {
     pub handle: u64,
     /// First byte.
     pub offset: u64,
-    /// Bytes asked for; the new size of a change that names one.
+    /// Bytes requested; the new size if the call changes the size.
     pub len: u64,
     /// Bytes moved or 0, or minus the error number.
     pub result: i64,
@@ -128,7 +128,7 @@ pub struct Call {
     pub course: Course,
     /// The inode that was found or made, the second directory, or the source of a copy.
     pub other: u64,
-    /// Size of the file as far as it was known when it was found or opened; of a copy, the first byte of its source.
+    /// Size of the file as it was known when the file was found or opened; for a copy, the first byte of its source.
     pub size: Option<u64>,
     /// A name in `ino`.
     pub name: Box<[u8]>,

@@ -15,7 +15,7 @@ pub struct Header {
     pub amphi: String,
     /// The node.
     pub host: String,
-    /// The boot of the node: traces of one boot have one clock.
+    /// The boot of the node: traces of one boot use the same clock.
     pub boot: String,
     /// Mount point.
     pub mount: String,
@@ -31,7 +31,7 @@ pub struct Header {
     pub tunables: Vec<String>,
 }
 
-/// What a trace says last; without it, it was cut.
+/// The last record of a trace; a trace without it is incomplete.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct End {
@@ -69,7 +69,7 @@ impl<R: Read> Reader<R> {
         Reader { from, at: 0, ready: VecDeque::new(), seen_header: false, ended: false }
     }
 
-    /// The next part; `None` behind the last one.
+    /// The next part; `None` after the last one.
     ///
     /// Errors: where and what. Nothing that follows is read; what was returned before is as it was written.
     pub fn next_part(&mut self) -> Result<Option<Part>, Fault> {
@@ -154,9 +154,9 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// The records of one block, as the mount gave it out.
+/// The records of one block in the form in which the mount writes it.
 ///
-/// Errors: it is no whole block of records.
+/// Errors: if the bytes are not one complete block of records.
 pub fn records(block: &[u8]) -> Result<Vec<Record>, Fault> {
     let short = || Fault::cut(0, "the block is too short");
     let (bytes, stored) = block.split_first_chunk::<HEAD_BYTES>().ok_or_else(short)?;

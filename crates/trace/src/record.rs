@@ -18,7 +18,7 @@ use crate::call::{Call, Caller, Course, Op};
 
 /// Longest name, bytes.
 const NAME_MAX: usize = 4096;
-/// What may follow before a block has to be full, bytes: the longest record and some more.
+/// Space that the longest record needs, and some more, bytes: a block with less is full.
 const SLACK: usize = 4 * NAME_MAX;
 
 /// One record.

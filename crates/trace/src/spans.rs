@@ -13,8 +13,8 @@ impl<T> Default for Spans<T> {
 }
 
 impl<T: Clone + Default> Spans<T> {
-    /// Shows the values of `start..end`, each of which lies inside of it: ranges are cut at its ends, and what was not
-    /// touched before begins with the default.
+    /// Passes to `show` the values of `start..end`, divided so that each lies inside it: ranges are cut at its ends,
+    /// and ranges that were not touched before begin with the default.
     pub fn visit(&mut self, start: u64, end: u64, mut show: impl FnMut((u64, u64), &mut T)) {
         if start >= end {
             return;

@@ -1,7 +1,7 @@
-//! What a trace says in short: operations, files, sizes, ways and waits.
+//! Summary of a trace: operations, files, sizes, paths through the file system and waits.
 //!
 //! Owns: adding it up, its text and its JSON (schema `amphi.trace/1`). Reads a trace as a stream, so its length does
-//! not matter; the files that are told of are bounded by `FILES_MAX`, those with the most time first.
+//! not matter; the number of reported files is bounded by `FILES_MAX`, and those with the most time come first.
 
 use crate::block::Fault;
 use crate::call::{Call, Op, flags};
@@ -22,7 +22,7 @@ pub fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What was seen of names: an inode lies under a name in a directory.
+/// What the trace shows about names: under which name in which directory an inode was found.
 #[derive(Debug, Default)]
 pub struct Names {
     under: BTreeMap<u64, (u64, Box<[u8]>)>,
@@ -42,8 +42,8 @@ impl Names {
         }
     }
 
-    /// The path of an inode below the mount point, as far as its directories were seen; a path that begins in the
-    /// middle begins with `...`.
+    /// The path of an inode below the mount point, as far as its directories were seen; a path whose beginning is
+    /// unknown starts with `...`.
     pub fn path(&self, ino: u64) -> Option<Vec<u8>> {
         if let Some(path) = self.paths.get(&ino) {
             return Some(path.to_vec());
@@ -136,7 +136,7 @@ impl Sum {
     }
 }
 
-/// What is said of a file.
+/// What is reported about a file.
 #[derive(Clone, Debug, Default)]
 struct OfFile {
     all: Sum,
@@ -156,7 +156,7 @@ struct Counts {
 /// A trace in short.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// What it says of itself.
+    /// What it reports about itself.
     pub header: Header,
     /// What stopped the reading.
     pub fault: Option<Fault>,

@@ -193,8 +193,8 @@ fn models_want_more_and_more() {
     assert_eq!((pairs[0].count, accesses, pairs[0].undecided), (1, 2, false));
 }
 
-/// Goal: calls of two nodes whose clocks may be that far apart are undecided; those of one node never are. Method: two
-/// traces, of one boot and of two.
+/// Goal: calls of two nodes whose clocks may differ by more than the time between the calls are undecided; those of one
+/// node never are. Method: two traces, of one boot and of two.
 #[test]
 fn clocks_may_be_apart() {
     let found = |other: &str, at: u64| {

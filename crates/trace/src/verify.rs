@@ -1,8 +1,8 @@
-//! Pairs of calls of different processes that touch the same bytes, one of them a write, without what a model of
-//! consistency wants between them.
+//! Pairs of calls of different processes that touch the same bytes, of which at least one is a write, without the calls
+//! between them that a consistency model requires.
 //!
-//! Owns: finding them in the traces of one cluster. Does not own: what a program that has barriers of its own knows
-//! better: calls are ordered by time alone, so a pair is a candidate and never an error.
+//! Owns: finding them in the traces of one cluster. Does not own: knowledge about the program, for example about its
+//! barriers: calls are ordered by time alone, so a pair is a candidate and never an error.
 //!
 //! The models are those of the study of Wang, Mohror and Snir (File system semantics requirements of HPC applications,
 //! HPDC 2021), section 3: `posix` wants that the first call has ended before the second begins; `commit` also that the
@@ -101,7 +101,7 @@ impl Access {
     }
 }
 
-/// Of one range: the last write, and reads since.
+/// For one range: the last write, and the reads since.
 #[derive(Clone, Debug, Default)]
 struct Last {
     write: Option<Access>,
@@ -239,7 +239,8 @@ pub fn verify(traces: &[Trace], model: Model, uncertainty_ns: u64) -> Found {
     Found { pairs: search.pairs.into_values().collect(), accesses: count, more: search.more }
 }
 
-/// What to add to times of `from` to have those of `to`, by the time of day of both.
+/// The difference between the clocks of two traces: it is added to times of `from` to get times of `to`. It is computed
+/// from the time of day that both traces contain.
 fn clock_shift(to: &Trace, from: &Trace) -> i64 {
     let of = |trace: &Trace| trace.header.wall_ns.wrapping_sub(trace.header.start_ns) as i64;
     of(from).wrapping_sub(of(to))

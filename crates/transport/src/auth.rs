@@ -43,7 +43,8 @@ pub struct ClusterKey(Vec<u8>);
 pub enum WeakKey {
     /// It has this many bytes, fewer than `KEY_BYTES_MIN`.
     Short(usize),
-    /// It is one short piece repeated, a row of characters, or made of very few different ones. Such keys are guessed.
+    /// It is one short piece repeated, a row of adjacent characters, or made of very few different ones. Such keys are
+    /// guessed.
     Guessable,
 }
 
@@ -136,7 +137,8 @@ impl End {
 pub struct ServerAuth {
     /// Clients must know this key. `None`: only Unix sockets are served, where the kernel reports who connects.
     pub key: Option<ClusterKey>,
-    /// The server's own key pair: clients may prove one of theirs in place of the cluster key.
+    /// The server's own key pair: with it the server lets clients prove a key pair of theirs instead of the cluster
+    /// key.
     pub identity: Option<Identity>,
     /// Clients on a Unix socket need no key. If such a client proves a key, the proof is checked all the same.
     pub unix_without_key: bool,
@@ -159,7 +161,7 @@ pub enum Proved {
     Identity(Fingerprint),
 }
 
-/// Whether the kernel reports who is at the other end of connections to `addr`: it does for `unix:PATH`. A loopback
+/// Whether the kernel reports the user at the other end of connections to `addr`: it does for `unix:PATH`. A loopback
 /// address is open to every user of the machine.
 pub fn is_unix(addr: &str) -> bool {
     matches!(Addr::parse(addr), Ok(Addr::Unix(_)))

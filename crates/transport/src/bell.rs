@@ -106,7 +106,7 @@ impl Cut {
 
 /// Lets tasks that are ready run first, `rounds` times. A reader calls it before it receives again. Otherwise its
 /// receive, which finds nothing and has to be armed, would be submitted before the reply that it just caused, and would
-/// delay that by the 0.5 us that arming takes.
+/// delay this reply by the 0.5 us that arming takes.
 pub(crate) async fn step_aside(rounds: u32) {
     let mut left = rounds;
     poll_fn(|cx| {

@@ -1,12 +1,12 @@
 //! Payloads beside the stream: in memory that the client has passed to the server over a Unix socket.
 //!
-//! Owns: which payloads go this way, the places that a client has named for replies, what each end may conclude from
-//! the other one's end. Does not own: the memory (`env`), frames (`wire`), when connections are made (`link`,
-//! `server`). The rules and why they hold: docs/design/shared_memory.md.
+//! Owns: which payloads are passed in memory, the places that a client has named for replies, and what each end may
+//! conclude when the other end closes the connection. Does not own: the memory (`env`), frames (`wire`), when
+//! connections are made (`link`, `server`). The rules and why they hold: docs/design/shared_memory.md.
 //!
-//! Invariants: the server copies what a request names, and counts the copy only if the client had not given the
-//! connection up when the copy was complete. A client names no memory for a reply again before that reply has come, or
-//! the server has closed its end of the connection for which it was named.
+//! Invariants: the server copies the payload that a request names, and uses the copy only if the client had not given
+//! the connection up when the copy was complete. A client names no memory for a reply again before that reply has come,
+//! or the server has closed its end of the connection for which it was named.
 
 use amphi_env::buf::ALIGN;
 use amphi_env::{Buf, Conn, Ends, Env, PeerMemory, Rx, Tx};
@@ -38,7 +38,7 @@ fn page_and_pad(at: u64) -> Option<(u32, u16)> {
     Some((u32::try_from(at / ALIGN as u64).ok()?, (at % ALIGN as u64) as u16))
 }
 
-/// What payloads pass beside a connection, as one of its halves knows it.
+/// The state of payloads passed in memory on one half of a connection.
 pub(crate) enum Beside<E: Env> {
     /// All payloads are in the stream.
     Nothing,
@@ -106,7 +106,7 @@ impl<E: Env> Beside<E> {
         }
     }
 
-    /// A frame was encoded: the payload of a reply goes to where its header says.
+    /// A frame was encoded: the payload of a reply is written to the place that its header names.
     pub(crate) fn carry_out(&self, head: &Head, payload: Option<&Buf>) {
         let Beside::Taken(taken) = self else { return };
         if let (Some(Place::At(page)), Some(payload)) = (head.place, payload) {
@@ -116,8 +116,8 @@ impl<E: Env> Beside<E> {
     }
 }
 
-/// A place for the payload of a reply, if it is long enough to come beside the stream, and memory that can be passed is
-/// to be had.
+/// A place for the payload of a reply, if the payload is long enough to be passed in memory, and such memory is
+/// available.
 pub(crate) fn room_for_reply(pad: u16, len: usize) -> Option<Buf> {
     let fits = (BESIDE_MIN_BYTES..=amphi_types::limits::PAYLOAD_MAX).contains(&len);
     let room = fits.then(|| Buf::scratch_padded(usize::from(pad), len))?;

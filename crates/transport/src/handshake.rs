@@ -6,8 +6,8 @@
 //!
 //! The challenge is sent in clear and names the protection of all later messages. If it names a channel, the key
 //! exchange follows, and hello and welcome travel in the channel already. Their proofs cover the contents of the
-//! challenge and the binding of the channel, so an attacker between the ends can neither change the level, nor pass
-//! proofs on from one channel to another.
+//! challenge and the binding of the channel. So an attacker between the ends can neither change the level nor pass
+//! proofs from one channel to another.
 
 use crate::auth::{ClusterKey, End, Nonce, Proved, ServerAuth};
 use crate::bell::Ending;

@@ -1,11 +1,11 @@
 //! Identities: the key pair of a server, a host or an administrator, and what it proves in the handshake.
 //!
 //! Owns: `Identity`, its text in a file, the signatures of both ends. Does not own: reading files and their modes
-//! (`amphi_host::identity_file`), who may do what with a key (the server's registry).
+//! (`amphi_host::identity_file`), what the owner of a key may do (the server's registry).
 //!
 //! A signature covers both nonces, both public keys, the channel (`secure`) and the message that it comes with. So it
-//! is valid for this one connection to this one server: a server cannot present it to another one as its own. Each end
-//! has a label, so that a signature of one end is none of the other's.
+//! is valid for this one connection to this one server: a server cannot present it to another server as its own. Each
+//! end has a label, so that a signature of one end is none of the other's.
 //!
 //! Invariants: signatures are checked strictly (no weak keys, one encoding). A secret is never printed.
 
@@ -205,8 +205,8 @@ mod tests {
         assert!(!right.verify(Signing::Client, Fingerprint(weak), &zero));
     }
 
-    /// Goal: an identity survives its file, and nothing else is taken for one. Method: its text, cut anywhere, with
-    /// each line missing, twice or changed; other files.
+    /// Goal: an identity is unchanged after it was written to a file and read again, and no other text is accepted as
+    /// one. Method: its text truncated at each place, with each line missing, twice or changed; other files.
     #[test]
     fn files_are_whole_or_refused() {
         let identity = Identity::new([7; 32]).trusting([Fingerprint([9; 32]), Fingerprint([8; 32])]);

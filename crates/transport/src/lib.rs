@@ -8,8 +8,8 @@
 //! constant. A connection that breaks the rules is cut with one log line, and affects nothing else. An in-process
 //! connection behaves like a socket, except that it does not reconnect.
 //!
-//! The number that drove the design: a round trip may cost 1.5 times a bare ping-pong of the same bytes, which leaves
-//! about 2 us. So a call allocates nothing but its body's own fields, and small frames share one write.
+//! The number that drove the design: a round trip may cost 1.5 times a bare ping-pong of the same bytes, so this code
+//! may take about 2 us. So a call allocates nothing but its body's own fields, and small frames share one write.
 #![forbid(unsafe_code)]
 
 pub mod auth;

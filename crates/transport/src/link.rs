@@ -120,7 +120,7 @@ pub trait LinkEvents<E: Env>: 'static {
     fn late(&self, _call: Call, _answer: Answer) {}
     /// A message of the server has arrived. Must not block.
     fn heard(&self) {}
-    /// So much was carried since the last call; told with the messages that arrive. Must not block.
+    /// The number carried since the last call; reported with the messages that arrive. Must not block.
     fn carried(&self, _carried: Carried) {}
     /// The server has answered the hello on a new connection. Must not block.
     fn welcomed(&self, _welcome: &Welcome) {}
@@ -152,7 +152,7 @@ impl<E: Env> Recovery<E> {
 pub struct CallOptions {
     /// The lane whose credits it uses.
     pub lane: Lane,
-    /// Where the payload of the reply has to lie: this many bytes after an aligned address (file offset % 4096).
+    /// Where the payload of the reply has to be: this many bytes after an aligned address (file offset % 4096).
     pub pad: usize,
     /// Fail with `Deadline` after this time, including the wait for a slot.
     pub deadline: Option<Duration>,
@@ -257,8 +257,8 @@ impl<E: Env> Link<E> {
         self.call_with(CallOptions { lane, pad, deadline: None, insist: false }, call, payload).await
     }
 
-    /// As `call`, but no task waits: `done` gets the outcome as soon as it is there, from within the link, which it
-    /// must not call. A call that would have to wait for a slot is returned.
+    /// As `call`, but no task waits: `done` gets the outcome as soon as it is available. The link calls it, so `done`
+    /// must not call the link. A call that would have to wait for a slot is returned.
     pub fn call_and_tell(&self, told: ToldCall) -> Result<(), Box<ToldCall>> {
         assert!(told.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
         let fits = told.payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);
@@ -277,8 +277,8 @@ impl<E: Env> Link<E> {
 
     /// Sends a request and waits for its answer and the answer's payload. Any number of calls can be under way. A call
     /// survives broken connections and restarts of the server. Dropping the future before the request was sent
-    /// withdraws it. Afterwards the request is executed, and its slot stays taken until the reply comes. A request that
-    /// is sent again past its deadline is not begun any more.
+    /// withdraws it. Afterwards the request is executed, and its slot stays in use until the reply arrives. A request
+    /// that is sent again past its deadline is not begun any more.
     pub async fn call_with(
         &self,
         options: CallOptions,

@@ -1,8 +1,8 @@
 //! One direction of a connection in whole messages, over a stream or a local queue.
 //!
 //! Owns: encoding into and decoding from reused buffers, the memory of received payloads, where tags and records of the
-//! channel lie. Its parts: `gate`, what may come in, and `memory`, payloads beside the stream. Does not own: the order
-//! of messages (`handshake`, `link`, `server`), what protects them (`secure`).
+//! channel lie. Its parts: `gate`, which decides what is received, and `memory`, for payloads passed in memory. Does
+//! not own: the order of messages (`handshake`, `link`, `server`), their protection (`secure`).
 //!
 //! Invariants: lengths are checked before memory is taken for them. A request is admitted by the caller's `Gate` before
 //! its payload is received, and after its header and body are known to be the peer's, if the channel protects them.
@@ -417,7 +417,7 @@ impl<E: Env> Outbound<E> {
 }
 
 impl<E: Env> Inbound<E> {
-    /// The next record of the key exchange, header and all. `None`: a frame comes instead; nothing more can be
+    /// The next record of the key exchange, header and all. `None`: a frame arrived instead; nothing more can be
     /// received then. Not to be called again after an error, or if the future was dropped.
     pub(crate) async fn clear_record(&mut self) -> Result<Option<Vec<u8>>, Ending> {
         match self {
@@ -494,7 +494,7 @@ impl<E: Env> StreamRx<E> {
         Ok(buf)
     }
 
-    /// Fills `buf` from records. One that fits into it is opened into it, another one in its place.
+    /// Fills `buf` from records. A payload that fits is decrypted into it, a longer one in its place.
     async fn fill_opened(&mut self, mut buf: Buf) -> Result<Buf, Ending> {
         let mut filled = 0;
         loop {

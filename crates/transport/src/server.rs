@@ -1,14 +1,14 @@
 //! The server's end of connections: accept, handshake, requests in, replies and pushes out.
 //!
 //! Owns: connections and their queues. Does not own: sessions, execution of requests, exactly-once (`Handler`, with
-//! `wire::slots::ReplyTable`). For each connection one task reads and never stops draining, one writes, and one watches
-//! for silence.
+//! `wire::slots::ReplyTable`). For each connection one task reads and never stops draining, one writes, and one detects
+//! silence.
 //!
 //! Invariants: of the requests of a connection, at most its credits are open or have queued replies, and at most
 //! `PUSHES_MAX` pushes are queued. A peer that breaks a rule loses its connection, with one log line, and nothing else
-//! happens. A session has one connection of each number, the newest. A connection is one thread's: of that which
-//! accepted it, or of the one to which the handler gives it once it is welcomed (`Handler::place`, `Parcel`). At most
-//! `GREETINGS_MAX` clients are in the handshake, and the memory of payloads on their way has a budget over all
+//! happens. A session has one connection of each number, the newest. A connection belongs to one thread: the thread
+//! that accepted it, or the thread to which the handler passes it once it is welcomed (`Handler::place`, `Parcel`). At
+//! most `GREETINGS_MAX` clients are in the handshake, and the memory of payloads on their way has a budget over all
 //! connections (`budget`).
 
 mod accept;
@@ -54,9 +54,9 @@ pub struct Peer {
     pub in_process: bool,
     /// Whether it came over a Unix socket.
     pub unix: bool,
-    /// The user as whom the client may act. `None`: as any user, because it is in this process, runs as root or as the
-    /// server's user, or has proved the cluster key over a network. Any other client came over a Unix socket, and is
-    /// the user that the kernel reports.
+    /// The user as whom the client may act. `None`: it may act as any user, because it is in this process, runs as root
+    /// or as the server's user, or has proved the cluster key over a network. Any other client came over a Unix socket,
+    /// and is the user that the kernel reports.
     pub bound: Option<Arc<Cred>>,
     /// What it has proved.
     pub proved: Proved,
@@ -96,7 +96,7 @@ pub struct Incoming {
     pub route: ReplyRoute,
     /// Its lane.
     pub lane: Lane,
-    /// How long the client waits from now on; `None`: without a bound. A request that has not begun by then must not
+    /// How long the client waits from now on; `None` if without a bound. A request that has not begun by then must not
     /// begin.
     pub deadline: Option<Duration>,
     /// The call.
@@ -122,7 +122,7 @@ pub trait Handler: 'static {
     fn place(&self, _hello: &Hello, _welcome: &Welcome, _peer: &Peer) -> Option<usize> {
         None
     }
-    /// Another thread, `to` of `place`, serves the client from now on: it gets the parcel, and passes it to `adopt`. A
+    /// Another thread, `to` of `place`, serves the client from now on: it gets the parcel and passes it to `adopt`. A
     /// parcel that is dropped closes the connection. `connected` follows there, and when the connection ends
     /// `disconnected`; the thread that is called so reports it to `Connections::came_back`.
     fn hand_over(&self, _to: usize, _guest: Guest, _peer: &Peer, _parcel: Parcel) {}
@@ -134,7 +134,7 @@ pub trait Handler: 'static {
     fn call(self: Rc<Self>, request: Incoming);
     /// A client at `addr` was refused before its identity was known: its bytes are no handshake, or prove nothing.
     fn stranger(&self, _addr: &str, _why: &str) {}
-    /// The connection is gone; `clean` if the client said `Bye`. Called once for each `connected`. If a newer
+    /// The connection has ended; `clean` if the client said `Bye`. Called once for each `connected`. If a newer
     /// connection of the session of the same number takes over, it is called before that one's `connected`.
     fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool);
 }

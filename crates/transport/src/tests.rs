@@ -1,7 +1,7 @@
-//! The suite runs in the simulator; what does not need a network also runs over in-process connections.
+//! The suite runs in the simulator; tests that need no network also run over in-process connections.
 //!
 //! `Place` is a simulated world with one server (`TestServer`: it counts executions by request id, and delays the
-//! requests that it is told to delay). Requests carry a number in an inode, so that an answer shows its request.
+//! requests that a test names). Requests carry a number in an inode, so that an answer shows its request.
 
 mod beside;
 mod calls;

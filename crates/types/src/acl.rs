@@ -188,8 +188,8 @@ impl Acl {
         self.set(Who::Others, perm);
     }
 
-    /// The result of this default list for a new inode that is requested with the permissions `perm`, without umask:
-    /// its permissions and, if they are not equivalent, its own list.
+    /// The permissions of a new inode that is requested with `perm` in a directory with this default list, without
+    /// umask, and the inode's own list if the permissions are not equivalent to it.
     pub fn inherit(&self, perm: u16) -> (u16, Option<Acl>) {
         let mut own = self.clone();
         let class = own.perm() & perm;
@@ -222,7 +222,7 @@ impl Cred {
     /// As `has_access`, on an inode that may have a list, which then decides about all users but the owner.
     ///
     /// As in Linux (`acl_permission_check`) the list is not used while the group bits of `perm` are all 0, that is
-    /// while its mask permits nothing: named users then count as others.
+    /// while its mask permits nothing: named users then have the permissions of others.
     pub fn has_access_by(&self, acl: Option<&Acl>, kind: Kind, perm: u16, owner: (u32, u32), want: u16) -> bool {
         let want = want & 0o7;
         match acl {

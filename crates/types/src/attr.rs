@@ -133,7 +133,7 @@ pub enum TimeSet {
     At(Timespec),
 }
 
-/// Attributes to change; absent ones stay.
+/// Attributes to change; absent ones stay unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAttr {
     /// New permission bits, `0o7777`.
@@ -168,7 +168,7 @@ pub struct FileFlags(u8);
 impl FileFlags {
     /// None.
     pub const NONE: FileFlags = FileFlags(0);
-    /// `chattr +a`: a file is opened for writing with `O_APPEND` alone; entries of a directory are added alone.
+    /// `chattr +a`: a file can be opened for writing only with `O_APPEND`; entries of a directory can only be added.
     pub const APPEND: FileFlags = FileFlags(1);
     /// `chattr +i`: nothing of it changes.
     pub const IMMUTABLE: FileFlags = FileFlags(2);
@@ -298,9 +298,9 @@ impl Cred {
         self.caps.has(cap)
     }
 
-    /// Whether it has all of `want` (4 read, 2 write, 1 execute or search, as in a mode) on an inode of `kind` with the
-    /// permissions `perm`, owner `uid` and group `gid`. The class (owner, group, others) is the first that fits; its
-    /// bits alone decide. Then capabilities do: a file without any execute bit cannot be executed.
+    /// Whether the user has all of `want` (4 read, 2 write, 1 execute or search, as in a mode) on an inode of `kind`
+    /// with the permissions `perm`, owner `uid` and group `gid`. The class (owner, group, others) is the first that
+    /// fits; its bits alone decide. Then capabilities do: a file without any execute bit cannot be executed.
     pub fn has_access(&self, kind: Kind, perm: u16, (uid, gid): (u32, u32), want: u16) -> bool {
         let class = if self.uid == uid {
             perm >> 6

@@ -98,7 +98,7 @@ impl<'a> Change<'a> {
     }
 }
 
-/// The changes in encoded bytes, which must be whole ones: it ends in front of an incomplete one.
+/// The changes in encoded bytes, which must be complete: the iteration ends before an incomplete one.
 #[derive(Clone, Debug)]
 pub struct EncodedChanges<'a>(&'a [u8]);
 
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     /// Goal: what is encoded is decoded in its order, and every prefix of a change is refused. Method: puts, one of
-    /// them encoded in place, and deletes, all cuts.
+    /// them encoded in place, and deletes, truncated at every byte.
     #[test]
     fn changes_round_trip_and_cuts_are_refused() {
         let mut txn = Txn::default();

@@ -7,11 +7,11 @@
 //! The default grows with the file: one stripe up to `GROW_FIRST`, so a small file lives wholly on its inode's target;
 //! then up to 4 stripes; all targets from 256 MiB.
 //!
-//! Targets of one server have neighbouring numbers, so the stripes of a file lie far apart: the other targets are
-//! dealt into `PARTS` parts of neighbours, consecutive stripes take turns among the parts, and where a file begins in
-//! each part depends on its number. So four stripes of one file reach several servers, and files of one directory do
-//! not all use the same ones. Files that were made before that have their stripes on neighbours (`GrowingNear`,
-//! `StripedNear`).
+//! Targets of one server have neighbouring numbers, so the stripes of a file are on targets with distant numbers. The
+//! other targets are divided into `PARTS` parts of neighbours, and consecutive stripes alternate between the parts. The
+//! first target of a file in each part depends on the file's number. So four stripes of one file reach several servers,
+//! and files of one directory do not all use the same ones. Files that were made before that have their stripes on
+//! neighbours (`GrowingNear`, `StripedNear`).
 
 use crate::{ByteRange, Errno, Ino, ObjectId, Result, TargetId};
 use serde::{Deserialize, Serialize};
@@ -114,7 +114,7 @@ pub enum Consistency {
     Commit = 1,
 }
 
-/// What a file's owner asked of mounts and servers; inherited by what is made in a directory. One byte, also in a
+/// What a file's owner requests of mounts and servers; new entries of a directory inherit it. One byte, also in a
 /// message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, and 27 times the
 /// consistency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -233,8 +233,9 @@ impl Layout {
         Layout { pattern: Pattern::Growing, stripe_size: Self::STRIPE, stripe_count: pool.max(1), pool: pool.max(1) }
     }
 
-    /// The layout for new files, by this one of their directory, in a cluster that has grown to `pool` targets since it
-    /// was chosen: a layout over all targets is extended to all of them again. 0: it has not grown.
+    /// The layout for new files, derived from this layout of their directory, in a cluster that has grown to `pool`
+    /// targets since the layout was chosen: a layout over all targets is extended to all of them again. 0: it has not
+    /// grown.
     pub fn in_pool(&self, pool: u16) -> Layout {
         let today = Layout { pattern: self.pattern.of_today(), ..*self };
         if pool <= self.pool {
@@ -390,7 +391,8 @@ struct Part {
 }
 
 impl Part {
-    /// Part `number` of the `pool - 1` others: the first ones are larger by one where they cannot all be equal.
+    /// Part `number` of the `pool - 1` other targets: the first parts are larger by one where the parts cannot all be
+    /// equal.
     fn new(number: u32, pool: u32) -> Part {
         let (least, larger) = ((pool - 1) / PARTS, (pool - 1) % PARTS);
         let start = 1 + number * least + number.min(larger);
@@ -492,7 +494,8 @@ mod tests {
     }
 
     /// Goal: spans are the first and the last byte of each object in a range, quickly also to the end of the largest
-    /// file. Method: beside a walk over all pieces for ranges about the places where layouts grow; ranges of 8 EiB.
+    /// file. Method: compared with a walk over all pieces, for ranges near the offsets where layouts grow, and for
+    /// ranges of 8 EiB.
     #[test]
     fn spans_reach_from_first_to_last_byte() {
         let ino = Ino::new(TargetId(1), 4);
@@ -523,8 +526,9 @@ mod tests {
         }
     }
 
-    /// Goal: every stripe is on one target, and no request exceeds the number that can be visited. Method: beside
-    /// `target`, pools of all sizes to 6, with owners and targets beyond them; counts on both sides of the bound.
+    /// Goal: every stripe is on one target, and no request exceeds the number that can be visited. Method: compared
+    /// with `target`, for pools of all sizes to 6, with owners and targets beyond them; counts on both sides of the
+    /// bound.
     #[test]
     fn stripes_of_a_target() {
         let patterns = [Pattern::Striped, Pattern::StripedNear];

@@ -3,8 +3,8 @@
 //! Owns: the vocabulary every other crate speaks, and the pure arithmetic of placement (`layout`) and
 //! routing (`ids`). Does not own: messages (`wire`), disk layout of zones (`zone`), or any I/O.
 //!
-//! Invariants: no I/O, no clock, no randomness, no global state; every function is pure but those of `tunable::Values`,
-//! which keeps the set values.
+//! Invariants: no I/O, no clock, no randomness, no global state; all functions are pure except those of
+//! `tunable::Values`, which stores the values that were set.
 #![forbid(unsafe_code)]
 
 pub mod acl;

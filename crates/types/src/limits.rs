@@ -16,8 +16,8 @@ pub const XATTR_NAME_MAX: usize = 255;
 pub const XATTR_VALUE_MAX: usize = 65_536;
 /// All extended attributes of one inode together, in bytes of names and values, and `XATTR_COST` for each.
 pub const XATTR_TOTAL_MAX: usize = 131_072;
-/// The cost of an extended attribute beside its bytes: more than its overhead in a record, so that one record can
-/// remove all of an inode.
+/// The cost of an extended attribute in addition to its bytes: more than its overhead in a record, so that one record
+/// can remove all attributes of an inode.
 pub const XATTR_COST: usize = 64;
 /// Most payload bytes of one message.
 pub const PAYLOAD_MAX: usize = 64 << 20;

@@ -140,8 +140,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// How long an account may stay beyond its soft limit unless something else is said: a week, as on other file
-    /// systems.
+    /// How long an account may exceed its soft limit unless another time is set: a week, as on other file systems.
     pub const GRACE_S: u64 = 7 * 24 * 3600;
 
     /// Whether nothing is limited.
@@ -158,13 +157,13 @@ pub enum Nearness {
     Unlimited,
     /// His usage is far below it: each mount may have `FAR_BLOCKS` of his files in its cache before the next report.
     Far,
-    /// Each write has to be told whether it is too much.
+    /// For each write the server has to be asked whether it exceeds the limit.
     Near,
 }
 
 impl Nearness {
-    /// Blocks that a mount may have accepted for a target while it writes files of a user whose limit is far: 32 MiB,
-    /// which keeps the disk of a target busy while more is accepted.
+    /// Blocks that a mount may have accepted for a target while it writes files of a user whose use is far below the
+    /// limit: 32 MiB, which keeps the disk of a target busy while more is accepted.
     pub const FAR_BLOCKS: u64 = 8192;
 }
 
@@ -177,7 +176,7 @@ pub struct AccountView {
     pub used: Amount,
     /// What it may use.
     pub limits: Limits,
-    /// When it began to use more than its soft limit, seconds since the epoch; 0: it does not.
+    /// When its use began to exceed its soft limit, seconds since the epoch; 0 if it does not.
     pub over_since_s: u64,
     /// Targets that did not answer. Their usage is not part of `used`.
     pub silent: u16,

@@ -62,7 +62,7 @@ pub fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Whether the pattern matches the whole of `name`: `*` stands for any text, `?` for any one byte.
+/// Whether the pattern matches the whole of `name`: `*` matches any text, `?` any one byte.
 pub fn glob(pattern: &str, name: &str) -> bool {
     let (p, n) = (pattern.as_bytes(), name.as_bytes());
     let (mut i, mut j) = (0, 0);
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// Goal: `*` and `?` mean what they mean to a shell; nothing else is special.
+    /// Goal: `*` and `?` mean what they mean to a shell; no other character is special.
     #[test]
     fn globs() {
         for (p, n, yes) in [

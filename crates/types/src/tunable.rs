@@ -4,7 +4,7 @@
 //! tables (`client::telemetry::tunables`, `server::tunables`), how sizes and switches are spelt (`setting`), the effect
 //! of a tunable. Reading a value is one relaxed load.
 //!
-//! docs/TUNABLES.md has every row of both tables; a test of the program holds them together.
+//! docs/TUNABLES.md has every row of both tables; a test of the program compares the document with the tables.
 
 use crate::setting;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -12,7 +12,7 @@ pub struct ServerInfo {
     pub id: u64,
     /// For people.
     pub name: String,
-    /// Where it listens; empty for a server without listeners, reached in its own process.
+    /// Where it listens; empty for a server without listeners, which only its own process uses.
     pub addrs: Vec<String>,
     /// Its targets.
     pub targets: Vec<TargetId>,

@@ -102,7 +102,7 @@ impl FrameKind {
     }
 }
 
-/// Where a payload lies that is not in the stream: in memory that the client has passed to the server
+/// Where a payload is that is not in the stream: in memory that the client has passed to the server
 /// (docs/design/shared_memory.md). Pages are counted from its start; `Head::pad` is the place within the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {

@@ -2,7 +2,7 @@
 //!
 //! Owns: the registry of keys in the form in which servers store and send it, and the changes that an administrator
 //! requests. Does not own: what a key proves (`transport::identity`), the rules of a change
-//! (`server::membership::keys`), what a request of a key's session may do (`server::cluster::sessions::gate`).
+//! (`server::membership::keys`), which requests a key's session may make (`server::cluster::sessions::gate`).
 
 use amphi_types::Ino;
 use serde::{Deserialize, Serialize};
@@ -111,11 +111,11 @@ pub enum AddressRange {
 /// As whom users of a client count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Squash {
-    /// As whom the super-user counts; `None`: as himself, with his capabilities.
+    /// The user as whom the super-user counts; `None`: as super-user, with all capabilities.
     pub root: Option<SquashTo>,
-    /// The user as whom all users count; `None`: each as himself.
+    /// The user as whom all users count; `None`: each counts as the user with the same number.
     pub all: Option<SquashTo>,
-    /// Users of the client and of the servers; none: they are the same.
+    /// How users of the client are mapped to users of the servers; empty if they are the same.
     pub uids: Vec<IdRange>,
     /// The same of groups.
     pub gids: Vec<IdRange>,
@@ -133,7 +133,7 @@ pub struct Subtree {
     pub path: String,
 }
 
-/// What the registry says of a key.
+/// What the registry knows about a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyEntry {
     /// The name of the key: letters, digits, `.`, `_`, `-` and `@`.
@@ -150,11 +150,11 @@ pub struct KeyEntry {
     pub squash: Squash,
     /// The addresses from which it may be used; empty: from anywhere.
     pub addresses: Vec<AddressRange>,
-    /// Most mounts at a time; 0: without a bound of its own.
+    /// The most mounts at a time; 0 if the key has no bound of its own.
     pub sessions_max: u32,
     /// Number that no other key of the cluster has or had; given by the master.
     pub id: u64,
-    /// The tree beyond which nothing is reached by it; `None`: all of the file system is.
+    /// The tree beyond which the key gives no access; `None`: it gives access to all of the file system.
     pub subtree: Option<Subtree>,
 }
 
@@ -171,7 +171,7 @@ pub struct KeyRegistry {
     pub keys: Vec<KeyEntry>,
 }
 
-/// The fields of an entry that are changed; absent ones stay as they are.
+/// The fields of an entry that are changed; absent ones stay unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeySettings {
     /// `KeyEntry::read_only`.
@@ -223,7 +223,8 @@ pub enum KeyChange {
 mod tests {
     use super::*;
 
-    /// Goal: a fingerprint survives its way through text, and nothing else is taken for one. Method: a table.
+    /// Goal: a fingerprint is unchanged after conversion to text and back, and no other text is accepted as one.
+    /// Method: a table.
     #[test]
     fn fingerprints_round_trip() {
         let fingerprint = Fingerprint(std::array::from_fn(|n| n as u8 * 7));

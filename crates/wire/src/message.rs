@@ -76,10 +76,10 @@ pub struct Welcome {
     pub boot: u64,
     /// Id of the cluster.
     pub cluster: u64,
-    /// Whether the session was known. The client ignores a yes if `begun` is not the value that it got last: then the
-    /// session has ended, and the answer that said so was lost.
+    /// Whether the session was known. The client ignores a positive answer if `begun` is not the value that it got
+    /// last: then the session has ended, and the answer that said so was lost.
     pub resumed: bool,
-    /// Random number of this beginning of a mount's session, the same on all servers; 0 for others.
+    /// Random number of this start of a mount's session, the same on all servers; 0 for others.
     pub begun: u64,
     /// Slots for `Lane::Normal`; slots `0..normal`.
     pub normal_credits: u16,
@@ -95,21 +95,21 @@ pub struct Welcome {
     /// Epoch of the server's cluster map.
     pub map_epoch: u64,
     /// Number of mount sessions that have been started since the server was, this one included. A mount whose session
-    /// has ended and starts anew learns from it whether there were others in between; a loss of answered changes by
-    /// another server counts as one.
+    /// has ended and starts again learns from it whether there were other mounts in between; a loss of answered changes
+    /// by another server counts as one.
     pub mounts: u64,
     /// Connections over which the client does best to spread this server's targets, at least 1 and at most
     /// `Hello::links`: the target at place `p` of the server's targets in ascending order is reached over connection
     /// `p` modulo this. Any connection reaches any target, with a detour within the server.
     pub links: u16,
-    /// Targets of this server on rotating storage, at most `ROTATING_MAX`; of further ones mounts know nothing.
+    /// Targets of this server on rotating storage, at most `ROTATING_MAX`; mounts do not learn of further ones.
     pub rotating: Vec<TargetId>,
     /// The directory that is the root of the mount: that of the file system, or the top of the tree to which its key is
     /// bound.
     pub root: Ino,
 }
 
-/// Most targets in a `Welcome`: it has to fit `HANDSHAKE_BODY_MAX`.
+/// The most targets in a `Welcome`, which has to fit into `HANDSHAKE_BODY_MAX`.
 pub const ROTATING_MAX: usize = 1000;
 
 /// A request with its address.

@@ -29,8 +29,8 @@ pub enum Reply {
     },
     /// A name was removed, or stands for another inode now.
     Removed {
-        /// The inode, if there was one and this was its last name (a directory has one): open files of it stay usable,
-        /// and no other program will see its data.
+        /// The inode, if there was one and this was its last name (a directory has only one): open files of it stay
+        /// usable, and no other program will see its data.
         last_name_of: Option<Ino>,
     },
     /// An inode number.
@@ -83,7 +83,7 @@ pub enum Reply {
         /// Bytes that were written, or logged, and not synced: rather too many than too few.
         unsynced: u64,
     },
-    /// The name of the note that a target keeps of pages that were left; never given again.
+    /// The name of a target's note about pages that were left behind; never used again.
     PagesLeft(u64),
     /// A granted lock.
     Locked {
@@ -175,7 +175,8 @@ pub struct Answer {
     pub result: Result<Reply, Errno>,
     /// The object of the request is contended.
     pub contended: bool,
-    /// The same of a batch, if any of its parts is; apart, so that all other answers stay small. Not logged.
+    /// The same for a batch, if it holds for any of its parts; a separate field, so that all other answers stay small.
+    /// Not logged.
     pub contended_parts: Option<Box<ContendedParts>>,
     /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
     pub tokens: Option<Box<Tokens>>,
@@ -253,7 +254,7 @@ pub enum Push {
         /// What is concerned.
         keys: Vec<TokenKey>,
     },
-    /// Whether the session is the only mount has changed; answered with `Request::CompanyKnown` when what was cached
+    /// The session became, or is no longer, the only mount; answered with `Request::CompanyKnown` when data cached
     /// under the old rule is no longer used. A larger change number counts. May come twice.
     Company {
         /// Number of the change.
@@ -266,7 +267,8 @@ pub enum Push {
         /// Its epoch.
         epoch: u64,
     },
-    /// A group lock that waited is granted, or its request is gone: ask again. May come twice or be lost.
+    /// A group lock that waited is granted, or its request was removed: the client asks again. May come twice or be
+    /// lost.
     GroupLockNews {
         /// On which object.
         object: ObjectId,

@@ -1,7 +1,7 @@
 //! Requests: what a client, another server or the command line asks of a target.
 //!
-//! Each goes to one target (`Call::target`), which is the owner of the directory for operations on
-//! names, the owner of the inode for operations on inodes, and the object's target for data.
+//! Each is sent to one target (`Call::target`): for operations on names the owner of the directory, for operations on
+//! inodes the owner of the inode, and for data the object's target.
 
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
@@ -83,7 +83,7 @@ pub enum Request {
         /// How it is opened.
         open: Access,
     },
-    /// `Inode`: a further name for `ino`; goes to the directory's target.
+    /// `Inode`: a further name for `ino`; sent to the directory's target.
     Link {
         /// Inode.
         ino: Ino,
@@ -153,8 +153,8 @@ pub enum Request {
         /// Time of the last read, if the access time is to be brought forward to it: lazily, it may be lost in a crash.
         atime: Option<Timespec>,
     },
-    /// `Done`: an inode without a name, of which the session has just these `opens` left, ends with data that was never
-    /// written: in place of their closes. `Busy` if it has a name, may be about to get one, or is open otherwise:
+    /// `Done`: a nameless inode, of which the session has only these `opens` left, ends together with data that was
+    /// never written; replaces their closes. `Busy` if it has a name, may be about to get one, or is open otherwise:
     /// nothing has changed.
     Discard {
         /// Inode.
@@ -226,7 +226,8 @@ pub enum Request {
         object: ObjectId,
         /// File offset of the first byte.
         offset: u64,
-        /// Truncation generation of the file the client knows; an older one than the object's is `Stale`.
+        /// Truncation generation of the file that the client knows; one older than the object's is answered with
+        /// `Stale`.
         generation: u64,
         /// Time of the write.
         mtime: Timespec,
@@ -283,14 +284,14 @@ pub enum Request {
         /// This many extents at most; the server gives no more than `EXTENTS_MAX`. 0: only their number.
         extents_max: u32,
     },
-    /// `Done`: everything this target answered before is on stable storage; with `file`, all changes of names and
-    /// attributes, and of data that of this file.
+    /// `Done`: everything that this target answered before is on stable storage; with `file`, all changes of names and
+    /// attributes are, and of data only that of this file.
     Sync {
         /// The file whose data is meant. `None`: that of all files.
         file: Option<Ino>,
     },
-    /// `Inode`: the file is about to have data beyond stripe 0; from now to the last writer's close the owner
-    /// asks the objects for the size.
+    /// `Inode`: the file will soon have data beyond stripe 0; until the last writer's close the owner asks the objects
+    /// for the size.
     Spread {
         /// Inode.
         ino: Ino,
@@ -319,7 +320,7 @@ pub enum Request {
         /// What `LockWaits` said before.
         asked: Option<u64>,
     },
-    /// `Done`: the client no longer uses these locks; what was dirty under them has been written.
+    /// `Done`: the client no longer uses these locks; all data that was dirty under them has been written.
     LockCancel {
         /// Lock ids.
         locks: Vec<u64>,
@@ -351,7 +352,7 @@ pub enum Request {
     Status,
     /// `Tunables`: reads the server's tunables that match a pattern, after setting them if there is a value.
     Tunables {
-        /// Name or pattern: `*` stands for any text, `?` for one character.
+        /// Name or pattern: `*` matches any text, `?` one character.
         pattern: String,
         /// New value.
         value: Option<String>,
@@ -361,7 +362,7 @@ pub enum Request {
         /// Start again.
         reset: bool,
     },
-    /// `Done`: answer to revocations of this target; nothing that they name is used any more.
+    /// `Done`: answer to revocations by this target; none of the named objects is used any more.
     Revoked {
         /// Names of the revocations.
         ids: Vec<u64>,
@@ -384,15 +385,15 @@ pub enum Request {
         /// Epoch of the map that it knows; 0 = it has none yet.
         epoch: u64,
     },
-    /// `Told`: a question of a server to a target of another one.
+    /// `Told`: a question by a server to a target of another server.
     Ask {
         /// Encoded question, private to servers of one version.
         #[serde(with = "serde_bytes")]
         question: Vec<u8>,
     },
-    /// `FileLock`: an application takes a lock on a file, or changes what it holds of the range to it. `false`: it does
-    /// not hold it yet; `Push::FileLockNews` says when to ask again under the same number. Errors: `Again` (not to
-    /// wait), `Deadlk`, `NoLck`.
+    /// `FileLock`: an application takes a lock on a file, or changes what it holds of the range to it. `false`: the
+    /// client does not hold it yet; `Push::FileLockNews` says when to ask again under the same number. Errors: `Again`
+    /// (not to wait), `Deadlk`, `NoLck`.
     FileLockSet {
         /// The lock.
         lock: FileLockSpec,
@@ -433,9 +434,9 @@ pub enum Request {
         /// become exclusive again if no session has presented a lock that conflicts with that.
         converted: Vec<FileLockSpec>,
     },
-    /// `WrittenBatch`; payload: the bytes of all parts, one after another, at most `BATCH_BYTES_MAX`. Write-back of
-    /// many small files of one target under locks of the client. Each part stands for itself. Errors: `Inval` for parts
-    /// out of order or that do not fit the payload.
+    /// `WrittenBatch`; payload: the bytes of all parts in sequence, at most `BATCH_BYTES_MAX`. Write-back of many small
+    /// files of one target under locks of the client. Each part stands for itself. Errors: `Inval` for parts out of
+    /// order or that do not fit the payload.
     WriteBatch {
         /// Ascending in (object, offset), at most `BATCH_PARTS_MAX`; parts of one object share no block of 4096 bytes.
         parts: Vec<BatchPart>,
@@ -455,8 +456,8 @@ pub enum Request {
         parts: Vec<ReadPart>,
         /// Files with more bytes are left out.
         bytes_max: u32,
-        /// Call back conflicting locks of mounts that do not have the files open for writing, and wait for them for a
-        /// moment; otherwise no lock is called back.
+        /// Request the return of conflicting locks from mounts that do not have the files open for writing, and wait a
+        /// moment for it; otherwise no return of a lock is requested.
         ask_back: bool,
         /// The client caches under tokens, so it needs them; a mount that is alone does not.
         tokens: bool,
@@ -468,7 +469,7 @@ pub enum Request {
         /// The file.
         ino: Ino,
     },
-    /// `Done`: all pages that were left are taken back.
+    /// `Done`: all pages that were left behind are taken back.
     PagesTaken {
         /// The file.
         ino: Ino,
@@ -485,8 +486,8 @@ pub enum Request {
         /// As `PagesLeft` named it.
         left: u64,
     },
-    /// `Written`; payload: bytes of pages that were left. The target locks the range for the request, and leaves out
-    /// what other sessions have changed since the pages were read. Errors: `Stale` if that is not known any more.
+    /// `Written`; payload: bytes of pages that were left behind. The target locks the range for the request, and leaves
+    /// out what other sessions have changed since the pages were read. Errors: `Stale` if that is not known any more.
     PagesWrite {
         /// Object.
         object: ObjectId,
@@ -507,8 +508,8 @@ pub enum Request {
         /// Number of the change.
         change: u64,
     },
-    /// `Done`: answer to `Push::FileLockClosing`: the locks of descriptors that were closed before it came have been
-    /// released, or their release takes longer than it should. It is sent to the target of the file.
+    /// `Done`: answer to `Push::FileLockClosing`: the locks of descriptors that were closed before the push arrived
+    /// have been released, or their release takes longer than it should. It is sent to the target of the file.
     FileLockClosed {
         /// The file.
         ino: Ino,
@@ -542,14 +543,14 @@ pub enum Request {
         /// As whom the client's users count.
         users: Box<Squash>,
     },
-    /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if it is not made. To the master: other
-    /// servers answer `Map`.
+    /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if the change is not possible. To the
+    /// master: other servers answer `Map`.
     Keys {
         /// What is to change.
         change: Option<KeyChange>,
     },
-    /// `Evicted`: ends sessions of mounts, as for a mount that does not answer; `Refused` if there are none. To the
-    /// master: other servers answer `Map`.
+    /// `Evicted`: ends sessions of mounts as if they did not answer; `Refused` if there are none. To the master: other
+    /// servers answer `Map`.
     Evict {
         /// The number of a session, 16 hexadecimal digits as `amphi status` shows it, or the name or fingerprint of a
         /// key, whose sessions all end.
@@ -566,16 +567,16 @@ pub enum Request {
         /// Inode.
         ino: Ino,
     },
-    /// `Accounts`: an account. A user sees his own, his groups' and those of trees; the super-user sees all. To
-    /// target 0.
+    /// `Accounts`: an account. A user sees the accounts of the user, of the user's groups and of trees; the super-user
+    /// sees all. To target 0.
     Account {
         /// Which.
         account: Account,
     },
-    /// `Accounts`: accounts behind this one that use something or have limits, as many as fit. Only root may request
+    /// `Accounts`: the accounts after this one that use something or have limits, as many as fit. Only root may request
     /// them. It is sent to target 0.
     Accounts {
-        /// Where to continue; `None`: at the start.
+        /// Where to continue; `None` at the start.
         after: Option<Account>,
     },
     /// `Done`: limits an account from now on; without limits it is free again. For the super-user alone. To target 0.
@@ -598,8 +599,8 @@ impl Request {
         }
     }
 
-    /// Whether its answer may bring what the session has from then on, until it gives it back: an open, a lock of an
-    /// object.
+    /// Whether its answer may create something that the session has from then on, until the session returns it: an
+    /// open, a lock of an object.
     pub fn may_bring(&self) -> bool {
         matches!(
             self,
@@ -643,7 +644,7 @@ pub enum ReadAdvice {
 pub struct ReadPart {
     /// Name.
     pub name: Name,
-    /// The inode that the client takes it for; another one is left out.
+    /// The inode that the client expects; if another one is found, it is left out.
     pub ino: Ino,
     /// With its bytes, and a lock on them; otherwise it is just opened.
     pub data: bool,
@@ -671,12 +672,13 @@ pub struct BatchPart {
 /// A mount's grant of space on a target for the bytes of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cover {
-    /// None, and it requests none: the bytes come directly from a program, which gets the error if there is no space.
+    /// None, and the mount requests none: the bytes come directly from a program, which gets the error if there is no
+    /// space.
     #[default]
     None,
     /// None, but it has a cache for which it needs a grant.
     Wanted,
-    /// Each block of them is one of those that the session was granted: they must find room.
+    /// Each of their blocks is one that was granted to the session, so there must be space.
     Granted,
 }
 

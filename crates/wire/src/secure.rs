@@ -5,13 +5,13 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How the bytes of a connection are protected after its first frame; each level protects more than the one before.
+/// How the bytes of a connection are protected after its first frame; each level protects more than the previous one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Secure {
     /// Not at all: checksums find accidents, not people.
     #[default]
     Off,
-    /// Each frame is signed with keys of the connection: an attacker cannot change, repeat, drop or reorder one
+    /// Each frame is signed with keys of the connection: an attacker cannot change, repeat, drop or reorder a frame
     /// unnoticed.
     Mac,
     /// All of it is inside TLS 1.3: an attacker cannot read it either.

@@ -1,13 +1,13 @@
 //! Slots: credits, identity of requests, and what makes a resend be answered once.
 //!
-//! Owns: `SlotTable` (client: which request may be sent, under which id, what to resend in which order), `Window`
-//! (server: is this request permitted now) and `ReplyTable` (target: execute, or answer from memory). Does not own:
-//! queues of waiting calls and connections (`transport`), what is stored durably (`zone`).
+//! Owns: `SlotTable` (client: which request may be sent, under which id, what to send again in which order), `Window`
+//! (server: whether this request is permitted now) and `ReplyTable` (target: execute a request, or repeat its stored
+//! answer). Does not own: queues of waiting calls and connections (`transport`), what is stored durably (`zone`).
 //!
-//! Invariants: a slot carries one request at a time; its sequence numbers only rise; a slot is free again when
-//! the reply came, not when the caller lost interest. So a table of one reply per slot is enough to answer
-//! every possible resend. The last urgent slot is the client's reserve for `Represent`, which therefore never
-//! waits behind requests that wait for it.
+//! Invariants: a slot is used by one request at a time; its sequence numbers only increase; a slot is free again when
+//! the reply has arrived, not when the caller stops waiting. So a table of one reply per slot is enough to answer every
+//! possible resend. The last urgent slot is the client's reserve for `Represent`, which therefore never waits behind
+//! requests that wait for it.
 
 use crate::{Lane, RequestId};
 use std::fmt;
@@ -77,7 +77,7 @@ pub struct SlotTable {
     locking: u16,
     locking_max: u16,
     slots: Vec<ClientSlot>,
-    /// Free slots of each lane; the last released is reused first, so few slots stay hot.
+    /// Free slots of each lane; the last one released is used again first, so only few slots are in use.
     free: [Vec<u16>; 2],
     issued: u64,
 }
@@ -104,7 +104,8 @@ impl SlotTable {
         self.slots.len()
     }
 
-    /// Whether a `Welcome` grants what this table was made for: credits are fixed for the life of a session.
+    /// Whether a `Welcome` grants the credits for which this table was made: credits are fixed for the life of a
+    /// session.
     pub fn check(&self, normal: u16, urgent: u16) -> Result<(), BadCredits> {
         let same = normal == self.normal && usize::from(normal) + usize::from(urgent) == self.slots.len();
         if same { Ok(()) } else { Err(BadCredits { normal, urgent }) }

@@ -23,7 +23,7 @@ pub struct InodeView {
     /// The inode has extended attributes; without any, a client need not request them.
     pub xattrs: bool,
     /// One of the attributes gives capabilities to programs that execute the file (`security.capability`): a write
-    /// removes it.
+    /// removes this attribute.
     pub capability: bool,
     /// The inode has an access control list, so its permission bits alone do not determine the rights.
     pub acl: bool,
@@ -157,11 +157,11 @@ pub struct SessionStatus {
     pub opens: u64,
     /// Locks held.
     pub locks: u64,
-    /// Name of the key with which it came; empty if with none of its own.
+    /// Name of the key with which the session connected; empty if it has no key of its own.
     pub key: String,
     /// The tree to which that key is bound, as its administrator named it; empty if to none.
     pub subtree: String,
-    /// How its connection is protected; `None`: there is none, or it does not leave the machine.
+    /// How its connection is protected; `None` if there is none, or it does not leave the machine.
     pub secure: Option<Secure>,
     /// It has passed its memory to the server, in which large payloads lie.
     pub memory: bool,
@@ -178,7 +178,7 @@ pub struct ServerStatus {
     pub epoch: u64,
     /// Since when the master has not heard of it, milliseconds.
     pub silent_ms: u64,
-    /// Its targets, as it reported last; empty for a server that has not reported since the master started.
+    /// Its targets in its last report; empty for a server that has not reported since the master started.
     pub targets: Vec<TargetStatus>,
 }
 

@@ -318,8 +318,8 @@ fn sealed_frames_have_no_checksums() {
     }
 }
 
-/// Goal: a frame says where its payload lies, in the bytes of the document, and only requests and replies may; only a
-/// request names a place for a reply. Method: both places for every kind that has a body.
+/// Goal: a frame names the place of its payload in the bytes that the document describes, and only requests and replies
+/// may do so; only a request names a place for a reply. Method: both places for every kind that has a body.
 #[test]
 fn payloads_lie_in_memory() {
     let parse = |bytes: &[u8]| Head::parse(bytes[..HEAD_BYTES].try_into().expect("a header"));
@@ -346,7 +346,7 @@ fn payloads_lie_in_memory() {
     }
 }
 
-/// Goal: the first bytes of the format stay what the document says. Method: a frame as written in docs/WIRE.md.
+/// Goal: the first bytes of the format stay as the document describes them. Method: a frame as written in docs/WIRE.md.
 #[test]
 fn bytes_of_a_request() {
     let call = Call { target: TargetId(2), cred: Cred::new(5, 6, vec![7]), op: Request::Parent { dir: Ino(300) } };

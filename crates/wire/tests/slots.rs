@@ -30,8 +30,8 @@ fn wire(lane: Lane) -> Lane {
 }
 
 proptest! {
-    /// Goal: what the client's table hands out is always within the server's window, outstanding requests are
-    /// resent in their order, and slots are neither lost nor doubled. Method: random steps, with a plain list of
+    /// Goal: every request that the client's table permits is within the server's window, outstanding requests are sent
+    /// again in their order, and slots are neither lost nor duplicated. Method: random steps, with a plain list of
     /// outstanding requests as reference.
     #[test]
     fn client_and_server_agree(normal in 1u16..12, urgent in 2u16..12, steps in steps()) {
@@ -100,8 +100,8 @@ proptest! {
         }
     }
 
-    /// Goal: each request is executed once, whatever arrives again. Method: random arrivals (with repetitions and
-    /// late ones) and completions against a map of what was executed.
+    /// Goal: each request is executed once, whatever arrives again. Method: random arrivals (with repetitions and late
+    /// ones) and completions are compared with a map of executed requests.
     #[test]
     fn executed_once(events in proptest::collection::vec((0u16..3, 1u64..8, any::<bool>()), 0..200)) {
         let mut table = ReplyTable::new();

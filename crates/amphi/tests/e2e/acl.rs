@@ -78,9 +78,9 @@ const PROJECT: &[(u32, u32, &str)] = &[
     (NAMED, NAMED, "chattr +i proj/later; chattr +a proj/later; lsattr -d proj/later | tr e -"),
 ];
 
-/// Goal: a project that is shared by lists behaves as on the machine's own file system, for root, a named user, one in
-/// a named group and a stranger; so do files and directories with flags. Method: the same commands on both, and their
-/// output. (Promise S8)
+/// Goal: a project directory that is shared by access control lists behaves as on the machine's own file system, for
+/// root, a named user, a user in a named group and a stranger. So do files and directories with flags. Method: the same
+/// commands on both, and their output. (Promise S8)
 #[test]
 fn a_shared_project_is_as_on_linux() {
     compare_projects(&|_| {});
@@ -122,8 +122,8 @@ fn compare_projects(prepare: &dyn Fn(&Path)) {
 }
 
 /// Goal: an access list set on one mount takes effect on the other at once, also for callers whose kernel caches the
-/// list, and after the server was killed. Method: a user reads and walks while the lists come and go on the other
-/// mount.
+/// list, and after the server was killed. Method: a user reads and walks on one mount, while the lists are set and
+/// removed on the other mount.
 #[test]
 fn lists_hold_across_mounts() {
     if !getuid().is_root() {

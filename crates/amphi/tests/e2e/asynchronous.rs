@@ -85,7 +85,7 @@ impl Queue {
         Queue { context }
     }
 
-    /// Submits all requests in one call; returns the result of the call, and for each accepted request its bytes or
+    /// Submits all requests in one call. Returns the result of the call and, for each accepted request, its bytes or
     /// minus the errno.
     pub fn run(&self, requests: &[Request<'_>]) -> (io::Result<usize>, Vec<i64>) {
         let mut blocks: Vec<Block> = requests
@@ -129,7 +129,7 @@ impl Queue {
         (Ok(taken as usize), results)
     }
 
-    /// As `run`; each has to move all its bytes.
+    /// As `run`, but each request has to transfer all its bytes.
     pub fn run_whole(&self, requests: &[Request<'_>], what: &str) {
         let (taken, results) = self.run(requests);
         assert_eq!(taken.expect("io_submit"), requests.len(), "{what}");
@@ -175,9 +175,10 @@ impl Pieces {
     }
 }
 
-/// Goal: many requests handed over in one call, aligned and not, by open files of either kind, move what `pwrite` and
-/// `pread` would; a flush behind them is done; reads over the end are short. Method: writes side by side, compared;
-/// reads of all at once, with a change of the whole range in between by the other kind of open file.
+/// Goal: many requests that are submitted in one call, aligned and not, by open files of either kind, have the same
+/// effect as `pwrite` and `pread`. A flush after them is executed, and reads over the end are short. Method: concurrent
+/// writes are compared. Then all bytes are read at once, while the other kind of open file changes the whole range in
+/// between.
 #[test]
 fn requests_side_by_side_move_the_right_bytes() {
     let (place, up) = striped();
@@ -235,8 +236,8 @@ fn requests_side_by_side_move_the_right_bytes() {
 }
 
 /// Goal: a file copied by asynchronous direct requests while a thread copies the same file through the cache is right
-/// all the time and in the end (sanity 398p, 398q). Method: both write the same bytes in steps of their own, over and
-/// over; a reader finds zeros or those bytes.
+/// all the time and in the end (sanity 398p, 398q). Method: both write the same bytes, in steps of different sizes,
+/// again and again. A reader finds zeros or those bytes.
 #[test]
 fn asynchronous_beside_buffered() {
     const LEN: usize = 3 << 20;
@@ -280,8 +281,8 @@ fn asynchronous_beside_buffered() {
     place.fsck();
 }
 
-/// Goal: a request that cannot be done fails alone: an unmapped address is EFAULT, an open file of the wrong kind is
-/// EBADF; the requests beside it succeed, and nothing of the failed one is in the file. Method: one bad request among
+/// Goal: a request that cannot be executed fails alone. An unmapped address gives EFAULT, and an open file of the wrong
+/// kind EBADF. The other requests succeed, and no byte of the failed one is in the file. Method: one bad request among
 /// good ones, by open files of both kinds.
 #[test]
 fn a_bad_request_fails_alone() {
@@ -322,8 +323,8 @@ fn a_bad_request_fails_alone() {
 }
 
 /// Goal: of many small reads at a time each gets the bytes of its place, once, while the threads that serve them serve
-/// other calls as well, some of which wait. Method: two deep queues read blocks at random, each compared; beside them
-/// names are made and removed, and another file is written and flushed, until all reads are done. A read without an
+/// other calls as well, some of which wait. Method: two deep queues read blocks at random, and each block is compared.
+/// Until all reads are done, names are made and removed, and another file is written and flushed. A read without an
 /// answer would never end.
 #[test]
 fn deep_queues_beside_other_calls() {
@@ -394,10 +395,10 @@ fn calling(pid: u32, number: i64) -> usize {
     calls.filter(|call| call.starts_with(&format!("{number} "))).count()
 }
 
-/// Goal: small reads that wait for a server occupy a few threads of the mount, whatever their number; the read of a
-/// killed program ends at once, and the others get their bytes when the server continues. Method: 200 threads read a
-/// block each while the server is stopped, another program's read is killed meanwhile; the mount's threads are counted
-/// until it has taken all reads, which the answer to a call behind them shows.
+/// Goal: small reads that wait for a server occupy only a few threads of the mount, whatever their number. The read of
+/// a killed program ends at once, and the others get their bytes when the server continues. Method: 200 threads read a
+/// block each while the server is stopped, and the read of another program is killed. The mount's threads are counted
+/// until the mount has received all reads, which the answer to a later call shows.
 #[test]
 fn many_small_reads_keep_few_threads() {
     const READERS: usize = 200;

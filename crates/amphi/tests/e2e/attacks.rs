@@ -154,10 +154,10 @@ fn work(dir: &Path, n: u64) {
     assert!(out.status.success(), "{n} by {user}: {}", text(&out));
 }
 
-/// Goal: a machine between a mount and its server that flips, drops, repeats, reorders and cuts what passes, either
-/// way, or tells another level than the server's, ends connections and changes nothing; the mount, which is bound to a
-/// tree, goes on as root and as two users. Method: a relay in a name space of its own; what was written is compared on
-/// a mount of another machine.
+/// Goal: a machine between a mount and its server flips, drops, repeats, reorders and cuts data in both directions, or
+/// reports another level than the server's. This ends connections and changes nothing. The mount, which is bound to a
+/// tree, continues as root and as two users. Method: a relay in a network namespace of its own. The written files are
+/// compared on a mount of another machine.
 #[test]
 fn attacks_from_a_machine_between() {
     for level in ["mac", "tls"] {
@@ -212,9 +212,9 @@ fn attacks_from_a_machine_between() {
     }
 }
 
-/// Goal: a key that is removed while a server is away is over there from when it is back, for a mount that is connected
-/// and for one that comes; a client's key makes no server and no administrator; users, groups and capabilities that a
-/// mount claims count within the ranges of its key alone. Method: two servers, of which one is cut off; hosts on
+/// Goal: a key that is removed while a server is down stops working there when the server is back, for a connected
+/// mount and for a new one. A client's key cannot act as a server or an administrator. Users, groups and capabilities
+/// that a mount claims are limited to the ranges of its key. Method: two servers, of which one is cut off, and hosts on
 /// machines of their own, as root and as users.
 #[test]
 fn attacks_with_keys_between_machines() {

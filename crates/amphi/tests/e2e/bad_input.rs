@@ -4,7 +4,8 @@ use crate::harness::{Daemon, Place, amphi, eventually, is_mounted, run};
 use std::fs;
 use std::process::{Output, Stdio};
 
-/// Runs `amphi args`, wants exit code 2 and `text` in one line of errors that names nothing twice.
+/// Runs `amphi args`. The command has to exit with code 2, and `text` has to occur in a single line of errors that
+/// names nothing twice.
 pub fn refused(args: &[&str], text: &str) {
     said(args, &run(args), text);
 }
@@ -170,9 +171,8 @@ fn second_server_and_second_mount() {
     place.fsck();
 }
 
-/// Goal: Promise S14: damage to a superblock, its loss, and a truncated zone are reported with their place, refused,
-/// and left unchanged; no message advises to remove what could be the only remaining copy. Method: each with a zone of
-/// two.
+/// Goal: Promise S14: a damaged or missing superblock and a truncated zone are reported with their place, refused, and
+/// left unchanged. No message advises to remove what could be the only remaining copy. Method: each with a zone of two.
 #[test]
 fn damaged_zones_are_refused() {
     use std::os::unix::fs::FileExt;
@@ -238,9 +238,9 @@ fn of_version(superblock: &[u8], version: u32) -> Vec<u8> {
 }
 
 /// Goal: Promise S14: a zone of another version, and damage to its log or metadata that cannot be rebuilt, are refused
-/// by every way to start a server, with one line that has the place and the reason; neither this zone nor another is
-/// changed, and all files are there once the damage is repaired. Method: a server killed after a checkpoint and synced
-/// changes; bytes are overwritten where docs/DISK_FORMAT.md places the structures.
+/// by every way to start a server, with one line that has the place and the reason. Neither this zone nor another one
+/// is changed, and all files are there once the damage is repaired. Method: a server is killed after a checkpoint and
+/// synced changes. Bytes are overwritten where docs/DISK_FORMAT.md places the structures.
 #[test]
 fn other_versions_and_damaged_metadata_are_refused() {
     use std::os::unix::fs::FileExt;
@@ -332,7 +332,7 @@ fn crc(bytes: &[u8]) -> u64 {
 }
 
 /// Goal: a folder without zones, such as the mount point of a disk that is not mounted, starts a new server only on
-/// explicit request. Method: `amphi server` on a folder that is missing, empty, in use, and moved away; a refused
+/// explicit request. Method: `amphi server` is run on a folder that is missing, empty, in use, or moved away. A refused
 /// command leaves no files behind.
 #[test]
 fn a_server_begins_only_where_it_is_asked_to() {
@@ -365,7 +365,7 @@ fn a_server_begins_only_where_it_is_asked_to() {
 }
 
 /// Goal: `amphi up` creates a cluster in a new folder and says so, and in a folder that was in use only on explicit
-/// request. Method: a folder that is missing, in use, moved away, empty, put back; one server and three.
+/// request. Method: a folder that is missing, in use, moved away, empty, or put back, with one server and with three.
 #[test]
 fn up_does_not_begin_anew_by_itself() {
     for servers in ["1", "3"] {

@@ -1,4 +1,5 @@
-//! `amphi bench ior` with clusters of its own: every byte is compared, nothing is left behind, also when it is refused.
+//! `amphi bench ior` with clusters of its own: every byte is compared, and nothing is left behind, even when the
+//! command is refused.
 
 use crate::harness::{Place, run};
 
@@ -10,9 +11,9 @@ fn strided(place: &Place, more: &[&str]) -> std::process::Output {
     run(&args)
 }
 
-/// Goal: processes on mounts of their own write and read one file in turn, on one machine and behind links, and each
-/// read finds what was written. Method: both ways; the calls in the results are counted; folders and name spaces are
-/// gone afterwards.
+/// Goal: processes with a mount each write and read one file in turn, on one machine and behind links, and each read
+/// finds what was written. Method: buffered and direct. The calls in the results are counted, and folders and
+/// namespaces are removed afterwards.
 #[test]
 fn a_shared_file_on_one_machine_and_behind_links() {
     for more in [&["--up", "3"][..], &["--up", "3", "--link-mbit", "1000"]] {

@@ -1,7 +1,7 @@
-//! The C library: programs observe the same results through it as through a mount of the same cluster.
+//! The C library: programs get the same results through it as through a mount of the same cluster.
 //!
-//! `capi/twin.c` makes the same calls by each way, `capi/programs.c` has the other programs; the examples are those of
-//! `examples/c`. All are compiled with warnings as errors and linked with the library as it is installed.
+//! `capi/twin.c` makes the same calls in both ways, and `capi/programs.c` has the other programs. The examples are
+//! those of `examples/c`. All are compiled with warnings as errors and linked with the library as it is installed.
 
 use crate::harness::{Daemon, Place, Random, errno, pattern};
 use std::fs;
@@ -99,7 +99,7 @@ impl World {
         Command::new(program).args(arguments).output().expect("the program runs")
     }
 
-    /// Runs a program of programs.c by both ways; it has to end well.
+    /// Runs a program of programs.c in both ways. It has to succeed.
     fn passes(&self, name: &str) {
         for (way, to) in self.ways() {
             let output = self.run(programs(), &[name, way, &to]);
@@ -178,8 +178,9 @@ fn what_is_wrong_is_an_error() {
     world.stop();
 }
 
-/// Goal: a child of fork is told that handles belong to its parent, waits for nothing, and does not disturb the parent;
-/// data of files that a program leaves open at its end is written. Method: programs that fork, and that exit.
+/// Goal: a child of `fork` gets the error that handles belong to its parent. It waits for nothing, and does not disturb
+/// the parent. Data of files that a program leaves open at its end is written. Method: programs that fork, and that
+/// exit.
 #[test]
 fn forks_and_exits() {
     let world = World::new();
@@ -193,9 +194,9 @@ fn forks_and_exits() {
     world.stop();
 }
 
-/// Goal: a program that changes memory while it is written from damages its own bytes alone: every block has the
-/// checksum of what was stored, and memory that rests arrives as it is; a child of fork changes nothing of it. Method:
-/// a program with a thread that scribbles; all data is verified at the end.
+/// Goal: a program that changes memory while it is written from damages only its own bytes. Every block has the
+/// checksum of what was stored, and memory that is not changed arrives as it is. A child of `fork` cannot change that
+/// memory. Method: a program with a thread that changes memory at random. All data is verified at the end.
 #[test]
 fn memory_that_changes_under_a_write() {
     let world = World::new();
@@ -210,9 +211,9 @@ fn memory_that_changes_under_a_write() {
     assert!(text.contains(", 0 B without checksums"), "{text}");
 }
 
-/// Goal: numbers that threads use while others close them lead to the right file or to EBADF; queues of several threads
-/// give one completion for each request and the right bytes, also if their client ends. Method: programs with six and
-/// four threads, and one that closes its file system first.
+/// Goal: if threads use handles while others close them, each call uses the right file or gives EBADF. Queues of
+/// several threads give one completion for each request and the right bytes, even if their client ends. Method:
+/// programs with six and four threads, and one that closes its file system first.
 #[test]
 fn threads_share_handles_and_have_queues() {
     let world = World::new();
@@ -244,8 +245,8 @@ fn memory_of_programs_is_left_alone() {
     world.stop();
 }
 
-/// Goal: reads over a mount are served from memory that it shares, and are right; descriptors of the program are taken.
-/// Method: 2,000 reads, whose number at the mount is looked at.
+/// Goal: reads over a mount are served from memory that the mount shares, and are right. Descriptors of the program can
+/// be used. Method: 2,000 reads, whose number at the mount is looked at.
 #[test]
 fn cached_reads_of_descriptors() {
     let place = Place::new();
@@ -379,7 +380,7 @@ fn random_operations_of_three_parties() {
     (1..=3).for_each(|seed| three_parties(seed, 600));
 }
 
-/// Kills a program in the middle of writing; returns the last record that it has reported, and what is in the file.
+/// Kills a program in the middle of writing. Returns the last record that it reported, and the content of the file.
 fn killed(world: &World, way: &str, to: &str, name: &str, more: &[&str]) -> (u64, Vec<u8>) {
     let mut command = Command::new(programs());
     let mut child = command.args(["records", way, to, name]).args(more).stdout(Stdio::piped()).spawn().expect("runs");
@@ -397,7 +398,7 @@ fn killed(world: &World, way: &str, to: &str, name: &str, more: &[&str]) -> (u64
     (last, fs::read(world.place.mount().join(name)).expect("read"))
 }
 
-/// Goal: data that a program has synced survives kill -9, and each record in the file is whole or absent; over a mount,
+/// Goal: data that a program has synced survives kill -9, and each record in the file is whole or absent. Over a mount,
 /// completed writes survive as well. Other programs continue with the file. Method: programs that are killed while they
 /// write.
 #[test]
@@ -419,7 +420,7 @@ fn killed_programs_lose_nothing_that_is_stable() {
     world.stop();
 }
 
-/// Goal: the examples work as documented by both ways, and a mount reads their files byte for byte; one of them is
+/// Goal: the examples work as documented in both ways, and a mount reads their files byte for byte. One of them is
 /// linked with the static library. Method: a file of 5 MB, a checkpoint of four threads, a walk of both.
 #[test]
 fn examples_copy_walk_and_write_checkpoints() {

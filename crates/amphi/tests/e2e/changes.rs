@@ -1,4 +1,4 @@
-//! Changes that leave the size of a file as it is, and opens that cut it: what `stat` shows of them.
+//! Changes that do not alter the size of a file, and opens that truncate it: what `stat` shows of them.
 
 use crate::harness::{Place, rerrno};
 use crate::two_mounts::Pair;
@@ -106,10 +106,10 @@ fn calls_set_times(at: &Path, seen: &Path) {
     }
 }
 
-/// Goal: Promise S1: each successful `fallocate`, even without an effect on the data, sets the modification and the
-/// change time, as on ext4 and XFS, and so do truncates and opens with `O_TRUNC`; calls that change nothing there leave
-/// the times. Method: a table of calls, each on a file whose times are old; on one mount in sole mode and on two
-/// mounts, of one server and of three, checked through both.
+/// Goal: Promise S1: each successful `fallocate` sets the modification and the change time, even without an effect on
+/// the data, as on ext4 and XFS. So do truncates and opens with `O_TRUNC`. Calls that change nothing there leave the
+/// times. Method: a table of calls, each on a file with old times. They are made on one mount in sole mode and on two
+/// mounts, of one server and of three, and checked through both.
 #[test]
 fn changes_that_move_no_size_set_the_times() {
     let place = Place::new();
@@ -137,8 +137,9 @@ fn as_other<T: Send>(what: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Goal: Promise S1, Promise S8: an open for reading with O_TRUNC truncates the file for all users, as on Linux, if the
-/// caller may write to it, and is EACCES otherwise, also while another program has it open for writing. Method: such
-/// opens by root and by another user, of a name that the mount knows and of one that it does not; both mounts read.
+/// caller may write to it. Otherwise it gives EACCES. This is so even while another program has the file open for
+/// writing. Method: such opens by root and by another user, of a name that the mount knows and of one that it does not
+/// know. Both mounts read.
 #[test]
 fn opens_for_reading_cut() {
     let pair = Pair::new(1, &[], &[]);

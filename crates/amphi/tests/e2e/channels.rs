@@ -1,5 +1,5 @@
 //! Protected connections: a mount over loopback with an attacker in between who changes, drops, repeats and truncates
-//! the data, or changes the server's offer; which levels commands accept; the output of `amphi status` and
+//! the data, or changes the server's offer. Also which levels commands accept, and the output of `amphi status` and
 //! `amphi key set`.
 
 use crate::harness::{Daemon, Place, eventually, pattern, run};
@@ -25,7 +25,7 @@ pub(crate) enum Attack {
     Flip,
     Drop,
     Repeat,
-    /// The unit comes after the one behind it.
+    /// The unit is sent after the following one.
     Reorder,
     Cut,
 }
@@ -35,7 +35,8 @@ pub(crate) const ATTACKS: [Attack; 5] = [Attack::Flip, Attack::Drop, Attack::Rep
 /// The next actions of the relay; shared by its threads.
 #[derive(Default)]
 pub(crate) struct Orders {
-    /// What is done to a unit that goes to the server (or else to the mount), and how many pass before.
+    /// The change that is made to a unit on its way to the server (or else to the mount), and how many units pass
+    /// before it.
     pub(crate) attack: Mutex<Option<(Attack, bool, usize)>>,
     /// Which level new connections are told, in place of the server's.
     pub(crate) told: Mutex<Option<u8>>,
@@ -131,7 +132,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, to_server: bool, is_mac: bool, o
     let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
-/// Passes on what comes to `listener`; where `enter` has put the calling thread and each that it starts.
+/// Relays what connects to `listener`. `enter` sets the namespace of the calling thread and of each thread that it
+/// starts.
 pub(crate) fn serve_relay(
     listener: &TcpListener,
     server: (&str, u16),
@@ -164,11 +166,11 @@ fn relay(server: u16, is_mac: bool) -> (u16, Arc<Orders>) {
     (port, orders)
 }
 
-/// Goal: somebody between a mount and its server who flips, drops, repeats, reorders or cuts what passes, either way,
-/// ends a connection and nothing else: the mount connects again, and no byte is lost or another one. Who tells the
-/// mount another level than the server offers keeps it away, and when he is gone the mount goes on. Method: a relay on
-/// loopback, levels mac and tls; files are written, synced, read and renamed all the time, and compared at the end on
-/// another mount.
+/// Goal: an attacker between a mount and its server flips, drops, repeats, reorders or cuts data in both directions.
+/// This ends a connection and has no other effect: the mount connects again, and no byte is lost or changed. An
+/// attacker who reports another level than the server offers keeps the mount away, and when he has gone the mount
+/// continues. Method: a relay on loopback, with the levels mac and tls. Files are written, synced, read and renamed all
+/// the time, and compared at the end on another mount.
 #[test]
 fn channels_attacks_end_connections_and_lose_nothing() {
     for level in ["mac", "tls"] {
@@ -241,9 +243,10 @@ fn channels_attacks_end_connections_and_lose_nothing() {
     }
 }
 
-/// Goal: each address has the level that options and the file set for it; commands and mounts accept the offered level,
-/// and print what to do where it is lower than they require; servers that join have the same requirement. Method: one
-/// server with three addresses, another one that requires a higher level than the first offers, then the same level.
+/// Goal: each address has the level that options and the file set for it. Commands and mounts accept the offered level.
+/// If it is lower than they require, they print what to do. Servers that join check their requirement too. Method: one
+/// server with three addresses, and another one that first requires a higher level than the first offers, and then the
+/// same level.
 #[test]
 fn channels_levels_are_what_was_said() {
     let place = Place::new();
@@ -294,8 +297,8 @@ fn channels_levels_are_what_was_said() {
     server.stop();
 }
 
-/// Goal: `amphi key set` changes the rights of a mount while it is connected. Method: a mount with a key over TLS; root
-/// of it is squashed to another user, then the key is read-only, then not, and shown by `amphi key list`.
+/// Goal: `amphi key set` changes the rights of a mount while it is connected. Method: a mount with a key over TLS. Its
+/// root is squashed to another user, then the key is made read-only and writable again, and `amphi key list` shows it.
 #[test]
 fn channels_key_set_changes_a_mount_that_is_there() {
     if !rustix::process::geteuid().is_root() {

@@ -44,10 +44,10 @@ fn read_in_large_pieces(path: &std::path::Path, bytes: &[u8], is_damaged: impl F
     }
 }
 
-/// Goal: Promise S24: of files in which bits have changed on the disk, each block is read as it was written or not at
-/// all; `fsck --data` names each damaged block, and nothing else; a file that is written anew is whole again. Method:
-/// small and large files, overwritten in part; 300 random bits of the blocks with their bytes are flipped while nothing
-/// runs.
+/// Goal: Promise S24: in files of which bits have changed on the disk, each block is read as it was written or not at
+/// all. `fsck --data` names each damaged block, and no others. A file that is written again is whole again. Method:
+/// small and large files that are overwritten in part. 300 random bits of the blocks with their bytes are flipped while
+/// no server runs.
 #[test]
 fn flipped_bits_are_found_and_not_served() {
     let flips = std::env::var("AMPHI_DATA_FLIPS").map_or(FLIPS, |n| n.parse().expect("a number"));
@@ -172,9 +172,9 @@ fn flipped_bits_are_found_and_not_served() {
     assert_eq!(said["data_damaged_blocks"], left, "{said}");
 }
 
-/// Goal: whether blocks get checksums can be set for a file and for a directory, on two mounts, and counts for what any
-/// of them writes afterwards. Method: `amphi layout set`, with files that span several targets; what `fsck --data`
-/// verifies.
+/// Goal: checksums can be turned on and off for a file and for a directory, on two mounts, and the setting applies to
+/// what any of them writes afterwards. Method: `amphi layout set` on files that span several targets, and what `fsck
+/// --data` verifies.
 #[test]
 fn checksums_can_be_set() {
     let place = Place::new();

@@ -112,7 +112,7 @@ fn check_names(m: &Path) {
     }
 }
 
-/// Goal: a cluster of three servers, started in any order and reached at any of them, is one file system; everything is
+/// Goal: a cluster of three servers, started in any order and reached at any of them, is one file system. Everything is
 /// there after a restart in another order. Method: a tree and names across servers, compared before and after.
 #[test]
 fn three_servers_are_one_file_system() {
@@ -160,8 +160,8 @@ fn three_servers_are_one_file_system() {
     running.into_values().for_each(Daemon::stop);
 }
 
-/// Goal: Promise S9, S12 with several servers: each of them is killed under load, calls wait, no acknowledged change is
-/// lost, no request is executed twice. Method: as with one server; the record of the completed changes lies on the
+/// Goal: Promise S9, S12 with several servers: each of them is killed under load. Calls wait, no acknowledged change is
+/// lost, and no request is executed twice. Method: as with one server. The record of the completed changes is on the
 /// cluster as well.
 #[test]
 fn killed_servers_lose_nothing() {
@@ -224,7 +224,7 @@ fn killed_servers_lose_nothing() {
 }
 
 /// Goal: a server with empty targets joins a running cluster; an existing mount uses it at once. Method: directories
-/// made after it joined lie on its targets, too; existing files keep their place.
+/// that are made after it joined are on its targets, too, and existing files keep their place.
 #[test]
 fn a_server_joins_a_running_cluster() {
     let place = Place::new();
@@ -274,7 +274,7 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// Goal: servers that do not belong to a cluster are refused with one line and exit code 2, and change nothing; the
+/// Goal: servers that do not belong to a cluster are refused with one line and exit code 2, and change nothing. The
 /// cluster continues. Method: another key, the folder of another cluster, a folder that another server serves as a
 /// copy, nonsense.
 #[test]

@@ -1,4 +1,4 @@
-//! Commit consistency through real mounts: what writers see, what others see and when, kills of servers.
+//! Commit consistency through real mounts: what writers see, what others see and when, and kills of servers.
 
 use crate::harness::{counter, pattern, run};
 use crate::two_mounts::Pair;
@@ -40,10 +40,10 @@ fn got(f: &OwnedFd, at: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Goal: Promise S26: on files of commit consistency writers of two mounts take no locks, each sees its own writes at
-/// once, and both see all once the other has closed, called `fsync` or released a lock, also if servers are killed
-/// meanwhile. Method: records that share blocks, written in turn; a kill between two rounds of unanswered writes; one
-/// server and three.
+/// Goal: Promise S26: on files of commit consistency, writers of two mounts take no locks, and each sees its own writes
+/// at once. Each sees all of them once the other has closed, called `fsync` or released a lock, even if servers are
+/// killed meanwhile. Method: records that share blocks are written in turn, with a kill between two rounds of
+/// unanswered writes, on one server and on three.
 #[test]
 fn writers_of_two_mounts() {
     for servers in [1, 3] {
@@ -82,8 +82,8 @@ fn writers_of_two_mounts() {
     }
 }
 
-/// Goal: what is made in a directory inherits its consistency, which is shown, and can be taken back; a mount can have
-/// it for all files; wrong words are refused with what to write. Method: the command, a mount with the option.
+/// Goal: new files inherit the consistency of their directory, which is shown and can be taken back. A mount can have
+/// it for all files. Wrong words are refused with what to write. Method: the command, a mount with the option.
 #[test]
 fn asked_for_and_shown() {
     let pair = pair(1);

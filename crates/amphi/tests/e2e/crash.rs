@@ -18,7 +18,7 @@ fn mount(place: &Place) -> Daemon {
 
 /// Goal: Promise S9, S12: a server killed while programs write and make files loses nothing that was acknowledged, the
 /// programs' calls wait and continue, nothing is done twice. Method: one thread makes, renames, appends with fsync and
-/// removes; the server is killed and restarted several times meanwhile; then everything is compared with what the
+/// removes. The server is killed and restarted several times meanwhile. Then everything is compared with what the
 /// thread knows.
 #[test]
 fn a_killed_server_loses_nothing() {
@@ -133,8 +133,8 @@ fn a_killed_mount_keeps_what_was_synced() {
     place.fsck();
 }
 
-/// Goal: Promise S1 for two mounts: names, sizes, attributes and data that one changes are seen by the other at once,
-/// also when both are warm, and over a crash of the server. Method: two mounts take turns.
+/// Goal: Promise S1 for two mounts: names, sizes, attributes and data that one mount changes are seen by the other at
+/// once, even when both are warm, and over a crash of the server. Method: two mounts take turns.
 #[test]
 fn two_mounts_see_each_other() {
     let place = Place::new();
@@ -211,8 +211,9 @@ fn an_unlinked_open_file_survives_a_server_crash() {
 }
 
 /// Goal: a server killed while files go, some of which are still open, gives every block back: those written past the
-/// cache as well as those through it (replay-single 89). Method: files of three ways, unlinked, some held open; kill
-/// right behind, start again, close; free blocks as before.
+/// cache as well as those through it (replay-single 89). Method: files of three kinds are unlinked, and some of them
+/// are held open. The server is killed right after, started again, and the files are closed. The free blocks must be as
+/// before.
 #[test]
 fn a_killed_server_leaks_no_blocks() {
     let place = Place::new();
@@ -255,10 +256,10 @@ fn a_killed_server_leaks_no_blocks() {
     place.fsck();
 }
 
-/// Goal: Promise S9: changes are answered before they are on the disk, and a kill loses none of them; the check of the
-/// stopped zones sees them, too. Method: each write of the disk is held back for 20 ms, however fast the machine's is;
-/// a thread makes files, one after the other, and never syncs; the server is killed in the middle three times, and each
-/// time some changes are in memory only; nothing is left of that memory behind a stop in order.
+/// Goal: Promise S9: changes are answered before they are on the disk, and a kill loses none of them. The check of the
+/// stopped zones sees them, too. Method: each write of the disk is delayed by 20 ms, however fast the machine's disk
+/// is. A thread makes files, one after the other, and never syncs. The server is killed three times in the middle, and
+/// each time some changes are only in memory. After an orderly stop nothing is left of that memory.
 #[test]
 fn a_killed_server_loses_nothing_that_was_on_its_way() {
     if let Err(e) = amphi_env::real::memory_outlives() {
@@ -383,9 +384,9 @@ fn fail_the_logs(daemon: &mut Daemon) {
     rustix::process::prlimit(pid, rustix::process::Resource::Fsize, limit).expect("prlimit");
 }
 
-/// Goal: a server whose zone fails ends at once with a line and exit code 1, without an answer that is not true;
-/// started again it has all that was acknowledged, and the mount continues (Promises S9, S12). Method: writes to the
-/// log fail while a thread makes, renames and syncs files.
+/// Goal: a server whose zone fails ends at once with a line and exit code 1, and gives no answer that is not true.
+/// After a restart it has everything that was acknowledged, and the mount continues (Promises S9, S12). Method: writes
+/// to the log fail while a thread makes, renames and syncs files.
 #[test]
 fn a_failed_zone_ends_its_server() {
     let place = Place::new();
@@ -432,7 +433,7 @@ fn a_failed_zone_ends_its_server() {
     place.fsck();
 }
 
-/// Goal: `amphi up` whose zone fails ends with exit code 1 and takes its mount away; started again it has what was
+/// Goal: `amphi up` whose zone fails ends with exit code 1 and unmounts its mount. After a restart it has what was
 /// synced. Method: as above, with a program that has a file open.
 #[test]
 fn a_failed_zone_ends_amphi_up() {

@@ -43,9 +43,9 @@ fn processes(place: &Place) -> usize {
     lines.filter(|line| line.windows(out.len()).any(|part| part == out)).count()
 }
 
-/// Goal: a demo that is ended by a signal at any step leaves nothing: no process, no mount, no folder; what one leaves
-/// that is killed is taken over by the next one. Method: demos that are ended when they say which step begins; the last
-/// one is killed, with its cluster left running.
+/// Goal: a demo that is ended by a signal at any step leaves no process, no mount and no folder. What a killed demo
+/// leaves is taken over by the next one. Method: demos are ended when they report the begin of a step. The last one is
+/// killed, with its cluster left running.
 #[test]
 fn an_interrupted_demo_leaves_nothing() {
     let place = Place::new();
@@ -78,10 +78,10 @@ fn an_interrupted_demo_leaves_nothing() {
     eventually("the cluster has ended", || processes(&place) == 0);
 }
 
-/// Goal: the demo completes all its steps, reports this, and leaves a table and a picture and nothing else: no process,
-/// no mount, no cluster; the next demo reuses its folder, also where the previous one failed, but not a folder with
-/// other contents. Method: a small tree, a small cache, small streams; its output and the contents of its folder are
-/// checked.
+/// Goal: the demo completes all its steps and reports this. It leaves a table and a picture and nothing else: no
+/// process, no mount, no cluster. The next demo reuses its folder, even if the previous one failed, but not a folder
+/// with other contents. Method: a small tree, a small cache and small streams. The output and the contents of the
+/// folder are checked.
 #[test]
 fn the_demo_leaves_a_table_and_a_picture() {
     if let Some(missing) = PROGRAMS.into_iter().find(|p| !is_there(p)) {

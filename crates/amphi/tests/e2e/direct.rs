@@ -1,5 +1,5 @@
-//! Direct I/O at odd places, beside itself and beside the cache, on one mount and on two (Promises
-//! S1-S4).
+//! Direct I/O at unaligned offsets, concurrent with other direct requests and with the cache, on one mount and on two
+//! (Promises S1-S4).
 
 use crate::harness::{Place, Random, pattern, run};
 use crate::two_mounts::Pair;
@@ -48,8 +48,8 @@ fn striped() -> (Place, crate::harness::Daemon) {
 }
 
 /// Goal: direct requests of any size at any offset have the same effect as buffered ones, with edges inside blocks and
-/// over stripes (sanity 119e, 119s, 119a, 119b). Method: a file copied in requests of each size from odd offsets, by
-/// `O_DIRECT` and by a file set to direct; a hole and an end within a request.
+/// over stripes (sanity 119e, 119s, 119a, 119b). Method: a file is copied in requests of each size from odd offsets, by
+/// `O_DIRECT` and by a file set to direct. Some requests contain a hole or the end.
 #[test]
 fn odd_sizes_copy_right() {
     let (place, up) = striped();
@@ -93,8 +93,8 @@ fn odd_sizes_copy_right() {
     place.fsck();
 }
 
-/// Goal: memory at any address and calls with many odd parts, direct (sanity 119h, 119m to 119q). Method: buffers off
-/// by some bytes; vectors with empty, tiny and large parts at an odd offset.
+/// Goal: memory at any address and calls with many odd parts, direct (sanity 119h, 119m to 119q). Method: buffers that
+/// are unaligned by some bytes, and vectors with empty, tiny and large parts at an odd offset.
 #[test]
 fn odd_memory_and_vectors() {
     let (place, up) = striped();
@@ -137,9 +137,9 @@ fn odd_memory_and_vectors() {
     place.fsck();
 }
 
-/// Goal: concurrent requests in one file, direct beside direct and direct beside buffered, never fail and never change
-/// each other's bytes although they share blocks (sanity 119f, 119g, 241, 398b). Method: threads with records of their
-/// own, each read back at once by the other way.
+/// Goal: concurrent requests in one file, all direct or some buffered, never fail and never change each other's bytes
+/// although they share blocks (sanity 119f, 119g, 241, 398b). Method: each thread has records of its own, and reads
+/// each of them back at once in the other mode.
 #[test]
 fn both_ways_side_by_side() {
     const RECORD: usize = 9_001;
@@ -178,9 +178,9 @@ fn both_ways_side_by_side() {
     place.fsck();
 }
 
-/// Goal: `O_DIRECT` set and cleared on an open file: requests of either kind are right, and neither shows old bytes
-/// (sanity 398e); appends past the cache land at the end (398n). Method: one descriptor that changes, another one that
-/// writes in between.
+/// Goal: if `O_DIRECT` is set and cleared on an open file, requests of either kind are right, and neither shows old
+/// bytes (sanity 398e). Direct appends are written at the end (398n). Method: one descriptor changes its flag, and
+/// another one writes in between.
 #[test]
 fn o_direct_comes_and_goes() {
     let (place, up) = striped();
@@ -259,8 +259,8 @@ fn a_failed_write_cuts_nothing_of_others() {
 }
 
 /// Goal: Promise S1: a layout changes only while no other mount has the file open: it would read by the old one.
-/// Method: an empty file, open for reading on the other mount, which reads what is written then; the layout once it is
-/// closed.
+/// Method: an empty file is open for reading on the other mount, which then reads what is written. The layout is
+/// checked once it is closed.
 #[test]
 fn a_layout_waits_for_readers_elsewhere() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -282,9 +282,9 @@ fn a_layout_waits_for_readers_elsewhere() {
     pair.stop();
 }
 
-/// Goal: direct on one mount against buffered on another, the same bytes of the same file at the same time: every read,
-/// by either way on either mount, returns one of the writes, whole (sanityn 16j, whose own two sides never met); no
-/// mount is evicted (398b). Method: records at odd places, in the window and below, each full of one number.
+/// Goal: one mount writes direct and another one buffered, the same bytes of the same file at the same time. Every
+/// read, in either mode on either mount, returns one of the writes as a whole (sanityn 16j, whose own two sides never
+/// met). No mount is evicted (398b). Method: records at odd places, in the window and below, each full of one number.
 fn a_race_of_both_ways(servers: usize) {
     const ROUNDS: u64 = 150;
     /// Offset and length: inside a block, over blocks, over stripes.
@@ -350,9 +350,10 @@ fn a_race_of_both_ways_on_two_servers() {
     a_race_of_both_ways(2);
 }
 
-/// Goal: a reader never sees an older value than it has read before, while its cache is dropped all the time, whichever
-/// way the writer uses (sanityn 16d, 16f, 16g). Method: one mount increments a counter in a page, buffered and direct
-/// in turn; readers of both mounts, one of them with a cache that other reads evict; a size that grows.
+/// Goal: a reader never sees an older value than it has read before, while its cache is dropped all the time, whether
+/// the writer is buffered or direct (sanityn 16d, 16f, 16g). Method: one mount increments a counter in a page, buffered
+/// and direct in turn. Both mounts read it, one of them with a cache from which other reads evict it. A size that grows
+/// is read too.
 #[test]
 fn what_was_seen_never_goes_back() {
     const LAST: u64 = 400;
@@ -390,9 +391,9 @@ fn what_was_seen_never_goes_back() {
     pair.stop();
 }
 
-/// Goal: a full file system, past the cache: the error if nothing was written, otherwise the contiguous part from the
-/// start; the size agrees with it and the bytes are right (sanity 398k, 398l). Method: direct writes of 4 MiB append to
-/// a file until one fails, so one of them is larger than the space that is left.
+/// Goal: direct requests to a full file system return the error if nothing was written, otherwise the length of the
+/// contiguous part from the start. The size agrees with it, and the bytes are right (sanity 398k, 398l). Method: direct
+/// writes of 4 MiB append to a file until one fails, so one of them is larger than the remaining space.
 #[test]
 fn a_direct_write_that_does_not_fit() {
     let place = Place::new();
@@ -423,9 +424,9 @@ fn a_direct_write_that_does_not_fit() {
     place.fsck();
 }
 
-/// Goal: an unmapped address fails a request with EFAULT and nothing else, by either way (sanity 119r); a single
-/// request of many megabytes, off by some bytes, is right (sanity 78). Method: addresses without memory behind them,
-/// then good ones, by an open file of each kind; one write and one read of 40 MiB.
+/// Goal: an unmapped address fails only its own request with EFAULT, in either mode (sanity 119r). A single unaligned
+/// request of many megabytes is right (sanity 78). Method: addresses without memory, then good ones, by an open file of
+/// each kind, and one write and one read of 40 MiB.
 #[test]
 fn bad_memory_and_huge_requests() {
     let (place, up) = striped();

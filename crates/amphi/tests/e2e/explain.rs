@@ -24,7 +24,7 @@ fn rules(path: &str) -> Vec<String> {
 }
 
 /// Goal: the command names the cause of slow access to a file, with a command that changes it where there is one, and
-/// reports nothing about a file that is used well. Method: files that are written and read in good and bad ways; the
+/// reports nothing about a file that is used well. Method: files are written and read in good and in bad ways. The
 /// proposed command is executed, and the same load is explained again.
 #[test]
 fn causes_are_named() {
@@ -76,8 +76,8 @@ fn causes_are_named() {
     up.stop();
 }
 
-/// Goal: a process is explained by its open files, a job by its bytes, a mount by both; other subjects are refused with
-/// a list of the possible ones. Method: a process that holds files open; names with control characters.
+/// Goal: a process is explained by its open files, a job by its bytes, and a mount by both. Other subjects are refused
+/// with a list of the possible ones. Method: a process that holds files open; names with control characters.
 #[test]
 fn what_can_be_asked_about() {
     let place = Place::new();

@@ -25,8 +25,8 @@ fn write_with(fd: impl AsFd, bytes: &[u8], offset: u64, flags: ReadWriteFlags) -
     pwritev2(fd, &[IoSlice::new(bytes)], offset, flags)
 }
 
-/// Appends through `here` by every flag, behind the bytes that `there`, the same file on another mount or here, has
-/// appended meanwhile.
+/// Appends through `here` by every flag, behind bytes that `there` has appended meanwhile. `there` is the same file on
+/// another mount or on this one.
 fn appends_by_flags(here: &Path, there: &Path) {
     let is = |expected: &[u8], what: &str| {
         for path in [here, there] {
@@ -73,8 +73,8 @@ fn appends_by_flags(here: &Path, there: &Path) {
     }
 }
 
-/// Lines that two threads for each path append to one file with `RWF_APPEND`, and a third one with `O_APPEND`, all
-/// stay.
+/// Two threads for each path append lines to one file with `RWF_APPEND`, and a third one with `O_APPEND`. All lines
+/// must stay.
 fn lines_appended_at_once(paths: [&Path; 2]) {
     const LINES: usize = 150;
     fs::write(paths[0], b"").expect("a new file");
@@ -130,7 +130,7 @@ fn appends_by_the_flags_of_the_call_on_two_mounts(servers: usize) {
     pair.stop();
 }
 
-/// As on one mount, with what another one appends in between.
+/// As on one mount, with appends by another mount in between.
 #[test]
 fn appends_by_flags_on_two_mounts_of_one_server() {
     appends_by_the_flags_of_the_call_on_two_mounts(1);
@@ -182,7 +182,7 @@ fn sizes_that_went_back(paths: [&Path; 2], writers: usize, writes: usize) -> usi
 }
 
 /// Goal: Promise S1: a file that only grows never appears shorter than before, to any observer. Method: one writer,
-/// then four; four observers.
+/// then four, with four observers.
 #[test]
 fn a_size_never_goes_back() {
     let place = Place::new();
@@ -205,8 +205,8 @@ fn a_size_never_goes_back_on_two_mounts() {
 }
 
 /// Goal: data and holes are whole blocks, as on other file systems, also where a write ends in the middle of the last
-/// one. Method: short writes behind a truncate and before it; all data and holes of a file of 2,000 runs over several
-/// objects, in one pass, twice.
+/// one. Method: short writes before and after a truncate. All data and holes of a file of 2,000 runs over several
+/// objects are listed in one pass, twice.
 #[test]
 fn data_and_holes() {
     let place = Place::new();

@@ -214,7 +214,7 @@ fn file(place: &Place) -> std::path::PathBuf {
 }
 
 /// Goal: Promise S19, S20: POSIX record locks as fcntl(2) documents them: conflicts, results of `F_GETLK`, cutting,
-/// converting, ends of files, and that any close of the file by the process, its exit and its death release them.
+/// converting and ends of files. Any close of the file by the process, its exit and its death release its locks.
 /// Method: processes that do one call at a time.
 #[test]
 fn record_locks() {
@@ -249,9 +249,8 @@ fn record_locks() {
     place.fsck();
 }
 
-/// Goal: Promise S18, S20: waits end with the lock, with a signal and nothing left, or are refused if they would close
-/// a circle; a waiter that is killed takes its request with it. Method: alarms without `SA_RESTART`, two processes that
-/// cross.
+/// Goal: Promise S18, S20: waits end with the lock, or with a signal and no lock, or are refused if they would close a
+/// cycle. The request of a killed waiter is withdrawn. Method: alarms without `SA_RESTART`, two processes that cross.
 #[test]
 fn waits_for_locks() {
     let place = Place::new();
@@ -289,9 +288,9 @@ fn waits_for_locks() {
     up.stop();
 }
 
-/// Goal: Promise S19: locks of open files, `flock` and OFD, belong to the open file: copies of a descriptor share them,
-/// the last close gives them up at once, other closes do not. Method: several descriptors of a process; then processes
-/// that open, lock and close their file again and again, all at the same time.
+/// Goal: Promise S19: locks of open files, `flock` and OFD, belong to the open file. Copies of a descriptor share them,
+/// the last close releases them at once, and other closes do not. Method: several descriptors of a process. Then
+/// processes open, lock and close their file again and again, all at the same time.
 #[test]
 fn locks_of_open_files() {
     let place = Place::new();
@@ -376,7 +375,8 @@ fn closed_on_the_other_mount(servers: usize) {
 }
 
 /// Goal: Promise S20 on two mounts: a `flock` or OFD lock has gone for the other mount when the last `close` has
-/// returned. Method: one process locks and closes, another one on the other mount tries at once, a thousand times.
+/// returned. Method: one process locks and closes, and another one on the other mount tries to lock at once, a thousand
+/// times.
 #[test]
 fn closed_locks_are_gone_on_the_other_mount() {
     closed_on_the_other_mount(1);
@@ -419,8 +419,8 @@ fn more_waiters_than_threads() {
     up.stop();
 }
 
-/// Goal: Promise S21: a server that is killed and comes back knows the holders of all locks, and waiting calls continue
-/// to wait; while it is away a signal still ends a wait. Method: kill -9 between the calls of three processes.
+/// Goal: Promise S21: a server that is killed and restarted knows the holders of all locks, and waiting calls continue
+/// to wait. While it is down, a signal still ends a wait. Method: kill -9 between the calls of three processes.
 #[test]
 fn locks_outlive_the_server() {
     let place = Place::new();

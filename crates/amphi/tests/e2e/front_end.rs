@@ -91,7 +91,8 @@ fn an_operators_story() {
 }
 
 /// Goal: options of mount(8) have their documented effect, the last of two opposites counts, and an unknown word is
-/// refused. Method: one file system mounted in turn with each: a write, a program, a device file, an access time.
+/// refused. Method: one file system is mounted in turn with each option, and then a write, a program, a device file and
+/// an access time are tried.
 #[test]
 fn options_of_mount() {
     let place = Place::new();

@@ -33,8 +33,8 @@ fn with_helper(place: &Place, script: &str) -> String {
     text
 }
 
-/// Goal: an fstab line mounts a data folder or a server in the background; `remount` changes the options that it names
-/// and nothing else; an impossible request is refused in one line with the exit code of a refusal. Method: mount(8)
+/// Goal: an fstab line mounts a data folder or a server in the background. `remount` changes the options that it names
+/// and nothing else. An impossible request is refused in one line with the exit code of a refusal. Method: mount(8)
 /// with a table of its own.
 #[test]
 fn fstab_lines_and_remounts() {
@@ -109,7 +109,7 @@ fn umount_waits_for_what_was_written() {
 }
 
 /// Goal: a mount whose server has gone ends within seconds when there is no data to write back. Method: the server is
-/// killed, then the mount is told to end; it may take a tenth of the time for which calls wait.
+/// killed, and then the mount is asked to end. It may take a tenth of the time for which calls wait.
 #[test]
 fn a_mount_without_its_server_ends_soon() {
     let place = Place::new();

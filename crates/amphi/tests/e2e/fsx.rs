@@ -1,5 +1,5 @@
-//! A random-operation tester in the manner of fsx: one file, every way to change and read it, against a byte
-//! vector.
+//! A random-operation tester in the manner of fsx: one file is changed and read in every possible way, and compared
+//! with a byte vector.
 
 use crate::harness::{Daemon, Place, Random, counter, pattern};
 use rustix::fs::{FallocateFlags, Mode, OFlags, copy_file_range, fallocate, fsync, ftruncate, open, sendfile, stat};
@@ -591,8 +591,8 @@ fn rounds(place: &Place, seeds: std::ops::Range<u64>, steps: usize) {
     }
 }
 
-/// Goal: Promise S1, S3, S4: whatever is done to a file in whichever mode, it reads as a byte vector does.
-/// Method: random operations with plain, O_DIRECT, appending and mapped access; verified again after a restart;
+/// Goal: Promise S1, S3, S4: whatever is done to a file in whichever mode, it reads as a byte vector does. Method:
+/// random operations with plain, O_DIRECT, appending and mapped access. They are verified again after a restart, and
 /// the zones pass fsck.
 #[test]
 fn random_operations_agree_with_a_byte_vector() {
@@ -620,8 +620,8 @@ pub fn served_by(setting: &str) -> [String; 4] {
 }
 
 /// Goal: Promise S1, S3: whether the kernel or the mount serves reads, they return the current contents of the file.
-/// Method: the tester with each setting of `hybrid.kernel_cache`, also through read-only open files that stay open
-/// while the file is written; the requests of each way are counted.
+/// Method: the tester runs with each setting of `hybrid.kernel_cache`, also through read-only open files that stay open
+/// while the file is written. The requests of each way are counted.
 #[test]
 fn random_operations_whoever_serves_reads() {
     for setting in ["auto", "on", "off"] {
@@ -645,8 +645,8 @@ fn random_operations_whoever_serves_reads() {
     }
 }
 
-/// Goal: Promise S3: a file forced to one mode and a mode changed in between read the same. Method: the tester
-/// under `user.amphi.mode` buffered, direct, auto in turn.
+/// Goal: Promise S3: a file that is forced to one mode, and a file whose mode changes in between, read the same.
+/// Method: the tester under `user.amphi.mode` buffered, direct, auto in turn.
 #[test]
 fn modes_changed_between_operations_change_no_byte() {
     let place = Place::new();

@@ -34,10 +34,10 @@ fn aligned(seed: u64, len: usize) -> (Vec<u8>, usize) {
     (memory, at)
 }
 
-/// Goal: an `fsync` pays for its own file: beside a hundred files with unsynced bytes, in the cache of the mount and
-/// accepted by the server, a change of 4 KiB is made stable by one sync of the disk, with its bytes in the log: no
-/// flush, no write of file data, also where the change appends. Method: through a mount; the server's counters before
-/// and after.
+/// Goal: an `fsync` costs nothing for other files. A hundred other files have unsynced bytes in the cache of the mount,
+/// and accepted by the server. A change of 4 KiB is made stable by one sync of the disk, with its bytes in the log,
+/// without a flush or a write of file data, even if the change appends. Method: through a mount; the server's counters
+/// before and after.
 #[test]
 fn an_fsync_pays_for_its_own_file() {
     let place = Place::new();
@@ -77,9 +77,9 @@ fn an_fsync_pays_for_its_own_file() {
     assert_eq!((left, dirty), (50 * 8192, 50 * 8192), "the other files are where they were");
 }
 
-/// Goal: of each file the bytes that were acknowledged and are not stable are shown, by where they are,
-/// and none behind an `fsync` of the file; those of other files do not count. Method: a write through the cache, a
-/// small and a large one past it, through one mount, looked at from both.
+/// Goal: for each file the acknowledged bytes that are not stable are shown, by where they are. After an `fsync` of the
+/// file there are none. Those of other files do not count. Method: a buffered write, and a small and a large direct
+/// one, through one mount. Both mounts are queried.
 #[test]
 fn what_is_not_stable_is_shown() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! A server that stays away: calls wait for it, and fail with EIO after a bound; when it is back all continues.
+//! A server that does not come back: calls wait for it, and fail with EIO after a bound. When it is back everything
+//! continues.
 
 use crate::asynchronous::{Queue, Request};
 use crate::harness::{Place, errno, eventually, pattern};
@@ -17,10 +18,11 @@ fn open(path: &std::path::Path, flags: OFlags) -> File {
     options.open(path).expect("open")
 }
 
-/// Goal: a program that writes while its server stays away waits, gets EIO after the bound and not before, also from
-/// later calls of every kind; acknowledged syncs are there when the server is back, the mount continues without a new
-/// mount, and a file whose bytes could not be written back reports this once. Method: a server that is killed while a
-/// thread writes records with `fsync`; direct, buffered, asynchronous calls and calls on names; then the server again.
+/// Goal: a program that writes while its server is down waits, and gets EIO after the bound and not before, from later
+/// calls of every kind too. Acknowledged syncs are there when the server is back. The mount continues without being
+/// mounted again, and a file whose bytes could not be written back reports this once. Method: a server is killed while
+/// a thread writes records with `fsync`. There are direct, buffered and asynchronous calls, and calls on names. Then
+/// the server is started again.
 #[test]
 fn after_a_bound_calls_fail_until_the_server_is_back() {
     let place = Place::new();

@@ -45,9 +45,9 @@ fn errno(result: std::io::Result<File>) -> i32 {
     result.expect_err("it must fail").raw_os_error().expect("an errno")
 }
 
-/// Goal: handles of files, directories and links stay valid when the kernel has forgotten them, also over another mount
-/// of the cluster: they open the file, with its place in the tree, wherever it was moved; those of removed files and
-/// forged ones are ESTALE and do no harm. Method: handles from one mount, used by the next one.
+/// Goal: handles of files, directories and links stay valid when the kernel has forgotten them, even over another mount
+/// of the cluster. They open the file, with its place in the tree, wherever it was moved. Handles of removed files and
+/// forged ones give ESTALE and do no harm. Method: handles are made by one mount and used by the next one.
 #[test]
 fn handles_outlive_the_mount() {
     let place = Place::new();

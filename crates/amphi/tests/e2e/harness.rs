@@ -1,4 +1,5 @@
-//! A cluster of a test: a temporary folder, processes of the real binary, a mount; all gone when dropped.
+//! A cluster of a test: a temporary folder, processes of the real binary, and a mount. All of them are removed when the
+//! value is dropped.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
@@ -132,7 +133,7 @@ impl Daemon {
         self.child().id()
     }
 
-    /// Stops it with SIGSTOP until the returned value is dropped, and waits until none of its threads runs: one of them
+    /// Stops it with SIGSTOP until the returned value is dropped, and waits until none of its threads runs. One of them
     /// handles the signal, and the others continue until that one has had a core.
     pub fn pause(&mut self) -> Stopped {
         let pid = Pid::from_child(self.child());
@@ -232,7 +233,7 @@ impl Place {
         Daemon::start(&args)
     }
 
-    /// Server `k` of the same cluster here, in the folder `data-K`; 0 is the one above.
+    /// Server `k` of the same cluster, in the folder `data-K`; 0 is the server above.
     pub fn member(&self, k: usize, more: &[&str]) -> Daemon {
         if k == 0 {
             return self.server(more);

@@ -140,9 +140,9 @@ fn locks_ahead_that_wait_for_the_answer() {
     assert_eq!(answered(&a, 0, 0), -libc::EINVAL);
 }
 
-/// Goal: a list of ranges has the effect of one command for each range, reports each result, and requests nothing if
-/// one of them is bad. Method: lists of one, two and 32 ranges on two mounts, whose answers are known; bad counts and
-/// ranges.
+/// Goal: a list of ranges has the effect of one command for each range, and reports each result. If one of the ranges
+/// is bad, it requests nothing. Method: lists of one, two and 32 ranges on two mounts, whose answers are known, and bad
+/// counts and ranges.
 #[test]
 fn lists_of_locks_ahead() {
     let place = Place::new();
@@ -184,9 +184,9 @@ fn lists_of_locks_ahead() {
 
 extern "C" fn on_signal(_: i32) {}
 
-/// Goal: a group excludes others' I/O until its last member leaves by command or by close; a call that waits for
-/// another group gets EINTR by a signal, EAGAIN without waiting; many waiting calls leave threads for the calls that
-/// end the wait. Method: two mounts, members and strangers; 300 threads that wait.
+/// Goal: a group excludes others' I/O until its last member leaves by command or by close. A call that waits for
+/// another group gets EINTR by a signal, or EAGAIN if it may not wait. Many waiting calls leave threads for the calls
+/// that end the wait. Method: two mounts, members and strangers; 300 threads that wait.
 #[test]
 fn groups_through_the_mount() {
     let place = Place::new();
@@ -243,9 +243,9 @@ fn groups_through_the_mount() {
     assert_eq!((join(&other, 8, 1), leave(&other, 8)), (0, 0));
 }
 
-/// Goal: a member on any mount is notified that another open file waits for the end of the group, and only then; a
-/// striped file, too. Method: a reader on each of two mounts in turn, beside a member's own I/O on both; the group
-/// ends, and the reader has the bytes.
+/// Goal: a member on any mount is informed that another open file waits for the end of the group, and only if one does.
+/// This is so for a striped file, too. Method: a reader on each of two mounts in turn, while a member does I/O on both.
+/// The group ends, and the reader gets the bytes.
 #[test]
 fn members_learn_that_others_wait() {
     let pair = Pair::new(3, &[], &[]);
@@ -273,9 +273,9 @@ fn members_learn_that_others_wait() {
     }
 }
 
-/// Goal: a file that a user may only read cannot be made a group by him; reads that wait for a group block nobody
-/// else's calls, on the mount of the group and on another one, whatever their number. Method: 300 readers on each;
-/// other calls beside them, then the end of the group.
+/// Goal: a user cannot make a group of a file that he may only read. Reads that wait for a group block no other calls,
+/// on the mount of the group and on another one, whatever their number. Method: 300 readers on each mount, and other
+/// calls at the same time. Then the group ends.
 #[test]
 fn reads_that_wait_for_a_group_stop_nobody() {
     const READERS: usize = 300;
@@ -322,10 +322,9 @@ fn reads_that_wait_for_a_group_stop_nobody() {
     pair.stop();
 }
 
-/// Goal: changes that wait hold no thread: one user's waiting writers block neither another user's calls nor his own,
+/// Goal: waiting changes occupy no thread. One user's waiting writers block neither another user's calls nor his own,
 /// and each of them has its full effect when the wait is over. Method: 300 writers, with truncates, reservations and
-/// copies beside them, while another mount's group has the files; `ls` and a new file meanwhile; then the end of the
-/// groups.
+/// copies, while another mount's group has the files. Meanwhile `ls` runs and a new file is made. Then the groups end.
 #[test]
 fn changes_that_wait_for_a_group_stop_nobody() {
     const WRITERS: usize = 300;
@@ -413,8 +412,8 @@ fn changes_that_wait_for_a_group_stop_nobody() {
     pair.stop();
 }
 
-/// Goal: a mount joins a group that another one has although strangers of its own wait for the end of that group: a
-/// barrier among members does not hang. Method: strangers that read and write; then the join, and I/O of the member;
+/// Goal: a mount can join a group of another mount although strangers of its own wait for the end of that group. So a
+/// barrier among members does not hang. Method: strangers read and write. Then the mount joins and the member does I/O,
 /// with one server and with three.
 #[test]
 fn joining_passes_strangers_that_wait() {
@@ -462,7 +461,8 @@ fn advise(file: &File, offset: u64, length: u64, advice: u32) -> i32 {
 }
 
 /// Goal: a program's advice about its reads reaches the servers; invalid advice is refused. Method: a file that one
-/// mount wrote is read in small pieces on another one; the counter of the servers; wrong arguments.
+/// mount wrote is read in small pieces on another one. The counter of the servers is checked, and wrong arguments are
+/// tried.
 #[test]
 fn advice_reaches_the_servers() {
     let pair = Pair::new(1, &[], &[]);

@@ -4,8 +4,8 @@ use crate::harness::{Place, amphi, run};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The parts of `value` that the schema does not describe. Stricter than JSON Schema in one point: the schema has to
-/// name each field, unless it describes further fields.
+/// The parts of `value` that the schema does not describe. It is stricter than JSON Schema in one point: the schema has
+/// to name each field, unless it describes further fields.
 fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     let mut wrong = |what: String| found.push(format!("{at}: {what}"));
     if let Some(wanted) = schema.get("const").filter(|wanted| *wanted != value) {

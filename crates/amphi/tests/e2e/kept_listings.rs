@@ -61,8 +61,8 @@ fn change(random: &mut Random, dir: &Path, names: &mut Names) {
 }
 
 /// Goal: a listing of an unchanged directory costs the mount no request, and each listing shows at once the changes of
-/// another mount, also where those set the times back. Method: two mounts; listings of one are counted, then both
-/// change names in turn and the other lists.
+/// another mount, also where those set the times back. Method: two mounts. The listings of one are counted. Then both
+/// change names in turn and the other one lists.
 #[test]
 fn listings_are_kept_and_true() {
     let all = two();
@@ -93,8 +93,8 @@ fn listings_are_kept_and_true() {
 }
 
 /// Goal: a program that keeps a directory open sees the changes when it restarts the listing, and a listing in progress
-/// returns each entry that stays exactly once. Method: `rewinddir` behind changes of another mount; a listing in small
-/// pieces during which the entry returned last is removed on another mount and others list all.
+/// returns each entry that stays exactly once. Method: `rewinddir` after changes of another mount. In a listing in
+/// small pieces, the entry returned last is removed on another mount, and others list everything.
 #[test]
 fn open_directories_follow() {
     let all = two();
@@ -140,9 +140,9 @@ fn open_directories_follow() {
     end(all);
 }
 
-/// Goal: a mount in sole mode caches listings as well, and they follow its own changes; a cached listing does not
-/// outlive the arrival of another mount, which may set times back: not even in a directory that a program holds open.
-/// Method: one mount, counted; changes of it; then a second mount that changes names.
+/// Goal: a mount in sole mode caches listings as well, and they follow its own changes. A cached listing does not
+/// outlive the arrival of another mount, which may set times back, not even in a directory that a program holds open.
+/// Method: the listings of one mount are counted, with changes by it. Then a second mount changes names.
 #[test]
 fn a_lone_mount_keeps_them_until_others_come() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! The kernel's caches of a mount: pages, names, attributes; none of them ever returns old data.
+//! The kernel's caches of a mount: pages, names and attributes. None of them ever returns outdated data.
 
 use crate::harness::{Place, Random, amphi, counter, eventually, pattern};
 use crate::two_mounts::Pair;
@@ -33,9 +33,9 @@ fn by_kernel(mount: &Path) -> u64 {
     counter(mount, "open_kernel_small_file") + counter(mount, "open_kernel_executable")
 }
 
-/// Goal: what the kernel has read once costs no request again, also through a new open, until it changes; a program
-/// that writes is seen at once (Promise S1). Method: reads of all sizes of a file are counted; then a write through
-/// another descriptor, and a truncate.
+/// Goal: bytes that the kernel has read once need no request again, even through a new open, until they change. A
+/// program that writes is seen at once (Promise S1). Method: reads of all sizes of a file are counted. Then there is a
+/// write through another descriptor, and a truncate.
 #[test]
 fn warm_reads_cost_no_request() {
     let place = Place::new();
@@ -109,8 +109,8 @@ fn look(how: usize, file: &File, offset: u64, map: *const u8) -> u64 {
 
 /// Goal: a completed write on one mount is read by every later call on the other, from whichever place the kernel
 /// serves it (Promise S1 across mounts). Method: one mount fills three files with a number that grows, through open
-/// files that are kept or new ones each time; on the other a thread each reads one, by `pread`, through a mapping and
-/// by `sendfile`: no value is smaller than the last one written before the read.
+/// files that are kept or new ones each time. On the other mount, one thread for each file reads it, by `pread`,
+/// through a mapping or by `sendfile`. No value may be smaller than the last one written before the read.
 fn reads_follow_the_other_mount(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
     // A file for each way, so that no way refreshes the pages of another.
@@ -194,10 +194,10 @@ fn reads_follow_the_other_mount_of_three_servers() {
     reads_follow_the_other_mount(3);
 }
 
-/// Goal: pages that the kernel keeps between opens are those of the file as it is, whatever another mount does to it:
-/// writes, cuts, extends, punches holes, replaces it (Promises S1, S5 across mounts). Method: each change on one mount,
-/// behind it a read of everything on the other through an open file that stays and through a new one; the other has
-/// read it before.
+/// Goal: pages that the kernel keeps between opens show the present file, whatever another mount does to it: it writes,
+/// cuts, extends, punches holes, or replaces the file (Promises S1, S5 across mounts). Method: each change on one mount
+/// is followed by a read of everything on the other one, through an open file that stays and through a new one. The
+/// other mount has read the file before.
 #[test]
 fn kept_pages_follow_every_change() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -292,10 +292,10 @@ fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
     seen
 }
 
-/// Goal: whatever two mounts do to a file in turn, each of them reads its current contents, by every way that the
+/// Goal: whatever two mounts do to a file in turn, each of them reads its current contents, in every way that the
 /// kernel has, through open files that stay and through new ones (Promises S1, S3 across mounts). Method: random
-/// changes on either mount, through open files that write and are closed, so that the kernels keep pages between;
-/// behind each a read on either mount, against a vector.
+/// changes on either mount, through open files that write and are closed, so that the kernels keep pages in between.
+/// After each change one of the mounts reads, and the result is compared with a vector.
 #[test]
 fn random_changes_and_kept_pages() {
     let pair = Pair::new(1, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
@@ -389,8 +389,8 @@ fn warm_reads_beside_another_mount() {
 }
 
 /// Goal: attributes that the kernel of one mount caches are those of the file when another mount's change has returned
-/// (Promise S1 across mounts). Method: one mount sets times, modes and sizes of two files that grow; on the other two
-/// threads look, one by the name of the first file, one through an open file of the second, which no look-up renews.
+/// (Promise S1 across mounts). Method: one mount sets times, modes and sizes of two files that grow. On the other mount
+/// one thread looks at the first file by its name, and one at the second through an open file, which no look-up renews.
 #[test]
 fn attributes_follow_the_other_mount() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -458,8 +458,9 @@ fn attributes_follow_the_other_mount() {
 }
 
 /// Goal: a mount that was stopped returns no old data, neither bytes nor attributes, from its kernel's caches
-/// (docs/SEMANTICS.md, Several mounts). Method: a file is read on one mount, whose process is stopped; another mount
-/// writes it, which has to wait; once that has returned, no read or stat on the stopped mount returns the old state.
+/// (docs/SEMANTICS.md, Several mounts). Method: a file is read on one mount, whose process is then stopped. Another
+/// mount writes the file, which has to wait. Once that has returned, no read or stat on the stopped mount returns the
+/// old state.
 #[test]
 fn a_stopped_mount_shows_nothing_old() {
     let place = Place::new();
@@ -512,8 +513,9 @@ fn a_stopped_mount_shows_nothing_old() {
     server.stop();
 }
 
-/// Goal: who serves reads can be set for a file, a directory and a mount, and each counts before the next one (Promise
-/// S3). Method: `amphi layout set` and a tunable; opens are counted by reason, for a large file and a small one.
+/// Goal: a file, a directory and a mount each have a setting of who serves reads, and each takes precedence over the
+/// next one (Promise S3). Method: `amphi layout set` and a tunable. Opens are counted by reason, for a large file and a
+/// small one.
 #[test]
 fn the_kernel_cache_can_be_set() {
     let place = Place::new();
@@ -575,9 +577,9 @@ fn the_kernel_cache_can_be_set() {
     up.stop();
 }
 
-/// Goal: a large file without a known pattern is served by the kernel, from its first open on: small calls result in
-/// few requests, past the cache of the mount, which keeps no copy, and the second pass costs none (docs/HYBRID.md, "Who
-/// serves reads"). Method: a file that was written past all caches, read in 4 KiB through one descriptor.
+/// Goal: the kernel serves a large file without a known pattern from its first open on. Small calls cause few requests,
+/// which bypass the cache of the mount, so it keeps no copy. The second pass causes none (docs/HYBRID.md, "Who serves
+/// reads"). Method: a file that was written past all caches, read in 4 KiB through one descriptor.
 #[test]
 fn a_descriptor_opened_first_is_served_by_the_kernel() {
     const BYTES: usize = 8 << 20;
@@ -608,10 +610,10 @@ fn a_descriptor_opened_first_is_served_by_the_kernel() {
     up.stop();
 }
 
-/// Goal: a program that is known to read in large pieces is served by the mount in every file, others are not; so are
-/// the files of a directory that are read so, and programs that announce it; a wrong guess is not repeated
-/// (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on files of directories of their own, of which one is
-/// set so that the mount sees how it is read.
+/// Goal: the mount serves all files of a program that is known to read in large pieces, and those of other programs
+/// not. It does the same for files of a directory that are read in this way, and for programs that announce it. A wrong
+/// guess is not repeated (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on files of separate directories.
+/// One directory is set so that the mount sees how it is read.
 #[test]
 fn a_program_known_for_large_reads_is_served_by_the_mount() {
     const BYTES: usize = 2 << 20;
@@ -661,8 +663,8 @@ fn a_program_known_for_large_reads_is_served_by_the_mount() {
 }
 
 /// Goal: a reader whose `read` the kernel serves sees a record once its append on another mount has returned, also
-/// while that mount continues appending. Method: one mount appends records and counts them; the other one reads the
-/// last that was counted, through a file that is open all the time, and must never find the end before it.
+/// while that mount continues appending. Method: one mount appends records and counts them. The other one reads the
+/// last record that was counted, through a file that is open all the time, and must never find the end before it.
 #[test]
 fn records_are_read_as_soon_as_they_are_appended() {
     const RECORD: usize = 100;

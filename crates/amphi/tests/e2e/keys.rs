@@ -1,5 +1,5 @@
 //! Keys of hosts and administrators: who mounts with which identity, the rights of a client's root on the servers, the
-//! end of a mount whose key is removed, the records of the audit log.
+//! end of a mount whose key is removed, and the records of the audit log.
 
 use crate::harness::{Daemon, Place, amphi, errno, eventually, run};
 use rustix::fs::{Mode, chmod};
@@ -13,7 +13,7 @@ pub(crate) fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// Runs a command that has to succeed; what it printed.
+/// Runs a command that has to succeed, and returns its output.
 pub(crate) fn done(args: &[&str]) -> String {
     let out = run(args);
     assert!(out.status.success(), "{args:?}: {}", text(&out));
@@ -130,8 +130,8 @@ fn owner(path: &Path) -> (u32, u32) {
     (found.uid(), found.gid())
 }
 
-/// Goal: a host mounts with its own key alone; its root is nobody on the servers, in each operation, and other users
-/// are themselves; with root=keep he is root. Method: real mounts, as root and as two users, beside a trusted one.
+/// Goal: a host mounts with only its own key. Its root is nobody on the servers in each operation, and other users are
+/// themselves. With root=keep he is root. Method: real mounts, as root and as two users, compared with a trusted one.
 #[test]
 fn keys_root_of_a_client_is_nobody() {
     if !is_root() {
@@ -193,9 +193,9 @@ fn keys_root_of_a_client_is_nobody() {
     cluster.place.fsck();
 }
 
-/// Goal: keys in wrong roles and files are refused with advice: administrators do not mount, clients administer
-/// nothing, files that others can read, foreign and truncated ones are not accepted, servers that are not trusted
-/// receive no secret, names are plain. Method: a table of commands.
+/// Goal: keys in wrong roles and files are refused with advice. Administrators do not mount, and clients administer
+/// nothing. Files that others can read, foreign and truncated files are not accepted. Servers that are not trusted
+/// receive no secret. Names have only plain characters. Method: a table of commands.
 #[test]
 fn keys_in_wrong_hands_are_refused() {
     let cluster = Cluster::start();
@@ -249,10 +249,10 @@ fn keys_in_wrong_hands_are_refused() {
     cluster.server.stop();
 }
 
-/// Goal: a removed key's mount ends within two seconds, and does not come back; another key's continues; an evicted
-/// session ends and may be mounted again; the cluster key admits no client when identities are required, over the
-/// network, and admits root over the Unix socket; all of it outlives a restart and is in the audit log. Method: real
-/// mounts.
+/// Goal: the mount of a removed key ends within two seconds and is not admitted again, and that of another key
+/// continues. An evicted session ends and may be mounted again. If identities are required, the cluster key admits no
+/// client over the network, but admits root over the Unix socket. All of this survives a restart and is in the audit
+/// log. Method: real mounts.
 #[test]
 fn keys_that_are_removed_end_their_mounts() {
     let cluster = Cluster::start();
@@ -314,8 +314,8 @@ fn keys_that_are_removed_end_their_mounts() {
     cluster.place.fsck();
 }
 
-/// Goal: users of a group's hosts are others on the servers, and see themselves. Method: a mapped mount as two users
-/// beside a trusted one.
+/// Goal: users of a group's hosts are others on the servers, and see themselves. Method: a mount with mappings is used
+/// as two users, and compared with a trusted one.
 #[test]
 fn keys_map_users() {
     if !is_root() {

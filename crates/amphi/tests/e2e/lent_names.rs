@@ -45,7 +45,7 @@ fn warm(mount: &Path, path: &Path) {
 }
 
 /// Goal: programs on several mounts that look up the same directories and files, and absent names, send no requests for
-/// the names. Method: a deep path on two mounts, warm; look-ups are counted.
+/// the names. Method: a deep path on two mounts, warm, with look-ups counted.
 #[test]
 fn warm_names_are_not_asked_for() {
     let can = kernel_can();
@@ -76,7 +76,8 @@ fn warm_names_are_not_asked_for() {
 }
 
 /// Goal: a file that is made under a name that the kernel caches as absent has its name in the kernel as any other
-/// file. Method: names that were looked up often, then files made under them in each way; the path of the descriptor.
+/// file. Method: names are looked up often, and then files are made under them in each way. The path of the descriptor
+/// is compared.
 #[test]
 fn what_is_made_under_an_absent_name_has_that_name() {
     let can = kernel_can();
@@ -98,8 +99,8 @@ fn what_is_made_under_an_absent_name_has_that_name() {
     pair.stop();
 }
 
-/// Goal: a signal that ends the mount is never taken by the threads that walk, which cannot report it. Method: what
-/// they block, as `/proc` shows it.
+/// Goal: a signal that ends the mount is never taken by the threads that walk, which cannot report it. Method: the
+/// signals that the threads block, as `/proc` shows them.
 #[test]
 fn walking_threads_leave_signals_to_others() {
     let can = kernel_can();
@@ -124,7 +125,7 @@ fn walking_threads_leave_signals_to_others() {
     server.stop();
 }
 
-/// A few directories below two, each with one in it that tells which one it is.
+/// A few directories below two others. Each contains one directory whose name identifies it.
 struct Model {
     /// The existing directories, by name.
     dirs: BTreeMap<u64, u64>,
@@ -203,8 +204,8 @@ impl Model {
     }
 }
 
-/// Changes names on one of `mounts`, mostly the first one; before that they are looked up on another one until they may
-/// have a timeout, behind it at once on all.
+/// Changes names on one of `mounts`, mostly the first one. Before that they are looked up on another one until they may
+/// have a timeout, and right after it on all of them.
 fn changes_are_seen(mounts: &[&PathBuf], count: u64, seed: u64) {
     let can = kernel_can();
     let mut random = Random::new(seed);
@@ -358,7 +359,7 @@ impl Things {
 
 /// Goal: Promise S1 for names of files, symbolic links and absent names under a timeout: the next call sees the changes
 /// of another mount. Method: files are made in both ways, linked, renamed over others, exchanged, removed and replaced
-/// by other kinds on two mounts; each name is looked at often before and once behind.
+/// by other kinds on two mounts. Each name is looked up often before and once after.
 #[test]
 fn changes_of_files_elsewhere_are_seen_by_the_next_call() {
     let can = kernel_can();
@@ -386,7 +387,7 @@ fn changes_of_files_elsewhere_are_seen_by_the_next_call() {
     pair.stop();
 }
 
-/// Runs `work` on a thread for each mount and number at the same time; fails if they do not end within a minute.
+/// Runs `work` on a thread for each mount and number at the same time. Fails if they do not end within a minute.
 fn together(mounts: &[&PathBuf], threads: usize, work: impl Fn(usize, &Path) + Clone + Send + 'static) {
     let (tell, told) = mpsc::channel();
     let all = mounts.len() * threads;
@@ -407,7 +408,7 @@ fn together(mounts: &[&PathBuf], threads: usize, work: impl Fn(usize, &Path) + C
 }
 
 /// Goal: lending and taking back never wait for a change that waits for them. Method: two mounts rename directories
-/// across two others, exchange them, make and remove names in them and walk through them, all at the same time; every
+/// across two others, exchange them, make and remove names in them and walk through them, all at the same time. Every
 /// call returns, and in the end both mounts show the same.
 #[test]
 fn renames_of_lent_names_on_both_mounts_end() {
@@ -454,7 +455,7 @@ fn renames_of_lent_names_on_both_mounts_end() {
 
 /// Goal: the invalidation of a name never waits for a change in the same directory that waits for it: not even where
 /// the kernel has dropped its entry there. Method: two mounts make files in both ways, link, rename and remove them
-/// under few names of one directory, and look them up in between until they may have a timeout; every call returns, and
+/// under few names of one directory, and look them up in between until they may have a timeout. Every call returns, and
 /// in the end both mounts show the same.
 #[test]
 fn files_of_lent_names_on_both_mounts() {
@@ -502,8 +503,9 @@ fn is_shown(path: &Path, as_there: bool) -> bool {
 }
 
 /// Goal: a mount that is stopped with names under a timeout shows no name that has been changed since, neither while it
-/// is stopped nor when it continues. Method: SIGSTOP, changes on the other mount, which wait for the tokens or for the
-/// end of the session; then the old names are looked up on the stopped mount, before and behind SIGCONT.
+/// is stopped nor when it continues. Method: a mount is stopped by SIGSTOP. Changes on the other mount wait for the
+/// tokens or for the end of the session. Then the old names are looked up on the stopped mount, before and after
+/// SIGCONT.
 #[test]
 fn a_stopped_mount_shows_no_old_name() {
     let place = Place::new();
@@ -604,8 +606,8 @@ fn mounts_below_lent_names_stay() {
     pair.stop();
 }
 
-/// Goal: a mount whose names have timeouts can be unmounted at any moment, by everybody, and its process ends; one that
-/// is killed ends at once. Method: walks on three threads until the unmount, which must succeed as soon as they have
+/// Goal: a mount whose names have timeouts can be unmounted at any moment, by every user, and its process ends. A
+/// killed one ends at once. Method: walks on three threads until the unmount, which must succeed as soon as they have
 /// ended, or lazily in the midst of them.
 #[test]
 fn unmounts_and_kills_while_names_are_lent() {

@@ -54,7 +54,8 @@ fn shared_and_private_mappings() {
 }
 
 /// Goal: bytes stored through a mapping survive `amphi sync` and a kill of all processes, and the end of a mount that
-/// is in use, without a call of the program. Method: stores into many pages, and into one again; the mapping stays.
+/// is in use, without a call of the program. Method: stores into many pages, and into one of them again, while the
+/// mapping stays.
 #[test]
 fn stores_are_written_by_sync_and_by_the_end() {
     const PAGES: usize = 2000;
@@ -118,10 +119,10 @@ fn looks(path: &Path, kept: &OwnedFd) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Goal: a store through a mapping that was made stable (msync, fsync, munmap) is seen by the other mount, by every way
-/// to read, also where it has read the page before, keeps a lock for that, and has changed another part of the file
-/// between the store and the sync, so that the page is written back while its lock is returned. Method: each way to
-/// have read before, to change, to sync and to read, both mounts in turn.
+/// Goal: a store through a mapping that was made stable (msync, fsync, munmap) is seen by the other mount, in every way
+/// of reading. This is so even if the other mount has read the page before, keeps a lock for that, and has changed
+/// another part of the file between the store and the sync, so that the page is written back while its lock is
+/// returned. Method: each way to have read before, to change, to sync and to read, with both mounts in turn.
 #[test]
 fn synced_stores_are_seen_by_the_other_mount() {
     const PAGES: usize = 10;
@@ -189,9 +190,9 @@ fn synced_stores_are_seen_by_the_other_mount() {
 }
 
 /// Goal: neither a `pwrite` nor a store through a mapping to other bytes of the same page is lost, in either order
-/// (docs/SEMANTICS.md, Mappings). Method: one thread writes 8 bytes at the start of every page of a file, another
-/// stores 8 in the middle of it, at the same time, through fresh mappings, repeatedly; both are read in the mapping,
-/// and by `pread` after it has gone.
+/// (docs/SEMANTICS.md, Mappings). Method: one thread writes 8 bytes at the start of every page of a file. Another one
+/// stores 8 bytes in the middle of it at the same time, through new mappings, repeatedly. Both are read in the mapping,
+/// and by `pread` after it was removed.
 #[test]
 fn stores_and_writes_to_one_page() {
     const PAGES: usize = 64;
@@ -269,8 +270,8 @@ fn a_mapping_of_an_open_for_appending() {
     up.stop();
 }
 
-/// How often each program of these tests repeats its step, and how long that may take all of them: a hundred times as
-/// long as on an idle machine. A program that is blocked for as long as the others run never reaches that count.
+/// How often each program of these tests repeats its step, and how long all of them may take: a hundred times as long
+/// as on an idle machine. A program that is blocked for as long as the others run never reaches that count.
 const STEPS: u64 = 40;
 const PATIENCE: Duration = Duration::from_secs(100);
 
@@ -318,9 +319,8 @@ fn stores(course: &Course, path: &Path, pages: usize, pause: Duration) {
 }
 
 /// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount all
-/// make progress, also if there are such programs on both mounts, and no mount is evicted
-/// (docs/locking/kernel_pages.md). Method: all of them at once, with one server and with three; the bytes written by
-/// calls are there afterwards, byte for byte.
+/// make progress, even if there are such programs on both mounts. No mount is evicted (docs/locking/kernel_pages.md).
+/// Method: all of them at once, with one server and with three. Afterwards all bytes written by calls are there.
 #[test]
 fn stores_truncates_and_writes_of_two_mounts_get_on() {
     const WHOLE: u64 = 1 << 20;

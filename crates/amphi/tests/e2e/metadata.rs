@@ -97,11 +97,11 @@ fn answered(data: &str, answer: &str) -> (Option<i32>, String) {
     (out.status.code(), String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Goal: any one block of metadata may be damaged while no server runs, and no data is lost, no wrong data is served;
-/// the check of the folder reports the damage, and so does `status`; `fsck --repair` shows its plan, asks on a
-/// terminal, and follows the answer. Method: a tree that partly lies in segments and partly in the log of a killed
-/// server; in each round a byte or a sector of a random block in use changes, the tree is compared through a new server
-/// and mount, and the server is killed.
+/// Goal: any one block of metadata may be damaged while no server runs. No data is lost and no wrong data is served.
+/// The check of the folder reports the damage, and so does `status`. `fsck --repair` shows its plan, asks on a
+/// terminal, and follows the answer. Method: a part of a tree is in segments and a part in the log of a killed server.
+/// In each round a byte or a sector of a random block in use changes, the tree is compared through a new server and
+/// mount, and the server is killed.
 #[test]
 fn a_damaged_block_of_metadata_loses_nothing() {
     let flips = std::env::var("AMPHI_METADATA_FLIPS").map_or(FLIPS, |n| n.parse().expect("a number"));

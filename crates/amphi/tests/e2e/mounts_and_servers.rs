@@ -1,4 +1,4 @@
-//! Several mounts and several servers: what only both together can show.
+//! Several mounts and several servers: tests that need both.
 
 use crate::harness::{Daemon, Place, eventually, pattern, run};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fsync, open};
@@ -19,8 +19,8 @@ fn status(args: &[&str]) -> serde_json::Value {
     seen
 }
 
-/// Works on a mount until told to stop: makes, moves and removes files in directories that both mounts use, and appends
-/// to a log of both. Returns how often.
+/// Works on a mount until it is stopped: makes, moves and removes files in directories that both mounts use, and
+/// appends to a log of both. Returns how often.
 fn work(mount: &Path, who: u64, stop: &AtomicBool, done: &AtomicU64) -> u64 {
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND;
     let log = open(mount.join("log"), flags, Mode::from_raw_mode(0o644)).expect("open");
@@ -82,7 +82,7 @@ fn under_load(mounts: &[PathBuf], trouble: impl FnOnce(&AtomicU64)) {
 }
 
 /// Goal: servers with empty targets join while two mounts work, and both use them. Method: a second and a third server
-/// join under load; new directories lie on all targets.
+/// join under load, and new directories are on all targets.
 #[test]
 fn servers_join_two_mounts_that_work() {
     let place = Place::new();
@@ -116,8 +116,8 @@ fn servers_join_two_mounts_that_work() {
 }
 
 /// Goal: a live server that does not answer for a while delays the operations on its targets and nothing else, and no
-/// change is lost or executed twice when it continues. Method: SIGSTOP of each server in turn under load of two mounts;
-/// files on other servers are written meanwhile.
+/// change is lost or executed twice when it continues. Method: each server in turn gets SIGSTOP under load of two
+/// mounts. Files on other servers are written meanwhile.
 #[test]
 fn servers_that_hang_are_waited_for() {
     let place = Place::new();

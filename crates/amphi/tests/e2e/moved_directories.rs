@@ -84,9 +84,9 @@ fn follows_moves(servers: usize) {
     pair.stop();
 }
 
-/// Goal: a program that works in a directory that another mount moves, or whose parents it moves, has the new parent
-/// above it even without a look-up there: for look-ups, creations, removals, and in its path. Method: a descriptor on
-/// one mount, changes of names on the other, all with `..` and `/proc`. (Promise S1)
+/// Goal: another mount moves a directory in which a program works, or its parents. The program then has the new parent
+/// above it even without a look-up there: for look-ups, creations and removals, and in its path. Method: a descriptor
+/// on one mount, changes of names on the other, all with `..` and `/proc`. (Promise S1)
 #[test]
 fn open_directories_follow_moves() {
     follows_moves(1);
@@ -99,7 +99,7 @@ fn open_directories_follow_moves_of_three_servers() {
 }
 
 /// Goal: a directory that another mount removes or replaces has no path any more, also if one of its name is made anew.
-/// Method: a descriptor; `/proc` says that it was removed, as of a local directory. (Promise S6)
+/// Method: a descriptor of it. `/proc` says that it was removed, as for a local directory. (Promise S6)
 #[test]
 fn removed_directories_have_no_path() {
     let pair = Pair::new(1, &[], &[]);
@@ -124,8 +124,8 @@ fn removed_directories_have_no_path() {
 }
 
 /// Goal: moves never wait for operations that wait for them, and are followed also where the kernel could not do it at
-/// once. Method: programs on both mounts make, move and remove names in the two directories between which others are
-/// moved to and fro, so that their locks are held nearly all the time; in the end the paths are checked.
+/// once. Method: programs on both mounts make, move and remove names in two directories between which others are moved
+/// to and fro, so that their locks are held nearly all the time. In the end the paths are checked.
 #[test]
 fn moves_beside_changes_on_both_mounts() {
     let pair = Pair::new(1, &[], &[]);

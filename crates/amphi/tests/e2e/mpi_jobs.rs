@@ -21,8 +21,8 @@ fn script(path: &Path, text: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Goal: a launcher of either library hands the right shim to its ranks and gets its own arguments unchanged; a program
-/// without launcher gets it in its environment; what cannot work is refused with code 2 before anything runs.
+/// Goal: a launcher of either library gives the right shim to its ranks and gets its own arguments unchanged. A program
+/// without a launcher gets the shim in its environment. What cannot work is refused with code 2 before anything runs.
 /// Method: scripts that say which library they belong to and print what they are given.
 #[test]
 fn the_shim_reaches_the_ranks() {
@@ -83,9 +83,9 @@ fn the_shim_reaches_the_ranks() {
     }
 }
 
-/// Goal: two nodes of a job that write runs of their own in turn ask none of each other's locks back, and a reader that
-/// knows nothing of the job sees what left the cache. Method: the cache's backend on two mounts, with exact locks and
-/// without them; the mounts' counters, and a plain read.
+/// Goal: two nodes of a job that write runs of their own in turn call back none of each other's locks. A reader outside
+/// the job sees what the cache has written. Method: the cache's backend on two mounts, with exact locks and without
+/// them. The mounts' counters and a plain read are checked.
 #[test]
 fn nodes_of_a_job_keep_their_locks() {
     const RUN: usize = 256 << 10;
@@ -153,10 +153,10 @@ fn member(path: &Path) -> (CachedFile, Looker) {
     (file, Looker::start(acting, NEVER).unwrap())
 }
 
-/// Goal: under the group lock the nodes of a job ask none of each other's locks back, although their runs alternate and
-/// end within blocks; a plain reader, on whichever mount, sees every write that had ended, though nothing had left the
-/// cache; after the next sync that holds again.
-/// Method: two nodes on two mounts, dirty pages, a reader on each mount in turn; the mounts' counters.
+/// Goal: under the group lock the nodes of a job call back none of each other's locks, although their runs alternate
+/// and end within blocks. A plain reader, on whichever mount, sees every write that had ended, though the cache had
+/// written nothing. After the next sync this is so again. Method: two nodes on two mounts with dirty pages, and a
+/// reader on each mount in turn. The mounts' counters are checked.
 #[test]
 fn an_outside_reader_makes_the_job_write() {
     const RUN: u64 = 64 << 10;

@@ -85,7 +85,7 @@ impl Tools {
         command.output().unwrap()
     }
 
-    /// The same, of which every rank has to find everything right; what it printed, and its statistics.
+    /// The same, and every rank has to find everything right. Returns its output and its statistics.
     fn good_job(&self, mpi: &str, hints: &str, what: &str, paths: &[PathBuf; 2]) -> (String, String) {
         let printed = text(&self.job(mpi, hints, what, paths, ""));
         assert!(printed.lines().any(|line| line == "ok"), "{mpi} with '{hints}': {what}: {printed}");
@@ -111,10 +111,9 @@ fn records(round: usize) -> Vec<u8> {
     (0..RECORDS).flat_map(|record| (0..RECORD).map(move |at| (round * 101 + record * 7 + at / 11) as u8)).collect()
 }
 
-/// Goal: a job whose ranks reach the file over two mounts writes strided records of 47,008 bytes without an unaligned
-/// request but the last one, and no mount calls the other one's locks back, except for the lock of the mount that made
-/// the file; the bytes are right on both mounts. Method: the cache's statistics, the mounts' counters, a plain read on
-/// each mount.
+/// Goal: a job whose ranks reach the file over two mounts writes strided records of 47,008 bytes. Only its last request
+/// is unaligned. No mount calls back the other one's locks, except for the lock of the mount that made the file. The
+/// bytes are right on both mounts. Method: the cache's statistics, the mounts' counters, a plain read on each mount.
 #[test]
 fn a_job_on_two_mounts_asks_no_locks_back() {
     let (tools, mounts) = (Tools::new(), Mounts::new());
@@ -135,8 +134,9 @@ fn a_job_on_two_mounts_asks_no_locks_back() {
 }
 
 /// Goal: pages of which a job on two mounts has written thousands of small parts are written back without a lock for
-/// each part, and as a few long runs if the job declares that no other program writes; the bytes are right on both
-/// mounts. Method: the cache's statistics, the mounts' counters of requested locks; a plain read on each mount.
+/// each part. If the job declares that no other program writes, they are written as a few long runs. The bytes are
+/// right on both mounts. Method: the cache's statistics, the mounts' counters of requested locks, and a plain read on
+/// each mount.
 #[test]
 fn small_parts_of_pages_leave_under_one_lock() {
     const SPECKS: usize = 4096;
@@ -165,9 +165,9 @@ fn small_parts_of_pages_leave_under_one_lock() {
 }
 
 /// Goal: pages move to the node that continues to write or read them, with their dirty bytes, from one mount to the
-/// other and back; all are written back as whole pages, and the bytes are right on both mounts. Method: ranks of either
-/// node take turns with all pages. The program computes how many pages have to move; the statistics have to agree, also
-/// that the owner of a page sends no more requests for it.
+/// other and back. All of them are written back as whole pages, and the bytes are right on both mounts. Method: ranks
+/// of either node take turns with all pages. The program computes how many pages have to move, and the statistics have
+/// to agree. The owner of a page must send no more requests for it.
 #[test]
 fn pages_move_between_mounts() {
     const PAGES: u64 = 32;
@@ -202,10 +202,10 @@ fn pages_move_between_mounts() {
     }
 }
 
-/// Goal: a plain reader of the file, over either mount, sees all synced bytes of the job, and later ones: with a group
-/// lock all of them, at once; without one those that have left the cache, as whole pages do when they are idle for a
-/// while. Method: ranks read with plain calls over the mount of the other node and check each byte; the members of the
-/// group leave it once for each reader that finds them in it.
+/// Goal: a plain reader of the file, over either mount, sees all synced bytes of the job, and later ones. With a group
+/// lock it sees all of them at once. Without one it sees those that the cache has written, which it does with whole
+/// pages that are idle for a while. Method: ranks read with plain calls over the mount of the other node and check each
+/// byte. The members of the group leave it once for each reader that finds them in it.
 #[test]
 fn plain_readers_see_what_a_job_on_two_mounts_wrote() {
     let (tools, mounts) = (Tools::new(), Mounts::new());
@@ -224,9 +224,9 @@ fn plain_readers_see_what_a_job_on_two_mounts_wrote() {
     }
 }
 
-/// Goal: a rank that is killed in the middle of a call, a leader or not, ends the job; synced bytes stay, on both
-/// mounts, and every program can read and write them as before. Method: all ranks write the same pages, which move; a
-/// thread kills one of them. Then the file is read, written over one mount and read over the other one.
+/// Goal: if a rank is killed in the middle of a call, whether it is a leader or not, the job ends. Synced bytes stay,
+/// on both mounts, and every program can read and write them as before. Method: all ranks write the same pages, which
+/// move, and a thread kills one of them. Then the file is read, written over one mount and read over the other one.
 #[test]
 fn a_killed_rank_leaves_both_mounts_in_order() {
     let (tools, mounts) = (Tools::new(), Mounts::new());

@@ -109,8 +109,8 @@ fn no_call_is_stale(writer: &Path, reader: &Path) {
 }
 
 /// Goal: no call on a name that always is there fails because the file behind it has just been replaced. Method: one
-/// thread writes files and renames them over the name, and links over a link; another one makes each call again and
-/// again; on one mount. (Promise S5)
+/// thread writes files and renames them over the name, and links over a link. Another one makes each call again and
+/// again, on one mount. (Promise S5)
 #[test]
 fn never_stale_on_one_mount() {
     let place = Place::new();
@@ -166,7 +166,7 @@ fn links_of_names_that_are_replaced() {
 
 /// Goal: opening with O_CREAT follows a symbolic link and opens a pipe that another mount has just made under that
 /// name, as one that was there before. Method: one mount makes and removes a link and a pipe of the name, and leaves
-/// some of them there for a while; the other opens.
+/// some of them there for a while. The other one opens it.
 #[test]
 fn creating_beside_another_mount_s_links() {
     let pair = Pair::new(1, &[], &[]);
@@ -210,8 +210,8 @@ fn creating_beside_another_mount_s_links() {
 }
 
 /// Goal: a directory that another mount has moved over one that this kernel knows can be named in a rename here, and
-/// the result is that of Linux. Method: the kernel looks both up, the other mount moves, this one renames onto it; also
-/// a rename that would be a cycle of the old places.
+/// the result is that of Linux. Method: the kernel looks up both directories, the other mount moves them, and this one
+/// renames one onto the other. Another rename would be a cycle of the old places.
 #[test]
 fn directories_moved_by_another_mount() {
     for servers in [1, 3] {
@@ -246,9 +246,9 @@ fn directories_moved_by_another_mount() {
     }
 }
 
-/// Goal: both names of a rename may be of directories that another mount has moved, repeatedly, and a name that such a
-/// directory has is not made: the results are those of Linux, never ESTALE. Method: the kernel looks up two
-/// directories, the other mount moves both, this one exchanges them, moves one over the other, and makes existing
+/// Goal: both names of a rename may belong to directories that another mount has moved repeatedly, and an existing name
+/// in such a directory is not made again. The results are those of Linux, never ESTALE. Method: the kernel looks up two
+/// directories, and the other mount moves both. This one exchanges them, moves one over the other, and makes existing
 /// names. (Promise S5)
 #[test]
 fn both_names_moved_by_another_mount() {
@@ -300,7 +300,7 @@ fn both_names_moved_by_another_mount() {
 /// A call on a tree of this mount, with its name.
 type FirstCall = (&'static str, fn(&Path, &Path) -> Result<(), Errno>);
 
-/// The first call for directories below one that another mount has moved: `p` is that one, `q` its parent.
+/// The first call for directories below one that another mount has moved. `p` is that directory, and `q` its parent.
 const FIRST_CALLS: &[FirstCall] = &[
     ("out", |p, q| rename(p.join("in"), q.join("new"))),
     ("out of its child", |p, q| rename(p.join("in/deep"), q.join("y/deep"))),
@@ -337,8 +337,8 @@ const FIRST_CALLS: &[FirstCall] = &[
 ];
 
 /// Goal: the first call on this mount for directories below one that another mount has moved ends as on a local file
-/// system, for each kind of call; the trees are equal afterwards. Method: the kernel looks up a tree, the other mount
-/// moves its top or the parent of that; one call. (Promise S5)
+/// system, for each kind of call. The trees are equal afterwards. Method: the kernel looks up a tree, the other mount
+/// moves its top or the parent of the top, and then one call is made. (Promise S5)
 #[test]
 fn directories_below_one_moved_by_another_mount() {
     let pair = Pair::new(1, &[], &[]);

@@ -118,9 +118,8 @@ fn server(network: &Network, place: &Place, k: usize) -> Starting {
 }
 
 /// Goal: servers and mounts on different machines lose nothing while links are cut and restored: calls wait, also over
-/// a cut that outlasts the connections. Method: a worker on each mount makes, links, renames, appends and syncs; each
-/// machine is cut off in turn, once for longer than a connection lives without a sign of life; then everything is
-/// compared.
+/// a cut that outlasts the connections. Method: a worker on each mount makes, links, renames, appends and syncs. Each
+/// machine is cut off in turn, once for longer than a connection lives without a message. Then everything is compared.
 #[test]
 fn links_are_cut_and_restored() {
     let place = Place::new();

@@ -16,10 +16,10 @@ fn opened(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     open(path, flags, Mode::empty())
 }
 
-/// Goal: a fifo on the mount is a pipe between the programs that open it: opens wait for the other side, or do not with
-/// `O_NONBLOCK` (ENXIO for a writer without a reader), bytes arrive in order, the reader sees the end, a write without
-/// a reader is EPIPE; its attributes are those of any file; a socket with a name there works. Method: two threads, a
-/// table of flags, a name that is moved and removed while it is open.
+/// Goal: a fifo on the mount is a pipe between the programs that open it. Opens wait for the other side, or with
+/// `O_NONBLOCK` do not (ENXIO for a writer without a reader). Bytes arrive in order, the reader sees the end, and a
+/// write without a reader gives EPIPE. Its attributes are those of any file. A socket with a name there works. Method:
+/// two threads, a table of flags, a name that is moved and removed while it is open.
 #[test]
 fn fifos_and_sockets() {
     let place = Place::new();
@@ -82,7 +82,8 @@ fn removed_pipe(path: &Path, by: &Path) {
 }
 
 /// Goal: a pipe that was removed while it is open continues, with its attributes and without names (Promise S6).
-/// Method: `fstat` and `fchmod` of an open end, by a mount in sole mode, and by one of two, of which either removes it.
+/// Method: `fstat` and `fchmod` of an open end, by a mount in sole mode, and by one of two mounts, of which either
+/// removes it.
 #[test]
 fn removed_pipes_go_on() {
     let place = Place::new();
@@ -106,7 +107,7 @@ fn drain(from: OwnedFd) -> std::thread::JoinHandle<Vec<u8>> {
     })
 }
 
-/// Sends `len` bytes from `offset` on into a pipe, by `sendfile` or by `splice`; what arrives.
+/// Sends `len` bytes from `offset` on into a pipe, by `sendfile` or by `splice`. Returns what arrives.
 fn out_of(file: &File, offset: u64, len: usize, splices: bool) -> Vec<u8> {
     let (end, into) = pipe().expect("pipe");
     let got = drain(end);
@@ -131,8 +132,8 @@ fn file(path: &Path, flags: OFlags) -> File {
 }
 
 /// Goal: `sendfile` and `splice` have the same effect on a file of the mount as reads and writes, at odd offsets, up to
-/// the end, by open files of either kind, also right after the bytes were changed by any way; a file opened to append
-/// is EINVAL. Method: pipes, local files and files of the mount at both ends, compared.
+/// the end, by open files of either kind, even right after the bytes were changed in any way. A file opened to append
+/// gives EINVAL. Method: pipes, local files and files of the mount at both ends, compared.
 #[test]
 fn files_through_pipes() {
     let place = Place::new();
@@ -204,9 +205,9 @@ fn splice_in(to: &File, at: u64, bytes: &[u8]) {
     });
 }
 
-/// Goal: what one mount has sent through a pipe is read anew when another mount has changed the bytes (Promise S1): the
-/// kernel's pages do not outlive them. Method: one mount sends a file again and again while the other writes it in
-/// between, small and large, through the cache and past it.
+/// Goal: bytes that one mount has sent through a pipe are read again after another mount has changed them (Promise S1),
+/// so the kernel's pages are not used any more. Method: one mount sends a file again and again while the other one
+/// writes it in between, small and large, buffered and direct.
 #[test]
 fn pipes_show_what_other_mounts_wrote() {
     let pair = Pair::new(1, &["--targets", "2"], &["--cache", "16M"]);

@@ -26,7 +26,7 @@ fn leads_to(file: &OwnedFd, at: Option<u64>, record: &[u8]) -> bool {
     at.is_some_and(|at| pread(file, &mut found, at) == Ok(record.len()) && found == record)
 }
 
-/// Appends records, each under a lock; counts those whose position does not lead to them.
+/// Appends records, each under a lock. Counts those whose position does not lead to them.
 fn misled(path: &Path, writer: usize, lock: fn(&OwnedFd, FlockOperation)) -> usize {
     const RECORDS: usize = 25;
     let file = appender(path);
@@ -41,9 +41,9 @@ fn misled(path: &Path, writer: usize, lock: fn(&OwnedFd, FlockOperation)) -> usi
     (0..RECORDS).filter(|i| !one(*i)).count()
 }
 
-/// Goal: a program that alternates with writers on other mounts by locks of the file finds each record that it has
-/// appended by the position of its descriptor behind it: the kernel receives the end of the file with the lock. Method:
-/// two writers on each of two mounts with `flock`, one on each with `fcntl`, on one server and on three.
+/// Goal: a program alternates with writers on other mounts by locks of the file. It finds each record that it has
+/// appended by the position of its descriptor, because the kernel gets the end of the file with the lock. Method: two
+/// writers on each of two mounts with `flock`, one on each with `fcntl`, on one server and on three.
 #[test]
 fn positions_of_appends_under_locks() {
     for servers in [1, 3] {
@@ -66,9 +66,9 @@ fn positions_of_appends_under_locks() {
     }
 }
 
-/// Goal: the position behind an append is right if no other mount has moved the end since the last one, whatever had
-/// happened before that; a read continues behind it. Method: the other mount appends, writes behind the end and cuts;
-/// the append behind that tells the kernel.
+/// Goal: the position after an append is right if no other mount has moved the end since the last one, whatever had
+/// happened before. A read continues after it. Method: the other mount appends, writes behind the end and cuts. The
+/// next append informs the kernel.
 #[test]
 fn positions_behind_own_appends() {
     let pair = Pair::new(1, &[], &[]);

@@ -203,7 +203,8 @@ fn read_all(f: &fs::File, into: &mut [u8], at: u64) {
     }
 }
 
-/// Goal: Promise S7: a listing while other entries come and go has every lasting entry exactly once; seekdir works.
+/// Goal: Promise S7: a listing has every entry that exists all the time exactly once, while others are made and
+/// removed. seekdir works.
 #[test]
 fn readdir_under_change() {
     let place = Place::new();
@@ -283,9 +284,9 @@ fn attributes() {
     place.fsck();
 }
 
-/// Goal: a time that is set while bytes are being written back stays when they arrive, also a time in the future, and
-/// changes no other time; the next write changes it again. Method: times in the future and the past behind a write,
-/// written back then; another write.
+/// Goal: a time that is set while bytes are being written back stays when they arrive, even a time in the future, and
+/// changes no other time. The next write changes it again. Method: times in the future and the past are set after a
+/// write, which is then written back, and another write follows.
 #[test]
 fn times_set_behind_a_write() {
     let place = Place::new();
@@ -315,9 +316,9 @@ fn times_set_behind_a_write() {
     up.stop();
 }
 
-/// Goal: reads update access times by the rule of relatime and leave the other times unchanged; a time set by utimensat
-/// stays; O_NOATIME and the tunable disable updates; it is there after a restart. Method: times set around each read,
-/// cached and direct.
+/// Goal: reads update access times by the rule of relatime and leave the other times unchanged. A time set by utimensat
+/// stays. O_NOATIME and the tunable disable updates. The access time is there after a restart. Method: times set around
+/// each read, cached and direct.
 #[test]
 fn access_times() {
     let place = Place::new();

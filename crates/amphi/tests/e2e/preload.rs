@@ -1,5 +1,5 @@
-//! `amphi run`: programs that read without calls see the same bytes as with calls, whatever they do with their
-//! descriptors, on one mount and beside another one.
+//! `amphi run`: programs that read without system calls see the same bytes as with them, whatever they do with their
+//! descriptors, on one mount and on two.
 //!
 //! `preload/programs.c` holds the programs that need C. Each test also checks how many reads were served without a
 //! call, so that none passes because nothing was shared.
@@ -58,7 +58,7 @@ pub fn under(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// How many reads a report counts that went a way.
+/// How many reads in a report used a given way.
 fn reported(output: &Output, way: &str) -> u64 {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines =
@@ -87,7 +87,7 @@ fn mounted() -> (Place, Daemon) {
     (place, up)
 }
 
-/// Runs a program of programs.c on a mount of its own; it must end well, and read so often without a call.
+/// Runs a program of programs.c on a mount of its own. It must succeed, and make this many reads without a system call.
 fn passes(name: &str, least_shared: u64) {
     let (place, up) = mounted();
     let output = under(programs()).arg(name).arg(place.mount()).output().expect("run");
@@ -96,8 +96,8 @@ fn passes(name: &str, least_shared: u64) {
     up.stop();
 }
 
-/// Goal: every function that reads returns what it returns without the library, at all places of a file, with the right
-/// position and errno behind it. Method: a program that calls each of them.
+/// Goal: every function that reads returns the same as without the library, at all offsets of a file, and leaves the
+/// right position and errno. Method: a program that calls each of them.
 #[test]
 fn functions_that_read() {
     passes("functions", 30);
@@ -110,7 +110,7 @@ fn numbers_that_change_their_file() {
     passes("numbers", 5000);
 }
 
-/// Goal: the same while threads read the numbers. Method: each read has to be of one file as a whole.
+/// Goal: the same while threads read the numbers. Method: each read has to return bytes of only one file.
 #[test]
 fn numbers_replaced_under_threads() {
     passes("threads", 5000);
@@ -314,7 +314,7 @@ fn changes_of_other_mounts_are_seen() {
 }
 
 /// Goal: a read sees all or nothing of a write of another mount, over several units of the cache. Promise S2. Method:
-/// the other mount writes 200,000 equal bytes again and again; every read finds equal ones.
+/// the other mount writes 200,000 equal bytes again and again, and every read finds equal ones.
 #[test]
 fn writes_of_other_mounts_are_seen_whole() {
     // Reads of a contended file that go past the cache would leave nothing to share.
@@ -352,7 +352,7 @@ print(len(seen))
 }
 
 /// Goal: shells, their redirections, here-documents and subprocesses give the same results as without the library.
-/// Method: a script of bash and coreutils, and one of Python, run both ways.
+/// Method: a script of bash and coreutils, and one of Python, run with and without the library.
 #[test]
 fn scripts_give_the_same() {
     let (place, up) = mounted();
@@ -414,8 +414,8 @@ except OSError as e: print(e)
     up.stop();
 }
 
-/// Goal: a user who may not open a file reads nothing of it, although others read it without calls; a program that has
-/// it open continues after its permissions have changed. Method: a program of another user beside one of root.
+/// Goal: a user who may not open a file reads nothing of it, although others read it without system calls. A program
+/// that has it open continues after its permissions have changed. Method: a program of another user, and one of root.
 #[test]
 fn rights_stay_those_of_the_open() {
     let (place, up) = mounted();
@@ -558,8 +558,8 @@ fn other_programs_make_no_further_calls() {
     assert!(loading.iter().all(|name| count(&own, name) <= count(&other, name) + 3));
 }
 
-/// Goal: other preloaded libraries stay, ours is loaded once, also if programs are nested or it is named by hand;
-/// without it the command is refused with advice. Method: the variable as a program sees it.
+/// Goal: other preloaded libraries stay, and ours is loaded once, even if programs are nested or it is named by hand.
+/// Without it the command is refused with advice. Method: the variable as a program sees it.
 #[test]
 fn the_library_is_preloaded_once() {
     let show = ["-c", "echo $LD_PRELOAD"];

@@ -1,4 +1,4 @@
-//! `amphi publish` on real mounts: ranks on two mounts, commits that are killed, owners, what is refused.
+//! `amphi publish` on real mounts: ranks on two mounts, commits that are killed, owners, and refusals.
 
 use crate::bad_input::refused;
 use crate::harness::{Place, amphi, run};
@@ -43,8 +43,8 @@ fn content(dir: &Path) -> String {
     all[0][..1].to_string()
 }
 
-/// Goal: ranks on two mounts publish together; the commit makes stable also the data that only the other mount has in
-/// its cache; `rollback` restores the name. Method: two mounts of a server whose write-back waits, so that a commit
+/// Goal: ranks on two mounts publish together. The commit also makes stable the data that only the other mount has in
+/// its cache. `rollback` restores the name. Method: two mounts of a server whose write-back waits, so that a commit
 /// that involved only its own mount would publish an incomplete tree.
 #[test]
 fn ranks_on_two_mounts() {
@@ -76,7 +76,7 @@ fn ranks_on_two_mounts() {
 }
 
 /// Goal: a commit that is killed leaves the old tree or the new one, and continues when it is repeated. Method: kill -9
-/// after times that grow until the commit is done before it; another thread reads the name all the time.
+/// after times that grow until the commit ends before them. Another thread reads the name all the time.
 #[test]
 fn commits_that_are_killed() {
     let place = Place::new();

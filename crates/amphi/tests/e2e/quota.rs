@@ -45,9 +45,9 @@ fn open_to_all(dir: &Path) {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).expect("chmod");
 }
 
-/// Goal: Promise S25: a user's call that exceeds his limit is refused, in whichever way it writes; accepted data is
-/// there; space that he frees can be used again; other users are not affected. Method: the same with dd in small and
-/// large pieces, buffered and direct, with fallocate, and with names; at the end nothing is charged any more.
+/// Goal: Promise S25: a user's call that exceeds his limit is refused, however it writes. Accepted data is there, and
+/// space that he frees can be used again. Other users are not affected. Method: the same with dd in small and large
+/// pieces, buffered and direct, with fallocate, and with names. At the end nothing is charged any more.
 #[test]
 fn a_user_is_refused_what_is_too_much() {
     let place = Place::new();
@@ -114,8 +114,8 @@ fn limits_are_for_administrators() {
     up.stop();
 }
 
-/// Goal: a tree is charged for all files in it, whoever made them, also for existing ones; data crosses its border only
-/// by a copy; df shows its limit; a file's owner may not take it out of the tree. Method: a sequence of steps.
+/// Goal: a tree is charged for all files in it, whoever made them, also for existing ones. Data crosses its border only
+/// by a copy. df shows its limit. A file's owner may not take it out of the tree. Method: a sequence of steps.
 #[test]
 fn a_tree_is_limited() {
     let place = Place::new();
@@ -157,7 +157,7 @@ fn a_tree_is_limited() {
     place.fsck();
 }
 
-/// Goal: Promise S25 over mounts and servers, and over a kill: accounts are charged for stripes wherever they lie, and
+/// Goal: Promise S25 over mounts and servers, and over a kill: accounts are charged for stripes on all targets, and
 /// chown moves all of them. Method: two mounts of three servers write side by side as one user, servers are killed and
 /// started again.
 #[test]
@@ -197,8 +197,8 @@ fn limits_hold_over_servers_and_mounts() {
     pair.stop();
 }
 
-/// Goal: a program that has a file open while a limit is set is notified as well, at the latest by fsync; and a soft
-/// limit takes effect when its grace is over. Method: a sequence of steps.
+/// Goal: a program that has a file open while a limit is set is informed as well, at the latest by fsync. A soft limit
+/// takes effect when its grace time is over. Method: a sequence of steps.
 #[test]
 fn limits_count_for_open_files() {
     let place = Place::new();

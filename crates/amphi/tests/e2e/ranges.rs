@@ -20,9 +20,9 @@ fn raw(result: i64) -> i32 {
     std::io::Error::last_os_error().raw_os_error().expect("an OS error")
 }
 
-/// Goal: `fallocate` refuses modes that do not exist or do not go together, ranges that are none or too large, and open
-/// files that cannot be written, and changes nothing; what it can do is done, with the size that Linux wants. Method: a
-/// table of calls on a file whose bytes and size are compared after each.
+/// Goal: `fallocate` refuses modes that do not exist or do not go together, ranges that are empty or too large, and
+/// open files that cannot be written, and changes nothing. What it can do is done, with the size that Linux requires.
+/// Method: a table of calls on a file whose bytes and size are compared after each.
 #[test]
 fn fallocate_and_its_errors() {
     let place = Place::new();
@@ -82,7 +82,7 @@ fn fallocate_and_its_errors() {
 }
 
 /// Goal: `copy_file_range` refuses flags, open files of the wrong kind, ranges that overlap in one file or do not fit a
-/// file, and another file system, and changes nothing; at the end of the file it copies the available bytes. Method: a
+/// file, and another file system, and changes nothing. At the end of the file it copies the available bytes. Method: a
 /// table of calls, then copies that are right.
 #[test]
 fn copy_file_range_and_its_errors() {

@@ -1,5 +1,5 @@
 //! Each reason of the hybrid decision, triggered by a small workload of ordinary programs and read back with `amphi
-//! stats`; what was written is compared each time (Promise S3).
+//! stats`. The written bytes are compared each time (Promise S3).
 
 use crate::harness::{Daemon, Place, Starting, amphi, eventually, pattern, run};
 use crate::memory_group::MemoryGroup;
@@ -122,8 +122,8 @@ fn read_in(f: &File, expected: &[u8], step: usize) {
     }
 }
 
-/// Goal: `direct_user`. Method: `O_DIRECT`, the file's attribute, the mount's tunable; small requests, that would be
-/// buffered.
+/// Goal: `direct_user`. Method: `O_DIRECT`, the file's attribute, and the mount's tunable, with small requests that
+/// would be buffered otherwise.
 #[test]
 fn direct_by_request_of_the_user() {
     let one = One::new(&[]);
@@ -154,8 +154,8 @@ fn direct_because_it_is_large() {
 }
 
 /// Goal: `direct_contention`: requests of two mounts that write one file in turn go direct, and are buffered again when
-/// only one mount uses the file. Method: records of ior-hard, interleaved, until both mounts have gone direct; then one
-/// continues alone.
+/// only one mount uses the file. Method: interleaved records of ior-hard, until both mounts have gone direct. Then one
+/// of them continues alone.
 #[test]
 fn direct_because_of_contention() {
     let place = Place::new();
@@ -215,7 +215,7 @@ fn direct_because_of_contention() {
 }
 
 /// Goal: writers that take turns and readers side by side are no contention (sanityn 32c). Method: each mount writes
-/// all of a file after the other, some rounds; then both read it at the same time.
+/// the whole file after the other, for some rounds. Then both read it at the same time.
 #[test]
 fn no_contention_without_a_fight() {
     let place = Place::new();
@@ -273,7 +273,7 @@ fn direct_because_memory_is_short() {
 }
 
 /// Goal: `direct_memory` from the memory group of the caller, and from that alone. Method: one program within a full
-/// group, one outside; the switch.
+/// memory group, one outside, and the switch.
 #[test]
 fn direct_because_the_callers_memory_is_short() {
     let Some(group) = MemoryGroup::make(64 << 20) else { return };
@@ -320,8 +320,8 @@ fn direct_because_of_over_caching() {
     one.end(&bytes);
 }
 
-/// Goal: `direct_locality`: a stream over more than the cache goes direct, in reads and in writes; a part that is read
-/// again and again does not, also of a file that went direct before. Method: a cache of 8 MiB, 32 MiB of file.
+/// Goal: `direct_locality`: a stream over more than the cache goes direct, in reads and in writes. A part that is read
+/// again and again does not, even of a file that went direct before. Method: a cache of 8 MiB, 32 MiB of file.
 #[test]
 fn direct_for_lack_of_locality() {
     let one = One::new(&[
@@ -355,9 +355,9 @@ fn direct_for_lack_of_locality() {
     one.end(&bytes);
 }
 
-/// Goal: `buffered_faster`: reads of a file without locality go direct until the throughput of that way is measured,
-/// and are then tried through the cache, where they stay as long as its throughput is higher; with learning off no read
-/// is. Method: a file of 64 MiB read over and over in the window through a cache of 4 MiB, so that nothing of it is
+/// Goal: `buffered_faster`: reads of a file without locality go direct until the throughput of that way is measured.
+/// Then they are tried through the cache, and stay there as long as its throughput is higher. With learning off no read
+/// does. Method: a file of 64 MiB read over and over in the window through a cache of 4 MiB, so that nothing of it is
 /// ever used again.
 #[test]
 fn buffered_where_the_cache_carries_more() {
@@ -386,7 +386,7 @@ fn buffered_where_the_cache_carries_more() {
 }
 
 /// Goal: the four reasons to stay in the cache, each from the requests that are its own. Method: small requests,
-/// requests in the window, large ones of a file set to buffered, reads of what was just written.
+/// requests in the window, large ones of a file set to buffered, and reads of what was just written.
 #[test]
 fn buffered_in_all_other_cases() {
     let one = One::new(&[]);
@@ -455,8 +455,8 @@ fn processes_choose_by_their_environment() {
     one.end(&bytes);
 }
 
-/// Goal: a program counts for the job that its environment names, by reason, in both prints, until a reset; the mount
-/// chooses the variables. Method: dd with different environments.
+/// Goal: a program counts for the job that its environment names, by reason, in both forms of output, until a reset.
+/// The mount chooses the variables. Method: dd with different environments.
 #[test]
 fn programs_count_for_the_job_of_their_environment() {
     let bytes = pattern(9, 64 << 10);
@@ -501,7 +501,7 @@ fn programs_count_for_the_job_of_their_environment() {
 }
 
 /// Goal: `amphi stats FILE` shows that file's counters and not those of the mount. Method: a file that is closed and
-/// not cached, one that is cached, one that was never opened.
+/// not cached, one that is cached, and one that was never opened.
 #[test]
 fn a_file_shows_its_own_counters() {
     let one = One::new(&[]);
@@ -533,7 +533,7 @@ fn a_file_shows_its_own_counters() {
     one.end(&bytes);
 }
 
-/// Goal: storage that is configured as rotating raises the large threshold and is shown as such; storage that is
+/// Goal: storage that is configured as rotating raises the large threshold and is shown as rotating. Storage that is
 /// configured otherwise does not, whatever the device reports. Method: the same write on two clusters.
 #[test]
 fn rotating_storage_is_believed() {

@@ -6,9 +6,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 const EIO: i32 = 5;
 
-/// Goal: bytes that two mounts wrote and a server has accepted, and that it cannot write any more, are told to both of
-/// them, by `close` and by `fsync`; a mount that did not write them and another file are not concerned. Method: the
-/// server's memory is cut off under it, so what a flush would write cannot be read.
+/// Goal: if a server cannot write bytes that it has accepted from two mounts, both of them get the error, by `close`
+/// and by `fsync`. A mount that did not write them does not, and another file is not affected. Method: the server's
+/// memory is cut off under it, so what a flush would write cannot be read.
 #[test]
 fn what_cannot_be_flushed_is_told_to_each_mount_that_wrote() {
     let place = Place::new();

@@ -61,8 +61,9 @@ fn calls_in_a_removed_directory() {
 }
 
 /// Goal: a directory that was removed, or replaced by a rename, stays the same inode for programs that have it open,
-/// without links or names, and new names cannot be made in it; the new directory of its name is another one. Method:
-/// removed by the mount that has it open and by the other one; all calls by its descriptor. (Promise S6)
+/// without links or names, and new names cannot be made in it. The new directory of its name is another one. Method: it
+/// is removed by the mount that has it open and by the other one, and all calls are made on its descriptor. (Promise
+/// S6)
 #[test]
 fn removed_while_open() {
     let pair = Pair::new(1, &[], &[]);
@@ -101,9 +102,9 @@ fn removed_while_open() {
 }
 
 /// Goal: a directory that is kept open lists nothing when another mount has emptied and removed it, however often its
-/// kernel has listed it before. Method: both mounts make names in it, so that neither holds its attributes and hears of
-/// the end; then it is listed until the kernel answers by itself, emptied and removed elsewhere, and listed again
-/// through the same descriptor. (Promise S6)
+/// kernel has listed it before. Method: both mounts make names in it, so that neither holds its attributes and learns
+/// of the end. Then it is listed until the kernel answers by itself, emptied and removed on the other mount, and listed
+/// again through the same descriptor. (Promise S6)
 #[test]
 fn a_kept_listing_ends_with_its_directory() {
     let pair = Pair::new(1, &[], &[]);

@@ -1,4 +1,4 @@
-//! Access rights: the same calls by three users on a mount, over two mounts, and on the file system of the machine;
+//! Access rights: the same calls by three users on a mount, over two mounts, and on the file system of the machine, and
 //! groups and capabilities.
 
 use crate::harness::{Place, counter};
@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Who owns what the calls meet; is in group `GROUP`.
+/// The owner of the files that the calls use. He is in group `GROUP`.
 pub(crate) const OWNER: u32 = 1000;
 /// Somebody else, in no group but his own.
 pub(crate) const OTHER: u32 = 1001;
@@ -34,7 +34,7 @@ fn gid(n: u32) -> Option<Gid> {
     Some(Gid::from_raw(n))
 }
 
-/// What a call says: its errno, or what it returned.
+/// The result of a call: its errno, or what it returned.
 pub(crate) type Said = Result<String, Errno>;
 type Call = fn(&Path) -> Said;
 
@@ -181,7 +181,7 @@ const CALLS: &[(&str, Call)] = &[
     ("list attributes", |t| said(listxattr(t.join("secret"), &mut [0; 256]))),
 ];
 
-/// Makes what the calls meet; `shift` is added to all numbers of users and groups.
+/// Makes the files that the calls use. `shift` is added to all numbers of users and groups.
 fn plant(top: &Path, shift: u32) {
     fs::create_dir(top).expect("mkdir");
     chmod(top, mode(0o755)).expect("chmod");
@@ -237,7 +237,7 @@ fn plant(top: &Path, shift: u32) {
     file("set", 0o6777, OWNER, GROUP);
 }
 
-/// All that there is below `top`, by name: kind, mode, owners without what was added to their numbers, links of files,
+/// Everything below `top`, by name: kind, mode, owners without the addition to their numbers, links of files, and
 /// length of files.
 fn picture(top: &Path, shift: u32) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
@@ -295,7 +295,7 @@ pub(crate) struct Versus<'a> {
     pub own: &'a Path,
     /// Where they are called there.
     pub own_called: &'a Path,
-    /// Who calls, and as whom he counts elsewhere.
+    /// The user who calls, and the user as whom he is treated on the other side.
     pub users: &'a [(u32, u32)],
     /// Whether root of the mount with the calls sees everything, so that what is there is looked at there too.
     pub sees: bool,
@@ -305,8 +305,8 @@ pub(crate) struct Versus<'a> {
     pub may_differ: fn(&str, u32, &Said) -> bool,
 }
 
-/// Makes each call by each user here and on the machine's own file system, and compares what they say and what is there
-/// afterwards.
+/// Makes each call by each user on the mount and on the machine's own file system, and compares the results and the
+/// state afterwards.
 fn compare(planted: &Path, called: &Path, own: &Path) {
     let users = [(0, 0), (OWNER, OWNER), (OTHER, OTHER)];
     Versus { planted, called, own, own_called: own, users: &users, sees: true, shift: 0, may_differ: |_, _, _| false }
@@ -455,10 +455,10 @@ fn with_capabilities(user: u32, caps: &str, script: &str, dir: &Path) {
     assert!(out.status.success(), "{user} with {caps:?}: {script}: {}", String::from_utf8_lossy(&text));
 }
 
-/// Goal: rights beyond those of a user come from capabilities: a backup that may read everything reads everything and
-/// writes nothing, a program with the capability to change owners changes them, and root without any capability is a
-/// user. Method: programs with single capabilities, on one mount and on another than the files were made by. (Promise
-/// S8)
+/// Goal: rights beyond those of a user come from capabilities. A backup with the capability to read everything reads
+/// everything and writes nothing, a program with the capability to change owners changes them, and root without any
+/// capability is an ordinary user. Method: programs with single capabilities, on one mount and on another than the
+/// files were made by. (Promise S8)
 #[test]
 fn capabilities_decide() {
     if !can_change_user() {
@@ -498,8 +498,8 @@ fn capabilities_decide() {
 }
 
 /// Goal: a directory that is open is listed whatever becomes of its permissions and its owner: they count when it is
-/// opened. Method: opened by its owner, then closed to all users or given to another one, by this mount and by another
-/// one; listed from the start and again. (Promise S8)
+/// opened. Method: a directory is opened by its owner. Then its permissions are removed or it is given to another user,
+/// by this mount and by another one. It is listed from the start and again. (Promise S8)
 #[test]
 fn open_directories_are_listed_after_chmod() {
     if !can_change_user() {
@@ -552,9 +552,9 @@ fn open_directories_are_listed_after_chmod() {
     pair.stop();
 }
 
-/// Goal: `ls -l`, which requests a security attribute of each file, costs no message for files that have no attributes;
-/// one that is set is seen. Method: attributes of a hundred files that were listed, in sole and in shared mode; the
-/// counters of the mount.
+/// Goal: `ls -l`, which requests a security attribute of each file, causes no message for files that have no
+/// attributes. An attribute that is set is seen. Method: attributes of a hundred files that were listed, in sole and in
+/// shared mode, and the counters of the mount.
 #[test]
 fn no_question_for_attributes_that_are_not_there() {
     let pair = Pair::new(1, &[], &[]);

@@ -1,6 +1,6 @@
-//! The calls of `rights` on mounts with keys: one that is bound to a tree, one whose root is squashed, one that
-//! everybody is somebody else on, one that is read-only and one with maps of users; beside the machine's own file
-//! system, used as NFS with the options of these names would have it used.
+//! The calls of `rights` on mounts with keys: one that is bound to a tree, one whose root is squashed, one with all
+//! users squashed to one, a read-only one, and one with mappings of users. They are compared with the machine's own
+//! file system, used as NFS with the options of these names would use it.
 
 use crate::harness::Place;
 use crate::keys::{Cluster, done};
@@ -29,7 +29,7 @@ impl Scene {
         Some(Scene { cluster, own })
     }
 
-    /// Compares the calls on a mount with these options of its key; `at` is where its root lies.
+    /// Compares the calls on a mount with these options of its key. `at` is the place of its root.
     fn compare(self, at: &str, options: &[&str], versus: impl FnOnce(&Versus)) {
         let trusted = self.cluster.trusted();
         let planted = self.cluster.place.path("trusted").join(at);
@@ -60,9 +60,8 @@ impl Scene {
     }
 }
 
-/// Goal: within its tree a mount that is bound to one is a mount like any other: what root, an owner and somebody else
-/// may do is what they may on the machine's own file system. Method: the calls of `rights`, on trees that another mount
-/// has made.
+/// Goal: within its tree, a mount that is bound to it is like any other: root, an owner and another user have the same
+/// rights as on the machine's own file system. Method: the calls of `rights`, on trees that another mount has made.
 #[test]
 fn rights_within_a_tree() {
     let Some(scene) = Scene::new() else { return };
@@ -77,9 +76,9 @@ fn rights_where_root_is_squashed() {
     scene.compare("", &[], |versus| Versus { users: &USERS[1..], sees: false, ..*versus }.compare());
 }
 
-/// Goal: where everybody is one user, nobody has the rights of another one (NFS: `all_squash`). Method: as above; the
-/// one is somebody without groups who owns nothing. The kernel of the client goes by who a caller is there, and may
-/// refuse with its own words before the server is asked.
+/// Goal: where everybody is one user, nobody has the rights of another one (NFS: `all_squash`). Method: as above. All
+/// users are squashed to one without groups who owns nothing. The kernel of the client uses the caller's identity on
+/// the client, and may refuse with its own errno before the server gets the request.
 #[test]
 fn rights_where_all_are_one() {
     let Some(scene) = Scene::new() else { return };
@@ -123,9 +122,9 @@ impl Drop for ReadOnly {
     }
 }
 
-/// Goal: with a read-only key everybody reads what he may, and changes nothing (NFS: `ro`). Method: as above, beside a
-/// read-only mount of the machine's own file system. Where both refuse, the words may be others: there the kernel knows
-/// that the mount is read-only before it looks at permissions, here the server says so after that.
+/// Goal: with a read-only key everybody reads what he may, and changes nothing (NFS: `ro`). Method: as above, compared
+/// with a read-only mount of the machine's own file system. If both refuse, the errnos may differ: that kernel knows
+/// that the mount is read-only before it looks at permissions, and here the server says so after that.
 #[test]
 fn rights_of_a_read_only_key() {
     let Some(scene) = Scene::new() else { return };

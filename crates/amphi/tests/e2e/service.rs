@@ -34,8 +34,8 @@ fn begin(args: &[&str], manager: &Path, watchdog_us: u64) -> crate::harness::Dae
     crate::harness::Starting::spawn(command).ready()
 }
 
-/// Goal: a server, a mount and `amphi up` with further servers say once when they serve, and once when they end; a
-/// mount feeds no watchdog, even if there is one. Method: sockets that play the service manager.
+/// Goal: a server, a mount and `amphi up` with further servers report once when they serve, and once when they end. A
+/// mount sends nothing to the watchdog, even if there is one. Method: sockets that play the service manager.
 #[test]
 fn the_service_manager_is_told() {
     let place = Place::new();

@@ -62,9 +62,9 @@ const CHANGES: [(&str, Change); 9] = [
     }),
 ];
 
-/// Goal: each way to change a file's bytes clears setuid and, where the group may execute, setgid when another user
-/// than root does it, the owner included, and leaves them to root; setgid without execution, which is no privilege,
-/// stays for members of the group; the bytes are changed each time. Method: a table of modes by changes, made by root
+/// Goal: each way to change a file's bytes clears setuid and, if the group may execute, setgid, when another user than
+/// root does it, the owner included. Root's changes leave these bits. Setgid without execution, which is no privilege,
+/// stays for members of the group. The bytes are changed each time. Method: a table of modes by changes, made by root
 /// and by a thread that has given up root.
 #[test]
 fn changes_by_others_clear_the_bits() {
@@ -118,7 +118,7 @@ const CAPABILITY: &str = "security.capability";
 const CAP_SETUID: [u8; 20] = [1, 0, 0, 2, 1 << 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Goal: Promise S8: capabilities of a file are removed with each change of its bytes, by any user, root and the owner
-/// included, and its bytes are changed; a user who may not write it cannot remove them. Method: the changes, made by
+/// included, and its bytes are changed. A user who may not write it cannot remove them. Method: the changes, made by
 /// root and by another user.
 #[test]
 fn changes_take_capabilities_away() {
@@ -160,9 +160,9 @@ fn changes_take_capabilities_away() {
     place.fsck();
 }
 
-/// Goal: Promise S1, Promise S8: bits that a write by another user has cleared are cleared at once, also for programs
-/// that only read the mode and for those that run the file: the kernel caches no such mode. Method: a copy of `id` with
-/// setuid, each change, then the mode alone; and run after a write.
+/// Goal: Promise S1, Promise S8: bits that a write by another user clears are cleared at once, even for programs that
+/// only read the mode and for those that run the file. So the kernel caches no such mode. Method: a copy of `id` with
+/// setuid, and each change. Then the mode is read, and the program is run after a write.
 #[test]
 fn cleared_bits_count_at_once() {
     let place = Place::new();
@@ -197,8 +197,8 @@ fn cleared_bits_count_at_once() {
     place.fsck();
 }
 
-/// Goal: a new owner or group of a file gets no privilege with it, also from root, but directories keep their setgid; a
-/// user gets no setgid for a group that he is not in; others may not set the bits at all. Method: `chown` and `chmod`
+/// Goal: a new owner or group of a file gets no privilege with it, even from root, but directories keep their setgid. A
+/// user gets no setgid for a group that he is not in. Others may not set the bits at all. Method: `chown` and `chmod`
 /// by root and by a thread that has given up root.
 #[test]
 fn owners_and_modes() {
@@ -240,9 +240,9 @@ fn owners_and_modes() {
     place.fsck();
 }
 
-/// Goal: a write of whatever size and way clears the bits also where another mount has set them since the last one of
-/// the same open file, whose writes need not ask each time. Method: two mounts; a user writes through one, root sets
-/// the bits through the other, in turn.
+/// Goal: a write of any size and kind clears the bits even if another mount has set them since the last write through
+/// the same open file, whose writes need not ask each time. Method: two mounts. A user writes through one, and root
+/// sets the bits through the other, in turn.
 #[test]
 fn bits_set_by_another_mount_are_cleared() {
     let pair = Pair::new(1, &[], &[]);

@@ -50,10 +50,10 @@ fn sessions(mount: &Path) -> Vec<serde_json::Value> {
     status["sessions"].as_array().expect("a list").clone()
 }
 
-/// Goal: a mount and a server of one machine pass large payloads by memory, on all connections and behind a restart of
-/// the server; `amphi status` and `amphi stats` say so; a mount that cannot do so goes on through the socket and nobody
-/// hears of it. Method: a server with two workers, a mount, and one whose files are bounded, so that it can have no
-/// such memory.
+/// Goal: a mount and a server of one machine pass large payloads in shared memory, on all connections and after a
+/// restart of the server. `amphi status` and `amphi stats` show this. A mount that cannot do so uses the socket,
+/// without any message. Method: a server with two workers, a mount, and a mount with a limit on file sizes, so that it
+/// can have no such memory.
 #[test]
 fn large_payloads_are_passed() {
     let place = Place::new();

@@ -29,9 +29,9 @@ fn stats(mount: &Path) -> BTreeMap<String, (u64, u64)> {
     text.lines().filter_map(row).collect()
 }
 
-/// Goal: many small files cost fewer messages with batches, and are the same with and without, also after a restart; a
-/// mount beside them sees each at once. Method: 3,000 files of 3,091 and 3,901 bytes in one directory, by one mount and
-/// by two in turn; contents are compared by the other mount, and after the servers were started again.
+/// Goal: many small files cost fewer messages with batches, and their content is the same with and without, also after
+/// a restart. Another mount sees each file at once. Method: 3,000 files of 3,091 and 3,901 bytes in one directory, by
+/// one mount and by two in turn. The other mount compares the contents, also after the servers were started again.
 #[test]
 fn three_thousand_small_files() {
     let mut per_file = Vec::new();
@@ -89,10 +89,10 @@ fn three_thousand_small_files() {
     }
 }
 
-/// Goal: the small files of a directory, made by one mount, are read in order by a mount that has never seen them for a
-/// fraction of a message each, with the right bytes; what the first one writes meanwhile is seen. Method: 500 files;
-/// counters of both mounts, with the switch on and off; then the writer replaces, appends to and cuts files that the
-/// reader comes to a little later.
+/// Goal: a mount that has never seen the small files of a directory, which one mount made, reads them in order with a
+/// fraction of a message for each, with the right bytes. It sees what the first one writes meanwhile. Method: 500
+/// files, and counters of both mounts, with the feature on and off. Then the writer replaces, appends to and cuts files
+/// that the reader comes to a little later.
 #[test]
 fn files_read_in_order_travel_together() {
     let mut per_file = Vec::new();
@@ -161,7 +161,7 @@ fn files_read_in_order_travel_together() {
 
 /// Goal: a walk over a tree that another mount has just written, or wrote before it was read there, costs that mount
 /// one message for many files, not for each. Method: a tree of 40 directories of 25 files is written on one mount and
-/// read by name order on the other one; callbacks, returns and revocations of the first are counted.
+/// read in the order of names on the other one. Callbacks, returns and revocations of the first are counted.
 #[test]
 fn a_tree_of_another_mount_comes_back_in_batches() {
     const DIRS: u64 = 40;
@@ -192,9 +192,9 @@ fn a_tree_of_another_mount_comes_back_in_batches() {
     pair.stop();
 }
 
-/// Goal: a mount in a small memory group accepts any number of small files: the memory of its cache counts, with all
-/// that is kept beside the bytes. Method: a group of 64 MiB around the mount alone; 6,000 files of 5,000 bytes, of
-/// which 3,000 were too many for it.
+/// Goal: a mount in a small memory group accepts any number of small files. The memory of its cache is counted,
+/// including what is kept in addition to the bytes. Method: only the mount is in a group of 64 MiB. It gets 6,000 files
+/// of 5,000 bytes, of which 3,000 were too many for it.
 #[test]
 fn a_small_memory_group_holds_many_small_files() {
     let Some(group) = crate::memory_group::MemoryGroup::make(64 << 20) else { return };

@@ -133,10 +133,10 @@ fn clean(mount: &Path, who: u64) {
 }
 
 /// Goal: Promise S5, S9, S10, S12 for several mounts: after kills of any process, in any order, acknowledged stable
-/// state is there and whole, seen by every mount, and only the killed mount's own programs see an error. Method: two
-/// mounts, a worker on each; every round kills a server or a mount (each once in random order, then random ones, at
-/// random moments), starts it again, and in between compares everything by the other mount; zones are checked at the
-/// end.
+/// state is there and whole, and every mount sees it. Only the killed mount's own programs see an error. Method: two
+/// mounts with a worker on each. Every round kills a server or a mount (each once in random order, then random ones, at
+/// random moments) and starts it again. In between everything is compared by the other mount, and the zones are checked
+/// at the end.
 #[test]
 fn kills_of_servers_and_mounts_lose_nothing() {
     kills(1);

@@ -67,8 +67,8 @@ impl Writer {
         pattern((times << 32) + (n << 8) + self.who, RECORD)
     }
 
-    /// Compares each record that was answered; one that was under way is skipped, and written anew. Returns the number
-    /// of those compared.
+    /// Compares each record that was answered. A record that was under way is skipped, and written again. Returns the
+    /// number of those compared.
     fn check(&self, file: &File, round: u64) -> usize {
         let unsure = self.unsure.load(SeqCst);
         let mut found = vec![0; RECORD];
@@ -97,11 +97,11 @@ impl Writer {
     }
 }
 
-/// Goal: Promises S9 and S11: answered writes of writers that put records of 47,008 bytes in turn into one file, past
-/// their mounts' caches, are there after a kill of the server, of a mount, of both together, and of all processes, even
-/// if they were in memory only. Method: four writers on two mounts overwrite the same records again and again with
-/// other bytes; each round kills, starts again, and compares every record that was answered on both mounts; zones with
-/// their data are checked at the end.
+/// Goal: Promises S9 and S11: writers write records of 47,008 bytes direct and in turn into one file. Answered writes
+/// are there after a kill of the server, of a mount, of both together, and of all processes, even if they were only in
+/// memory. Method: four writers on two mounts overwrite the same records again and again with other bytes. Each round
+/// kills, starts again, and compares on both mounts every record that was answered. The zones with their data are
+/// checked at the end.
 #[test]
 fn kills_under_records_in_turn_lose_nothing() {
     let rounds = std::env::var("AMPHI_SOAK_ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(ROUNDS);

@@ -82,9 +82,9 @@ fn a_full_file_system_loses_nothing() {
     place.fsck();
 }
 
-/// Goal: Promise S15: a program that writes through the cache and never syncs gets the error of a full target from a
-/// write, long before the cache is full; earlier data is intact, and it continues when there is space again. Method:
-/// fill small zones in pieces of 64 KiB, in one file and in the next; delete.
+/// Goal: Promise S15: a program that makes buffered writes and never syncs gets the error of a full target from a
+/// write, long before the cache is full. Earlier data is intact, and the program continues when there is space again.
+/// Method: fill small zones in pieces of 64 KiB, in one file and in the next, and then delete.
 #[test]
 fn buffered_writes_notice_a_full_target() {
     const PIECE: usize = 64 << 10;
@@ -149,8 +149,8 @@ fn overwritten_bytes_count_once() {
 }
 
 /// Goal: `stat` counts the blocks that a file keeps after a truncate, also of one over many stripes, at once and after
-/// a restart. Method: truncates to lengths within the first stripe, at the end of another, within a block, to nothing
-/// and longer again; checked before and after the close.
+/// a restart. Method: truncates to lengths within the first stripe, at the end of another one, within a block, to
+/// nothing and longer again, checked before and after the close.
 #[test]
 fn truncated_files_count_what_they_keep() {
     let place = Place::new();
@@ -225,11 +225,11 @@ impl Filled {
     }
 }
 
-/// Goal: programs that stay within the space are never refused: two mounts fill a target to its last blocks through
+/// Goal: programs that stay within the space are never refused. Two mounts fill a target to its last blocks through
 /// their caches and the server's memory, and no write, `fsync` or `close` returns ENOSPC. The bytes that are
 /// acknowledged and not stable are shown meanwhile, and none are left when all is synced. Method: appended records,
-/// overwrites and truncates of a shared file and of one file of each mount, counted in blocks against the result of
-/// `statfs` at the start; all bytes are compared, also after a kill of the server.
+/// overwrites and truncates of a shared file and of one file of each mount. Their blocks are counted and compared with
+/// the result of `statfs` at the start. All bytes are compared, also after a kill of the server.
 #[test]
 fn what_fits_is_never_refused() {
     let place = Place::new();
@@ -303,10 +303,10 @@ fn write_small(path: &std::path::Path, bytes: &[u8]) -> bool {
     }
 }
 
-/// Goal: Promise S15: a file whose `write` and `close` succeeded is there with its bytes, also in a target that is
-/// full, whichever mount fills it; a call whose data does not fit returns the error. Method: small files of one mount,
-/// then of two in turn, until most are refused, never synced; all that were accepted are compared through the other
-/// mount, and after all mounts have gone and the server was started again; some are removed, and there is space again.
+/// Goal: Promise S15: a file whose `write` and `close` succeeded is there with its bytes, even in a target that is
+/// full, whichever mount fills it. A call whose data does not fit returns the error. Method: small files of one mount,
+/// then of two in turn, until most are refused, never synced. All accepted files are compared through the other mount,
+/// and again after all mounts have ended and the server was started again. Some are removed, and there is space again.
 #[test]
 fn accepted_files_have_room() {
     for names in [&["m0"][..], &["m0", "m1"]] {

@@ -7,8 +7,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Everything that a copy has to keep, as text: of each name its kind, mode, owner, size, time and links, the bytes of
-/// files, where links point, and attributes.
+/// Everything that a copy has to keep, as text: for each name its kind, mode, owner, size, time and links, the bytes of
+/// files, the targets of links, and attributes.
 fn describe(dir: &Path) -> String {
     let script = "cd \"$D\" && find . -type d -printf '%p %y %m %U:%G %T+\\n' -o -printf '%p %y %m %U:%G %s %T+ %n %l\\n' | \
                   sort && find . -type f -print0 | sort -z | xargs -0 cksum && find . ! -type l | sort | getfacl -p -";
@@ -54,8 +54,8 @@ fn staged(source: &Path, target: &Path, more: &[&str]) -> Value {
 }
 
 /// Goal: a tree that is staged into a mount and out of it is the same in every respect, a second run copies only the
-/// changes, and wrong requests are refused with code 2. Method: a tree with links, holes, lists of access and
-/// attributes; disk to mount, mount to disk, an update, refusals.
+/// changes, and wrong requests are refused with code 2. Method: a tree with links, holes, access control lists and
+/// attributes. It is copied from disk to mount and from mount to disk, and updated. Then come refusals.
 #[test]
 fn into_a_mount_and_out_again() {
     let place = Place::new();

@@ -18,7 +18,7 @@ const MOUNTS: usize = 3;
 const STOPPED: usize = 0;
 /// The value that is written into its records while it is stopped.
 const TAKEN: u64 = 1 << 40;
-/// The offset of a record that the stopped mount has in its cache, and that no mount requests before: direct requests
+/// The offset of a record that the stopped mount has in its cache, and that no mount requests before. Direct requests
 /// leave nothing behind by which it could delay others.
 const CACHED_AT: u64 = ((SLOTS * MOUNTS * RECORD) as u64).next_multiple_of(1 << 20);
 
@@ -41,7 +41,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Writes the records of `who` in turn and reads them back until told to stop; returns the value of each, or nothing
+/// Writes the records of `who` in turn and reads them back until it is stopped. Returns the value of each, or nothing
 /// after an error.
 fn work(mount: &Path, who: usize, stop: &AtomicBool, done: &AtomicU64) -> Option<Vec<u64>> {
     let file = File::options().read(true).write(true).open(mount.join("f")).ok()?;
@@ -65,10 +65,10 @@ fn work(mount: &Path, who: usize, stop: &AtomicBool, done: &AtomicU64) -> Option
     Some(at)
 }
 
-/// Goal: a mount that is stopped in the middle of a contended file delays the others no longer than its time to answer;
-/// when it continues it neither writes nor shows old data. Method: three mounts write records side by side until they
-/// go direct because of contention; one is stopped meanwhile, another overwrites its records, it continues; its
-/// programs get errors or current data, and every other mount reads the last written data, then and 3 s later.
+/// Goal: a mount that is stopped in the middle of a contended file delays the others no longer than its time to answer.
+/// When it continues it neither writes nor shows old data. Method: three mounts write adjacent records until they go
+/// direct because of contention. One is stopped meanwhile, another one overwrites its records, and then it continues.
+/// Its programs get errors or current data, and every other mount reads the last written data, then and 3 s later.
 #[test]
 fn a_mount_stopped_in_a_contended_file() {
     let place = Place::new();

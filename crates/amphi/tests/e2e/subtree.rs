@@ -1,4 +1,4 @@
-//! Keys that are bound to a tree: what a mount with such a key sees, and that it reaches nothing else.
+//! Keys that are bound to a tree: what a mount with such a key sees, and that it cannot access anything else.
 
 use crate::handles::Handle;
 use crate::harness::{errno, eventually, run};
@@ -47,10 +47,10 @@ fn plant(base: &Path) {
     }
 }
 
-/// Goal: a mount with a key that is bound to a tree has the tree's directory as its root, with all that was there
-/// before it became a tree, and works like any other; nothing outside is reached, also not by handles of the kernel;
-/// nothing takes what is in it out. Method: root, who keeps his rights, and two users on such a mount beside one of all
-/// the file system.
+/// Goal: a mount with a key that is bound to a tree has the tree's directory as its root, with all files that were
+/// there before it became a tree, and works like any other. Nothing outside can be accessed, even by handles of the
+/// kernel. No operation takes anything out of the tree. Method: root, who keeps his rights, and two users on such a
+/// mount, compared with a mount of the whole file system.
 #[test]
 fn subtree_mounts_see_their_tree_alone() {
     if !is_root() {
@@ -83,7 +83,7 @@ fn subtree_mounts_see_their_tree_alone() {
         let listed =
             succeeds(uid, &format!("cd {shown}/sub; ls -i .. | wc -l; cd ..; pwd -P; stat -c %F {shown}/pipe"));
         assert_eq!(listed, format!("4\n{shown}\nfifo"));
-        // A link that leads out of the tree leads to where it would on any mount: beside the mount point.
+        // The host follows a link that leads out of the tree. It leads outside the mount, as on any other mount.
         assert!(!as_user(uid, &format!("cat {shown}/out")).status.success());
         let script = format!(
             "cd {shown}; mkdir d{uid}; echo x > d{uid}/f; ln d{uid}/f d{uid}/g; mv d{uid}/f sub/m{uid}; \
@@ -118,10 +118,10 @@ fn subtree_mounts_see_their_tree_alone() {
     cluster.place.fsck();
 }
 
-/// Goal: limits of the tree count on a mount that is bound to it and are what df shows there; `amphi quota` does not
-/// take the border away; a tree that is moved stays that of its keys, with mounts that go on; another tree, or none,
-/// counts with the next call of mounts that are there, and for their root when they mount again; a tree that is gone is
-/// said to be. Method: a story.
+/// Goal: limits of the tree apply to a mount that is bound to it, and df shows them there. `amphi quota` does not
+/// remove the border. A tree that is moved stays bound to its keys, and mounts continue. If the key gets another tree,
+/// or none, this applies from the next call of existing mounts on, and to their root when they mount again. A tree that
+/// was removed is reported. Method: a story.
 #[test]
 fn subtree_changes_with_its_tree() {
     if !is_root() {

@@ -28,8 +28,8 @@ fn every_name_begins_the_next() {
     }
 }
 
-/// Goal: many names behind a long common prefix. Method: names of 255 bytes that differ in their last ones; under Miri
-/// fewer.
+/// Goal: many names behind a long common prefix. Method: names of 255 bytes that differ in their last bytes, with fewer
+/// names under Miri.
 #[test]
 fn many_names_behind_one_prefix() {
     let count: u32 = if cfg!(miri) { 200 } else { 1_000_000 };

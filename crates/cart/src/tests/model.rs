@@ -97,7 +97,7 @@ proptest! {
     })]
 
     /// Goal: the index answers as a map of the standard library does, keeps its form, and gives all memory back.
-    /// Method: random steps, compared in the course and at the end; then everything is removed.
+    /// Method: random steps, compared on the way and at the end. Then everything is removed.
     #[test]
     fn agrees_with_a_map(steps in prop::collection::vec(step(), 1..if cfg!(miri) { 60 } else { 600 })) {
         let (mut cart, mut model) = (Cart::new(), Model::new());

@@ -9,7 +9,8 @@ use amphi_types::{ByteRange, Ino};
 use amphi_wire::{FileLockOwner, FileLockSpec};
 use std::sync::Arc;
 
-/// Waits for the writes to a file of commit consistency that have returned: whoever gets its lock next finds them.
+/// Waits until the writes to a file of commit consistency that have returned are on their targets. So the next holder
+/// of a file lock finds their bytes.
 async fn land(mount: &Mount, ino: Ino) {
     if let Some(file) = mount.files.get(ino).filter(|file| file.size.unfinished_end() > 0) {
         write_behind::drained(&file).await;
@@ -43,7 +44,7 @@ impl Client {
         })
     }
 
-    /// Gives up what the owner holds of the range, once what this mount has written to the file can be seen by others.
+    /// Releases the owner's locks in the range, after other mounts can see what this mount has written to the file.
     ///
     /// Errors: `NoLck` if that would cut a lock in two and the server has no room for one more.
     pub fn unlock(&self, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Pending<()> {

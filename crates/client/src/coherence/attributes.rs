@@ -40,7 +40,7 @@ async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option
     Ok(None)
 }
 
-/// As `ask`, for a file that this mount itself changes all the time: the server sends a glimpse to this mount too.
+/// As `ask`, for a file that this mount itself changes all the time: the server sends a glimpse to this mount as well.
 pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
     loop {
         mount.stats.count(Count::GetAttrNow);
@@ -65,8 +65,8 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
     }
 }
 
-/// Returns the attributes in the answer to another request than one for attributes. If a change of this mount came in
-/// between, so that the size is not used, they are requested anew.
+/// Returns the attributes in the answer to another request than one for attributes. If this mount changed the file
+/// meanwhile, so that the size is not used, the attributes are requested again.
 pub(crate) async fn shown(mount: &Arc<Mount>, cred: &Cred, told: Told, view: InodeView) -> Attr {
     let (attr, taken) = told.keep_size(view);
     drop(told);

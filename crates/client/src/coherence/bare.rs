@@ -1,4 +1,4 @@
-//! Inodes without extended attributes, in sole mode: what requests and their answers say about them.
+//! Inodes without extended attributes, in sole mode: how requests and their answers update the record of them.
 //!
 //! Owns: noting calls that set an attribute before they are sent, and using what answers show. Does not own: the record
 //! of such inodes (`tables::coherence::bare`).

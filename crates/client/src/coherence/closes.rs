@@ -1,7 +1,7 @@
 //! Closes on their way to the servers.
 //!
-//! Owns: when a close is due, and sending it, many of one target in one message. Does not own: what else ends with the
-//! last reference to an open file (`writeback::release`).
+//! Owns: when a close is due, and sending it, many of one target in one message. Does not own: what else happens after
+//! the last reference to an open file (`writeback::release`).
 //!
 //! No program waits for a close. The first close is sent at once. Those that become due until it is answered are sent
 //! together, and so are those that become due together. Closes of files that were opened ahead of a program

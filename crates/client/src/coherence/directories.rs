@@ -1,4 +1,4 @@
-//! Attributes of directories, in sole mode: what requests and their answers say about them.
+//! Attributes of directories, in sole mode: how requests and their answers update the record of them.
 //!
 //! Owns: noting changes before they are sent, and using what answers show. Does not own: the record, and when it may be
 //! used (`tables::coherence::directories`).
@@ -11,7 +11,7 @@ use amphi_wire::{DirectoryAfter, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Number of changes of directories that have begun or ended so far.
+/// Number of begins and ends of changes of directories so far.
 #[inline]
 pub(crate) fn events(mount: &Mount) -> u64 {
     mount.coherence.directories.events.load(SeqCst)

@@ -1,4 +1,4 @@
-//! Directories that this mount has made, in sole mode: what requests say about the names in them.
+//! Directories that this mount has made, in sole mode: how requests update the record of the names in them.
 //!
 //! Owns: noting names before requests are sent, and using the record. Does not own: the record, and why it may be
 //! believed (`tables::coherence::new_directories`).

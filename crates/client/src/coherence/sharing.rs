@@ -1,6 +1,6 @@
 //! Sole and shared mode: which of the two caching modes is in force, and the switch between them.
 //!
-//! Owns: the switch, and what is begun or given a timeout in sole mode. Does not own: the table for that
+//! Owns: the switch, and the operations and timeouts that began in sole mode. Does not own: the table for that
 //! (`tables::coherence::sharing`), what is cached in either mode (`tokens`, `cache`, the front end).
 //!
 //! In sole mode a mount caches without tokens and locks, and its front end may cache names and attributes for a fixed
@@ -9,8 +9,8 @@
 //!
 //! Invariants: the server is answered that the switch to shared mode is complete only after every operation that began
 //! in sole mode has ended and every timeout that was given in sole mode is over. An answer that was requested in one
-//! mode is not cached in the other. In shared mode, what a server granted is used only while that server is heard
-//! (`lease`).
+//! mode is not cached in the other. In shared mode, rights that a server granted are used only while messages from that
+//! server arrive (`lease`).
 
 use crate::coherence::front_pages;
 use crate::mount::Mount;
@@ -23,13 +23,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// If the master is silent for so long (two of its pings), a mount in sole mode with several servers assumes that
-/// others have mounted. Servers count on it (`cluster/sessions` in `crates/server`).
+/// If the master sends nothing for this time (two of its pings), a mount in sole mode with several servers assumes that
+/// other mounts exist. Servers count on it (`cluster/sessions` in `crates/server`).
 pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
 /// Added to a front end's timeouts: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
-/// How often the server is informed that a switch is being worked on. The server takes a mount that is silent for
-/// longer for unresponsive.
+/// How often the server is informed that a switch is being worked on. The server considers a mount unresponsive if it
+/// sends no such report for longer.
 const KEPT: Duration = Duration::from_secs(1);
 /// How often the switch checks whether what was begun in sole mode has ended.
 const LOOK: Duration = Duration::from_millis(1);
@@ -103,9 +103,9 @@ pub(crate) fn lend(mount: &Arc<Mount>, Rule { rule, .. }: Rule) -> Option<Lendin
     (mount.coherence.sharing.rule() == rule).then_some(Lending { begun, life })
 }
 
-/// This mount is in sole mode and has not heard the master for `CAUTION_NS`, but still reaches other servers. The
-/// master may be admitting other mounts. From now on this mount takes locks, gives no timeouts and trusts nothing
-/// cached.
+/// This mount is in sole mode and has received nothing from the master for `CAUTION_NS`, but still reaches other
+/// servers. The master may be admitting other mounts. From now on this mount takes locks, gives no timeouts and trusts
+/// nothing cached.
 pub(crate) fn be_cautious(mount: &Mount) {
     let sharing = &mount.coherence.sharing;
     if sharing.is_alone() && !sharing.is_lost() {

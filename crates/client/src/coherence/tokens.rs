@@ -7,8 +7,8 @@
 //! lock shared and allocates nothing but the copy.
 //!
 //! Invariants: `FileSize::token_end_ns` is not 0 only while the attributes token of the file is held and `Inode::size`
-//! is what the token shows; it changes under the cache's lock. A value is stored only if no change of this mount came
-//! between request and answer.
+//! is the size under this token. It changes under the cache's lock. A value is stored only if no change of this mount
+//! came between request and answer.
 
 use crate::coherence::lease;
 use crate::coherence::lent_names;
@@ -274,7 +274,8 @@ impl Question {
         Question { mount: mount.clone(), ask, change, names }
     }
 
-    /// To be awaited before the message is sent, because the front end would keep the timeout of a name that it moves.
+    /// It has to be awaited before the message is sent, because a renamed entry would keep its timeout in the front
+    /// end.
     async fn take_names_back(&mut self) {
         lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }
@@ -330,7 +331,7 @@ fn inodes_of(keys: &[TokenKey]) -> impl Iterator<Item = Ino> {
     keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None })
 }
 
-/// Makes the size of a file uncertain. To be called under the cache's lock.
+/// Makes the size of a file uncertain. It has to be called under the cache's lock.
 fn unsure(mount: &Mount, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
         && let Some(file) = mount.files.get(ino)

@@ -1,8 +1,8 @@
 //! Which file a message to a server is about.
 //!
-//! Owns: that, and counting it with the file. Locks that go back are named by number, and names lie in directories:
-//! those messages count with no file. Neither does what is sent before the mount knows the file, such as its first
-//! open.
+//! Owns: that, and counting it with the file. Locks are returned by number, and names belong to directories, so such
+//! messages are counted with no file. Messages that are sent before the mount knows the file, such as its first open,
+//! are not counted with it either.
 
 use crate::inode::InodeTable;
 use crate::telemetry::stats::FileEvent;
@@ -34,8 +34,8 @@ pub(crate) fn note(files: &InodeTable, op: &Request) {
     }
 }
 
-/// The inode that a message concerns, if it is only one. Requests about where its bytes are, and which are not stable,
-/// are made for users who read these counters, and are left out.
+/// The inode that a message concerns, if it is only one. Requests for the places of a file's bytes, or for its unstable
+/// bytes, are made on behalf of users who read these counters, so they are left out.
 fn ino_of(op: &Request) -> Option<Ino> {
     match op {
         Request::Read { object, .. }

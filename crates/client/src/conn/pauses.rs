@@ -17,7 +17,7 @@ use std::time::Duration;
 /// How finely time passes.
 const STEP: Duration = Duration::from_millis(1);
 
-/// Who waits.
+/// The tasks that wait.
 pub(crate) struct Pauses {
     clock: Arc<dyn Clock>,
     waiting: Mutex<Vec<(u64, oneshot::Sender<()>)>>,

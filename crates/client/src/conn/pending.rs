@@ -1,10 +1,11 @@
 //! `Pending`: an operation under way, and `Interrupt`: how a signal ends the wait for one.
 //!
 //! Owns: waiting by a thread (poll, spin for a tunable time, park) or by a task (it is a future). Does not own: what
-//! runs. An operation that is abandoned while it runs (interrupt, drop) is handed to the I/O half and finishes there,
-//! so no lock, open or half-sent request is left behind.
+//! runs. If an operation is abandoned while it runs (interrupt, drop), the I/O half finishes it. So no lock, open or
+//! half-sent request remains.
 //!
-//! The number that drove the design: waking a parked thread costs 30-60 us, one that still polls 0.4 us.
+//! The number that drove the design: waking a parked thread takes 30-60 us, and waking one that still polls takes 0.4
+//! us.
 
 use crate::api::Clock;
 use crate::telemetry::calls::{self, Noted};
@@ -25,10 +26,10 @@ pub(crate) trait Keeper: Send + Sync {
     /// The clock.
     fn clock(&self) -> Arc<dyn Clock>;
 
-    /// How long who waits for it polls before its thread sleeps.
+    /// How long a waiting thread polls before it sleeps.
     fn spin(&self) -> Duration;
 
-    /// Finishes it on the I/O half, if nobody waits for it any more.
+    /// Finishes the operation on the I/O half, if nobody waits for it any more.
     fn keep(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>);
 }
 
@@ -53,7 +54,7 @@ impl<T: Send + 'static> Pending<T> {
         Pending { state: State::Ready(result), lingered: false }
     }
 
-    /// Starts `run`: it goes as far as it gets without waiting.
+    /// Starts `run`, which continues until it has to wait for the first time.
     pub(crate) fn start<K: Keeper + 'static>(
         keeper: &Arc<K>,
         run: impl Future<Output = Result<T>> + Send + 'static,
@@ -206,7 +207,7 @@ impl Wake for Parker {
     }
 }
 
-/// Whether this thread has waited for another one since it was last asked.
+/// Whether this thread has waited for another one since the last call of this function.
 pub fn has_waited() -> bool {
     WAITED.replace(false)
 }
@@ -218,7 +219,7 @@ thread_local! {
         Arc::new(Parker { thread: std::thread::current(), notified: AtomicBool::new(false) });
 }
 
-/// Ends the wait for an operation from another thread. Fires at most once; one per request.
+/// Ends the wait for an operation from another thread. Fires at most once, and belongs to one request.
 #[derive(Debug, Default)]
 pub struct Interrupt {
     fired: AtomicBool,
@@ -245,7 +246,7 @@ impl Interrupt {
         self.fired.load(Ordering::SeqCst)
     }
 
-    /// Wakes `waker` when it fires, at once if it has. The latest one registered counts.
+    /// Wakes `waker` when it fires, or at once if it has fired. Only the waker that was registered last is woken.
     pub fn watch(&self, waker: &Waker) {
         *self.waiter.lock() = Some(waker.clone());
         if self.has_fired() {

@@ -1,12 +1,12 @@
 //! The queue from callers to the I/O half.
 //!
-//! Bound: at most `QUEUE_MAX` calls; further calls fail with `Again`. The number of threads that wait for their calls
-//! is the natural limit, so only a faulty caller of the asynchronous interface reaches it. Background tasks are bounded
-//! by what starts them (bytes of write-back under way, read-ahead windows) and are always accepted, because they finish
+//! Bound: at most `QUEUE_MAX` calls; further calls fail with `Again`. The number of waiting threads is the natural
+//! limit, so only a faulty caller of the asynchronous interface reaches this bound. Background tasks are bounded by
+//! what starts them (bytes of write-back under way, read-ahead windows) and are always accepted, because they finish
 //! what has begun.
 //!
-//! A call made on the I/O half's own thread, by one of its tasks, bypasses the queue when that is empty: it goes to the
-//! connection at once (`Shortcut`), which saves one turn of a task, 0.3 us. Calls in the queue keep their order.
+//! A call made on the I/O half's own thread, by one of its tasks, bypasses the queue if the queue is empty. It goes to
+//! the connection at once (`Shortcut`), which saves one turn of a task, 0.3 us. Calls in the queue keep their order.
 
 use amphi_env::Buf;
 use amphi_types::{Errno, Result};
@@ -33,9 +33,9 @@ pub(crate) struct Outgoing {
     /// Where the payload of the reply should be placed, bytes after an aligned address.
     pub(crate) pad: usize,
     pub(crate) answer: oneshot::Sender<Result<(Answer, Option<Buf>)>>,
-    /// Fail with `TimedOut` after this long.
+    /// The call fails with `TimedOut` after this time.
     pub(crate) deadline: Option<Duration>,
-    /// The call is not given up if the server cannot be reached for long.
+    /// The call is not given up even if the server cannot be reached for a long time.
     pub(crate) insist: bool,
 }
 
@@ -63,7 +63,7 @@ thread_local! {
     static HERE: RefCell<Vec<(*const Queue, Direct)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While it lives, calls made on this thread are sent at once if nothing is queued.
+/// While this value lives, calls made on this thread are sent at once if nothing is queued.
 pub(crate) struct Shortcut<'a>(&'a Queue);
 
 impl Drop for Shortcut<'_> {
@@ -82,7 +82,7 @@ impl Queue {
         Shortcut(self)
     }
 
-    /// Sends a call: at once on the I/O half's thread, else through the queue.
+    /// Sends a call: at once on the I/O half's thread, otherwise through the queue.
     pub(crate) fn push_call(&self, out: Outgoing) -> Result<()> {
         let direct = HERE.with_borrow(|here| {
             let mine = here.iter().find(|(queue, _)| std::ptr::eq(*queue, self));
@@ -119,7 +119,7 @@ impl Queue {
         self.items.lock().is_empty()
     }
 
-    /// Refuses calls from now on and drops waiting ones: their callers get `NotConnected`.
+    /// Refuses calls from now on and drops waiting ones, whose callers get `NotConnected`.
     pub(crate) fn close(&self) {
         let waiting = {
             let mut items = self.items.lock();

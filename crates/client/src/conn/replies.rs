@@ -1,4 +1,4 @@
-//! The result in a reply, or an error if the reply does not fit its request.
+//! The result in a reply, or an error if the reply is not one that the request may get.
 
 use amphi_types::{Errno, Result};
 use amphi_wire::{InodeView, Reply};

@@ -1,8 +1,8 @@
 //! `ClusterLocks`: a summary of a file's extent locks, for requests that do not look into the table of locks.
 //!
-//! Owns: for which stripes the mount holds a write lock on the whole object (a write into the cache that checks their
-//! bits pins no lock), and whether other mounts have requested the file. Does not own: the locks, and when a bit is set
-//! and cleared (`locks`).
+//! Owns: for which stripes the mount holds a write lock on the whole object, and whether other mounts have requested
+//! the file. A write into the cache checks the bits of these stripes and pins no lock. Does not own: the locks, and
+//! when a bit is set and cleared (`locks`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -16,8 +16,8 @@ pub(crate) fn stripe_bit(stripe: u32) -> u64 {
 pub(crate) struct ClusterLocks {
     /// Bit s: the mount holds a write lock on all of stripe s, and is not returning it.
     pub(crate) whole: AtomicU64,
-    /// The size was requested under write locks on all of every object; the mark is cleared before one of these locks
-    /// is granted to this mount anew.
+    /// The size was requested under write locks on the whole of every object; the mark is cleared before one of these
+    /// locks is granted to this mount again.
     pub(crate) end_kept: AtomicBool,
     /// When the size was last requested ahead of writes (`ops::attr::learn_end`); 0: never.
     pub(crate) end_asked_ns: AtomicU64,

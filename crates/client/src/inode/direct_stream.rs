@@ -31,7 +31,7 @@ pub(crate) struct DirectStream {
     pub(crate) caution: u32,
     /// Reads that were requested ahead, in order of their offsets.
     pub(crate) ahead: VecDeque<Ahead>,
-    /// It is among `DirectStreams`.
+    /// Whether this stream is among the `DirectStreams`.
     pub(crate) listed: bool,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Ahead {
 
 /// The bytes of a read that was requested ahead.
 pub(crate) enum Data {
-    /// They come.
+    /// The bytes have not arrived yet.
     Coming(oneshot::Receiver<Result<Segments>>),
     /// The bytes that the previous reader has left.
     Here(Segments),

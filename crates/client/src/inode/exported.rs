@@ -4,9 +4,9 @@
 //! what is copied into it (`ops::read::exports`), which programs get it (the front end).
 //!
 //! Invariant: every event that would make a cache hit fail (`ops::read::Hit`) is reported here before any program can
-//! see the change, and, if the change is not made under the lock of a unit, once more when it is done. So a fill that
-//! began in between and saw the old state publishes nothing that is valid. For a file without an export, an event costs
-//! one load.
+//! see the change. If the change is not made under the lock of a unit, it is reported once more when it is done. So a
+//! fill that began in between and saw the old state publishes nothing that is valid. For a file without an export, an
+//! event costs one load.
 
 use amphi_shm::export::Export;
 use parking_lot::RwLock;
@@ -28,7 +28,7 @@ impl Exported {
         if self.0.any.load(SeqCst) { self.0.export.read().clone() } else { None }
     }
 
-    /// Replaces the export; the previous one shows nothing from now on.
+    /// Replaces the export; the previous one shows nothing afterwards.
     pub(super) fn set(&self, export: Option<Arc<Export>>) {
         let mut place = self.0.export.write();
         self.0.any.store(export.is_some(), SeqCst);
@@ -86,7 +86,7 @@ impl Exported {
         self.tell(Export::block);
     }
 
-    /// It gives them back.
+    /// The call has released these bytes.
     pub(super) fn unblock(&self) {
         self.tell(Export::unblock);
     }

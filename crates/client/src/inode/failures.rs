@@ -30,9 +30,9 @@ struct Watched {
 struct State {
     /// The latest failure.
     last: Errno,
-    /// The count at the latest failure that has to be reported to open files.
+    /// The failure count of the latest failure that has to be reported to open files.
     owed: u64,
-    /// The count at the latest of these failures that lost bytes; 0 without one.
+    /// The count at the latest of these failures that lost bytes, or 0 if there was none.
     lost: u64,
     /// The count when failures were last reported to a caller that syncs all files.
     told_to_all: u64,
@@ -135,7 +135,7 @@ impl Failures {
     }
 }
 
-/// Somebody watches a range.
+/// A watch of a range by a writer.
 pub(crate) struct Watch<'a>(&'a Failures, u64);
 
 impl Watch<'_> {
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     /// Goal: the rule of errseq: a failure is reported once to each open file, and to a later one only if it was
-    /// reported to none. Method: failures by hand, open files that begin before, between and after.
+    /// reported to none. Method: single failures, with open files that begin before, between and after them.
     #[test]
     fn each_is_told_once() {
         let failures = Failures::default();

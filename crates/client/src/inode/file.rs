@@ -325,7 +325,7 @@ impl Inode {
         self.hints.advice().consistency() == Consistency::Commit
     }
 
-    /// What the owner of the file asked of the decision.
+    /// The I/O mode that the owner of the file has set.
     pub(crate) fn io_mode(&self) -> IoMode {
         self.hints.advice().mode()
     }

@@ -15,11 +15,11 @@ pub(crate) enum Stage {
     /// There is none.
     #[default]
     None,
-    /// The servers are being asked for the group locks.
+    /// The mount has requested the group locks from the servers.
     Taking,
-    /// It has the file.
+    /// The group holds the file.
     Held,
-    /// The last member has left.
+    /// The last member has left, and the group locks are being returned.
     Leaving,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct State {
 /// The group that has a file.
 #[derive(Default)]
 pub(crate) struct FileGroup {
-    /// The number of the group, from the moment when other requests have to wait for it; 0: no group.
+    /// The number of the group, from the moment when other requests have to wait for it; 0 if there is no group.
     pub(crate) id: AtomicU64,
     pub(crate) state: Mutex<State>,
     /// Requests of this mount that wait for the end of the group.

@@ -34,9 +34,9 @@ impl List {
 #[derive(Default)]
 pub(crate) struct Fills {
     list: Mutex<List>,
-    /// Number of fills whose bytes enter the cache.
+    /// Number of fills under way whose bytes enter the cache.
     pub(crate) under_way: AtomicU32,
-    /// All of them.
+    /// Number of all fills under way.
     pub(super) entered: AtomicU32,
 }
 

@@ -18,20 +18,20 @@ pub(crate) struct FlightId {
     number: u64,
 }
 
-/// Those of one file.
+/// The flights of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
     /// The ends of the flights, by start and number.
     ends: BTreeMap<(u64, u64), u64>,
-    /// None is longer, bytes.
+    /// No flight is longer than this, in bytes.
     longest: u64,
     last_number: u64,
     /// Numbers of flights whose bytes were never in the cache (`pipeline`).
     piped: BTreeSet<u64>,
     /// How many flights ended with their bytes dirty again.
     came_back: u64,
-    /// Nothing may be sent from the lowest of these offsets on: truncates are under way, or the file has lost its last
-    /// name.
+    /// No request may be sent for bytes from the lowest of these offsets on: truncates are under way, or the file has
+    /// lost its last name.
     frozen: SmallVec<[u64; 2]>,
 }
 
@@ -80,7 +80,7 @@ impl Flights {
         self.piped.first().is_some_and(|number| *number <= upto)
     }
 
-    /// Enters one.
+    /// Enters a flight.
     pub(crate) fn begin(&mut self, range: ByteRange) -> FlightId {
         self.last_number += 1;
         let id = FlightId { start: range.start, number: self.last_number };
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     /// Goal: if two calls have frozen a file, it stays frozen until both have thawed it, from the lower offset on.
-    /// Method: by hand.
+    /// Method: calls of `freeze` and `thaw` in different orders.
     #[test]
     fn each_thaws_its_own() {
         let mut flights = Flights::default();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     /// Goal: a caller that waits for earlier pipelined writes waits neither for later ones nor for write-back. Method:
-    /// by hand.
+    /// flights of both kinds with known numbers.
     #[test]
     fn what_came_later_is_told_apart() {
         let mut flights = Flights::default();

@@ -72,7 +72,7 @@ impl FilePages {
         }
     }
 
-    /// Whether the file has to stay in the table for its pages: they are covered by locks, or are being dropped.
+    /// Whether the file has to stay in the table for its pages, because they are covered by locks or are being dropped.
     pub(crate) fn keep_known(&self) -> bool {
         self.locked.load(SeqCst) || self.is_taking()
     }

@@ -78,7 +78,7 @@ impl Known {
     }
 }
 
-/// A copy of parts of `Known::view`, and the programs' advice, for cache hits that take no lock.
+/// Copies of parts of `Known::view`, and the advice of programs. Cache hits use them without a lock.
 pub(crate) struct Hints {
     layout_packed: AtomicU64,
     advice: AtomicU8,

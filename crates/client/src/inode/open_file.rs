@@ -1,6 +1,6 @@
 //! An open file: how it was opened, whether its requests are buffered or direct, and which errors it has reported.
 //!
-//! Owns: what belongs to one open alone: its flags, its group, hits, reported failures. Does not own: the order of its
+//! Owns: what belongs to a single open: its flags, its group, hits, reported failures. Does not own: the order of its
 //! requests (`streams`).
 
 use super::Inode;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 
 /// The function of the mount that an open file, or an open that no program has taken over, calls when it is dropped.
 pub(crate) trait Closer: Send + Sync {
-    /// The last reference to an open file is gone; `reads`: what was read through it; `ahead` as in `OpenFile`.
+    /// The last reference to an open file was dropped; `reads`: what was read through it; `ahead` as in `OpenFile`.
     fn closed(self: Arc<Self>, open: &OpenFile, reads: Reads, ahead: bool);
 
     /// An open of a file that the server counts is given up; `linger`: its close may wait for others to share a
@@ -41,7 +41,7 @@ pub(crate) struct Front {
     /// The number of the caching mode in which the file was opened, if the front end dropped all pages of the file
     /// then; 0 if it kept them.
     pub(crate) emptied_rule: AtomicU64,
-    /// What chose that.
+    /// The rule that decided this.
     chosen: AtomicU8,
 }
 
@@ -134,7 +134,7 @@ impl OpenFile {
         self.appended_at.load(SeqCst)
     }
 
-    /// A write goes to `offset`; `appends`: because the file ends there.
+    /// A write begins at `offset`; `appends`: it does so because the file ends there.
     pub(crate) fn note_write(&self, appends: bool, offset: u64) {
         if appends {
             self.appended_at.store(offset, SeqCst);

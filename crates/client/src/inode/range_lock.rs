@@ -55,7 +55,7 @@ struct Shared {
     exported: Exported,
 }
 
-/// The lock; clones refer to the same lock.
+/// The lock. Clones refer to the same lock.
 #[derive(Clone, Default)]
 pub(crate) struct RangeLock(Arc<Shared>);
 
@@ -101,8 +101,9 @@ impl RangeLock {
         self.0.marks.stamp()
     }
 
-    /// A caller writes without the range lock. To be called under the lock of the cache that readers of the bytes take:
-    /// then a reader that sees a later write has read these bytes before, or finds this write counted.
+    /// A caller writes without the range lock. Has to be called under the lock of the cache that readers of the bytes
+    /// take. Then a reader that sees a later write has either read these bytes before, or finds that this write was
+    /// counted.
     #[inline]
     pub(crate) fn wrote_unguarded(&self) {
         self.0.marks.wrote_unguarded();
@@ -283,8 +284,8 @@ mod tests {
         assert!(lock.try_acquire(ByteRange::ALL, Hold::Exclusive).is_some());
     }
 
-    /// Goal: at no time do two conflicting requests hold bytes, and every request is granted. Method: threads that add
-    /// under the lock to plain cells guarded by nothing else but a check of the count.
+    /// Goal: at no time do two conflicting requests hold bytes, and every request is granted. Method: threads add to
+    /// plain cells under the lock. Nothing else guards the cells but a check of the count.
     #[test]
     fn threads_exclude_each_other() {
         let lock = RangeLock::default();

@@ -1,4 +1,4 @@
-//! `Settling`: what has to be done after bytes of a file could not be written back.
+//! `Settling`: what the mount has to do after bytes of a file could not be written back.
 //!
 //! Owns: the lost bytes that were not processed yet, and whether a task is processing them. Does not own: what that
 //! task does (`writeback::writeback_errors`), to whom failures were reported (`failures`).

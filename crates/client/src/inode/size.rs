@@ -19,15 +19,16 @@ pub(crate) struct FileSize {
     /// The last change that earlier answers cannot include although this client no longer knows the resulting size
     /// itself: truncates, direct writes, returned locks.
     pub(super) turned: AtomicU64,
-    /// End of what was written into the cache under locks that are still held: the file has at least this length
+    /// End of what this mount wrote into its cache under locks that it still holds. The file has at least this length
     /// (`own_end()`).
     own_end: AtomicU64,
     /// The previous value of `own_end` while the new one is being determined; 0 otherwise.
     own_before: AtomicU64,
     finding_own: Mutex<()>,
-    /// How many writes without a lock have returned and not landed (`write_behind`), and where the last of them ends.
+    /// How many writes without a lock have returned whose bytes are not on their target yet (`write_behind`), and where
+    /// the last of them ends.
     unfinished: Mutex<(u32, u64)>,
-    /// The latter, for those who take no lock; 0 without any.
+    /// The end of the last such write, for callers that take no lock; 0 if there is none.
     unfinished_end: AtomicU64,
     /// Writes past the cache that are under way.
     pub(super) direct_writes: AtomicU64,
@@ -35,7 +36,7 @@ pub(crate) struct FileSize {
     pub(crate) piped_bytes: AtomicU64,
     /// The number of the caching mode in which the size was last taken from an answer.
     pub(crate) sure_rule: AtomicU64,
-    /// Until when the size is certain under an attributes token; 0 without one.
+    /// Until when the size is certain under an attributes token; 0 if the mount holds none.
     pub(crate) token_end_ns: AtomicU64,
     /// The stamp of the map of its data.
     pub(crate) map: MapStamp,
@@ -131,7 +132,7 @@ impl FileSize {
         self.exported.while_size_changes(|| self.bytes.store(bytes, SeqCst));
     }
 
-    /// The size is certain under an attributes token until `end_ns`; 0: it is not certain any more.
+    /// The size is certain under an attributes token until `end_ns`. With 0 it is not certain any more.
     pub(crate) fn set_token_end(&self, end_ns: u64) {
         if end_ns != 0 {
             self.token_end_ns.store(end_ns, SeqCst);
@@ -140,15 +141,15 @@ impl FileSize {
         }
     }
 
-    /// End of what was written into the cache under locks that are still held: the file has at least this length.
+    /// End of what this mount wrote into its cache under locks that it still holds. The file has at least this length.
     pub(crate) fn own_end(&self) -> u64 {
         // With this order of loads, at least one of the two values is right at every moment of `own_is_at_least`.
         let first = self.own_end.load(SeqCst);
         first.max(self.own_before.load(SeqCst)).max(self.own_end.load(SeqCst))
     }
 
-    /// A write without a lock that ends at `end` is about to return before it has landed. Until `finished` the file is
-    /// at least so long for this mount, whatever its server says.
+    /// A write without a lock that ends at `end` is about to return before it has landed. Until `finished`, this mount
+    /// assumes that the file has at least this length, whatever its server says.
     pub(crate) fn begin_unfinished(&self, end: u64) {
         let mut unfinished = self.unfinished.lock();
         unfinished.0 += 1;
@@ -166,7 +167,8 @@ impl FileSize {
         }
     }
 
-    /// Where the last write ends that has returned without a lock and not landed; 0 without any.
+    /// The end of the last write that has returned without a lock and whose bytes are not on their target yet; 0 if
+    /// there is none.
     pub(crate) fn unfinished_end(&self) -> u64 {
         self.unfinished_end.load(SeqCst)
     }
@@ -176,14 +178,14 @@ impl FileSize {
         self.own_end.fetch_max(end, SeqCst);
     }
 
-    /// `own_end` is at most `end`: the file was truncated, or none of the mount's bytes lies beyond.
+    /// `own_end` is at most `end` from now on: the file was truncated, or none of the mount's bytes lies beyond `end`.
     pub(crate) fn own_ends_by(&self, end: u64) {
         let _finding = self.finding_own.lock();
         self.own_end.fetch_min(end, SeqCst);
     }
 
     /// Forgets the end of earlier cached writes, and takes what `found` finds in the cache instead. Concurrent writes
-    /// count, and at no moment is the end lower than what is in the cache.
+    /// are taken into account, and at no moment is the end lower than that of the bytes in the cache.
     pub(crate) fn own_is_at_least(&self, found: impl FnOnce() -> u64) {
         self.turn();
         let _finding = self.finding_own.lock();

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 const TABLE_SHARDS: usize = 16;
-/// Most changed files that a shard remembers after it has dropped them: as many as are dropped while one answer is on
-/// its way, unless that takes long.
+/// Most changed files that a shard remembers after it has dropped them. As many are dropped while one answer is on its
+/// way, unless the answer takes long.
 const FORGOTTEN_MAX: usize = 256;
 
-/// When files were dropped that this mount had changed: an answer whose request is older may be from before the change,
-/// and the file that would know this is no longer in the table.
+/// When files were dropped that this mount had changed. An answer to an older request may be from before the change,
+/// and the file, which would show this, is no longer in the table.
 #[derive(Default)]
 struct Forgotten {
     at: BTreeMap<Ino, u64>,
@@ -59,7 +59,7 @@ pub(crate) struct InodeTable {
 }
 
 impl InodeTable {
-    /// The file, if it is in the table; it stays there as long as the result lives. For callers that wait with the
+    /// The file, if it is in the table. It stays there as long as the result lives. For callers that wait with the
     /// file, since `get` alone does not keep it in the table.
     pub(crate) fn use_known(&self, ino: Ino) -> Option<Use> {
         let shard = self.shard(ino).lock();
@@ -89,7 +89,7 @@ impl InodeTable {
         }
     }
 
-    /// The file, which is added if necessary; the open is counted in the same step, so that the file cannot be dropped
+    /// The file, which is added if necessary. The open is counted in the same step, so that the file cannot be dropped
     /// in between.
     pub(crate) fn open(&self, view: InodeView, access: Access, asked_at: AskedAt) -> Arc<Inode> {
         let mut shard = self.shard(view.attr.ino).lock();
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     /// Goal: answers whose request is older than the dropping of a changed file are recognised, also when the table of
-    /// dropped files was full. Method: one file is dropped, then as many as there is room for.
+    /// dropped files was full. Method: first one file is dropped, and then as many as the table can remember.
     #[test]
     fn forgotten_files_are_remembered() {
         let mut forgotten = Forgotten::default();

@@ -71,8 +71,8 @@ fn view(size: u64) -> InodeView {
 }
 
 /// Goal: if an answer from before a write is applied during the write, it does not reduce the size, whenever the two
-/// overlap. Method: many files; one thread writes each into the cache while another one applies an answer that shows
-/// the empty file.
+/// overlap. Method: many files. Method: one thread writes each file into the cache while another one applies an answer
+/// that shows the empty file.
 #[test]
 fn an_answer_beside_a_write_does_not_cut() {
     const FILES: usize = 4000;
@@ -119,7 +119,7 @@ fn landed_bytes_count() {
 }
 
 /// Goal: the answer to a change by this mount takes precedence over the answer to a later request that was answered
-/// before the change; of two overlapping changes the one takes precedence that the server made last. Method: both
+/// before the change. Of two overlapping changes, the one that the server made last takes precedence. Method: both
 /// orders of the answers.
 #[test]
 fn an_own_change_counts_from_its_answer() {
@@ -160,8 +160,8 @@ fn an_own_change_counts_from_its_answer() {
 }
 
 /// Goal: after capabilities were set, the file counts as having some until a later request has shown otherwise,
-/// whatever late answers say. Method: an answer from before they were set, one to another change, and a removal from
-/// before.
+/// whatever late answers say. Method: an answer from before they were set, an answer to another change, and a removal
+/// from before.
 #[test]
 fn capabilities_that_were_set_are_known() {
     let file = Inode::new(view(0), AskedAt::now(1), &Arc::default());
@@ -177,9 +177,9 @@ fn capabilities_that_were_set_are_known() {
     assert!(!file.gives_capabilities());
 }
 
-/// Goal: while the end of this mount's own bytes is determined anew, the reported end is never lower than what is in
-/// the cache. Method: one thread writes farther and farther, and checks; another one determines the end again and
-/// again.
+/// Goal: while the end of this mount's own bytes is determined again, the reported end is never lower than the end of
+/// the cached bytes. Method: one thread writes farther and farther, and checks the end. Another thread determines the
+/// end again and again.
 #[test]
 fn the_own_end_never_goes_back() {
     let file = Inode::new(view(0), AskedAt::now(1), &Arc::default());

@@ -1,17 +1,17 @@
 //! Directories, pipes, sockets and devices that were removed while programs of this mount have them open, or work in
 //! them.
 //!
-//! A file that lost its last name stays at its server until it is closed. A removed directory can no longer change, and
-//! the kernel handles the I/O of pipes and devices and does not report that one is open; so the server forgets such an
-//! inode at once. Programs that still hold it may nevertheless request its attributes (`fstat`, a shell whose directory
-//! is gone), and change its permissions: they see the last attributes, with no links. A removed directory also gets
-//! other times: it was emptied before it was removed, and a kernel that caches a listing of it would use the listing as
+//! A file that lost its last name stays at its server until it is closed. A removed directory can no longer change. The
+//! kernel handles the I/O of pipes and devices and does not report that one is open. So the server forgets such an
+//! inode at once. Programs that still use it may nevertheless request its attributes (`fstat`, a shell whose directory
+//! was removed) and change its permissions. They see the last attributes, with no links. A removed directory also gets
+//! other times. It was emptied before it was removed, and a kernel that caches its listing would use that listing as
 //! long as the modification time stays the same.
 //!
-//! Owns: the attributes of such inodes that were last shown. Does not own: whether the inode exists: the client looks
+//! Owns: the attributes of such inodes that were last shown. Does not own: whether the inode exists. The client looks
 //! here only when its server does not know the inode any more (`Stale`), and inode numbers are never used again.
 //!
-//! Invariants: the table is bounded; the inode that was shown longest ago is dropped first, and calls on an inode that
+//! Invariants: the table is bounded. The inode that was shown longest ago is dropped first, and calls on an inode that
 //! is not in the table get ESTALE.
 
 use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
@@ -61,13 +61,13 @@ impl Unlinked {
         }
     }
 
-    /// The kind of an inode that its server does not know any more; `Stale` if no answer showed it.
+    /// The kind of an inode that its server does not know any more, or `Stale` if no answer showed it.
     pub(crate) fn kind(&self, ino: Ino) -> Result<Kind> {
         self.0.lock().attr(ino).map(|attr| attr.kind)
     }
 
-    /// The attributes of such an inode at the time `now`; `Stale` if no answer showed it. At the first call, the times
-    /// of a directory become later than any that it had.
+    /// The attributes of such an inode at the time `now`, or `Stale` if no answer showed it. At the first call, the
+    /// times of a directory become later than any that it had.
     pub(crate) fn attr(&self, ino: Ino, now: Timespec) -> Result<Attr> {
         let mut shown = self.0.lock();
         let last = shown.attr(ino)?;
@@ -200,9 +200,9 @@ mod tests {
         }
     }
 
-    /// Goal: the last shown attributes are returned, of directories and pipes, without links, also if they were changed
-    /// since; files are not kept; memory is bounded and the inode that was shown longest ago is dropped. Method: calls
-    /// by hand.
+    /// Goal: for removed directories and pipes the last shown attributes are returned, without links, even if they were
+    /// changed since. Files are not kept. The memory is bounded, and the inode that was shown longest ago is dropped.
+    /// Method: calls by hand.
     #[test]
     fn what_was_shown_is_told() {
         let removed = Unlinked::default();

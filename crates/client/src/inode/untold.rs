@@ -3,7 +3,7 @@
 //! Owns: the error of each such file, by inode, until a program opens the file again and gets the report, or the file
 //! is removed. Does not own: the errors of files in the table (`failures`).
 //!
-//! Bound: `UNTOLD_MAX` files. If there are more files, the first one is dropped: a program that opens it gets no
+//! Bound: `UNTOLD_MAX` files. If there are more files, the first one is dropped. A program that opens it gets no
 //! report, but the exit code of the mount still says that bytes were lost.
 
 use amphi_types::{Errno, Ino};
@@ -87,8 +87,8 @@ impl Untold {
 mod tests {
     use super::*;
 
-    /// Goal: each error is returned once, and one that is dropped for want of room still counts. Method: one file more
-    /// than there is room for.
+    /// Goal: each error is returned once, and an error that is dropped because the table is full still counts. Method:
+    /// one file more than the table can remember.
     #[test]
     fn each_is_remembered_once() {
         let untold = Untold::default();

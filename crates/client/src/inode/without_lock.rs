@@ -8,8 +8,8 @@ use super::front_pages::Taking;
 use amphi_types::{ByteRange, TargetId};
 use std::sync::Arc;
 
-/// A read of pages that waits for locks. The front end has none of these pages before the answer, so no return of a
-/// lock waits for this read: only the other pages are dropped.
+/// A read of pages that waits for locks. The front end has none of these pages before the answer, so the return of a
+/// lock does not wait for this read. Only the other pages are dropped.
 pub(crate) struct Waiting {
     file: Arc<Inode>,
     number: u64,
@@ -80,9 +80,10 @@ impl Drop for Free {
     }
 }
 
-/// How a request without a lock goes to a target.
+/// How a request without a lock is sent to a target.
 pub(crate) enum Way<'a> {
-    /// It is sent before a lock that keeps other mounts away is returned; the lock waits until this is dropped.
+    /// It is sent before a lock that keeps other mounts away is returned. The return of the lock waits until this value
+    /// is dropped.
     Protected(Protected<'a>),
     /// It is sent with the number of the target's note.
     Left(u64),

@@ -1,13 +1,14 @@
-//! `Links`: the connections to the servers of the cluster, one or several for each.
+//! `Links`: the connections to the servers of the cluster, one or several for each server.
 //!
-//! Owns: the cluster map as this mount knows it, to which server a request goes, opening connections on first use,
-//! requesting a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what is
-//! presented to a restarted server (`io`).
+//! Owns: the cluster map as this mount knows it, to which server a request is sent, opening connections on first use,
+//! and requesting a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what
+//! is presented to a restarted server (`io`).
 //!
-//! Invariants: the master's connection comes first and admits the session; the others use the same session and key. In
-//! shared mode a connection to each server exists, or is being opened. A map is replaced only by one of a later epoch
-//! of the same cluster. A server that is down delays only the calls to its own targets. The number that drove the
-//! design: a request on an open connection costs one look-up in a table by target more than with a single connection.
+//! Invariants: the master's connection is opened first and admits the session. The other connections use the same
+//! session and key. In shared mode a connection to each server exists, or is being opened. A map is replaced only by
+//! one with a later epoch of the same cluster. A server that is down delays only the calls to its own targets. The
+//! number that drove the design: compared with a single connection, a request on an open connection costs one more
+//! look-up, in a table by target.
 
 mod find;
 mod opening;
@@ -38,7 +39,7 @@ use std::time::Duration;
 const MAP_TRIES: u32 = 5;
 /// Pause between these.
 const MAP_PAUSE: Duration = Duration::from_millis(20);
-/// How often the end of a mount looks whether the servers can be reached.
+/// How often a mount that ends checks whether the servers can be reached.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The connections of a mount.
@@ -46,12 +47,12 @@ pub(crate) struct Links<E: Env> {
     env: E,
     pub(crate) mount: Arc<Mount>,
     config: LinkConfig,
-    /// The master is in this process: its connection does not come back.
+    /// The master is in this process, so its connection does not come back.
     local: bool,
     timeouts: Cell<Timeouts>,
     /// The tunable as it was applied last.
     give_up_s: Cell<u64>,
-    /// One for each server, in the order of the map: the master's first.
+    /// One seat for each server, in the order of the map, the master's first.
     seats: RefCell<Vec<Rc<Seat<E>>>>,
     /// The open connection of each target.
     routes: RefCell<Vec<Option<Rc<Link<E>>>>>,
@@ -81,7 +82,7 @@ fn failed(mount: &Mount, error: LinkError) -> Errno {
     mount.coherence.sharing.check().err().unwrap_or(Errno::from(error))
 }
 
-/// The fault of a map: every target must have exactly one server, target 0 the first one.
+/// The fault of a map, if it has one: every target must have exactly one server, and target 0 must be on the first one.
 fn fault(map: &ClusterMap) -> Option<&'static str> {
     let all: Vec<TargetId> = map.servers.iter().flat_map(|s| s.targets.iter().copied()).collect();
     let distinct: BTreeSet<TargetId> = all.iter().copied().collect();
@@ -153,7 +154,7 @@ impl<E: Env> Links<E> {
         Ok(links)
     }
 
-    /// Sends a request; only one that has to wait for a connection or for credits becomes a task.
+    /// Sends a request. A task is made only for a request that has to wait for a connection or for credits.
     pub(crate) fn send(self: &Rc<Self>, out: Outgoing) {
         if out.deadline.is_some() {
             return self.send_late(out);
@@ -215,7 +216,7 @@ impl<E: Env> Links<E> {
         self.seats.borrow().iter().find(|s| s.has(target)).map(|s| s.part_with(target).unwrap_or_else(|| s.clone()))
     }
 
-    /// All seats, and the parts of each behind it.
+    /// All seats, each followed by its parts.
     fn all(&self) -> Vec<Rc<Seat<E>>> {
         self.seats.borrow().iter().flat_map(|s| std::iter::once(s.clone()).chain(s.parts())).collect()
     }
@@ -255,7 +256,8 @@ impl<E: Env> Links<E> {
         self.master().link().is_none_or(|link| link.welcome().begun != begun)
     }
 
-    /// Waits until the master's connection has said whether this mount continues with a session that was begun anew.
+    /// Waits until the master's connection has said whether this mount continues its session, if the session was begun
+    /// anew.
     ///
     /// Errors: `Io`: it does not.
     pub(crate) async fn hear_master(self: &Rc<Self>) -> Result<(), Errno> {
@@ -275,7 +277,7 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// A server came back after a restart: its map counts if it is newer. The master knows the newest.
+    /// A server has come back after a restart. Its map is adopted if it is newer. The master knows the newest.
     pub(crate) async fn catch_up(self: &Rc<Self>, recovery: &Recovery<E>) {
         if recovery.welcome().map_epoch <= self.mount.cluster.map.lock().epoch {
             return;
@@ -334,7 +336,7 @@ impl<E: Env> Links<E> {
         self.changed.until(|| !self.asking.get()).await;
     }
 
-    /// Takes a map over if it is newer than the one at hand.
+    /// Adopts a map if it is newer than the present one.
     pub(crate) fn adopt(self: &Rc<Self>, map: ClusterMap) {
         let (first, known) = {
             let at_hand = self.mount.cluster.map.lock();
@@ -400,8 +402,8 @@ impl<E: Env> Links<E> {
         self.mount.coherence.sharing.leases.set(leases);
     }
 
-    /// In shared mode there is a connection to each server, because a restarted one waits for all mounts that may hold
-    /// something.
+    /// In shared mode the mount has a connection to each server, because a restarted server waits for all mounts that
+    /// may hold something.
     pub(crate) fn reach_all(self: &Rc<Self>) {
         let seats = self.seats.borrow().clone();
         seats.iter().for_each(|seat| self.reach(seat));
@@ -428,7 +430,8 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// The session is over: the other servers hear no more of it, nor the master by other connections than the first.
+    /// The session has ended. Nothing more is sent to the other servers, nor to the master on other connections than
+    /// the first.
     pub(crate) fn leave_others(&self) {
         let seats = self.seats.borrow().clone();
         seats.iter().take(1).flat_map(|master| master.parts()).for_each(|part| part.leave(&self.env));
@@ -468,7 +471,7 @@ impl<E: Env> Links<E> {
         self.all().iter().filter_map(|s| s.link()).for_each(|l| l.set_timeouts(timeouts));
     }
 
-    /// Ends the session: the other connections are closed, then the master hears of it within `patience`.
+    /// Ends the session. The other connections are closed first, and then the master is informed within `patience`.
     pub(crate) async fn close(&self, patience: Duration) {
         let seats = self.all();
         seats.iter().for_each(|s| s.set_gone());

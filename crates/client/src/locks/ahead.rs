@@ -1,11 +1,12 @@
-//! Lock-ahead: locks that are requested before they are needed, because a program knows its pattern or the client has
-//! detected one.
+//! Lock-ahead: locks that are requested before they are needed, because a program knows its pattern or because the
+//! client has detected one.
 //!
 //! Owns: requesting such locks without waiting for conflicting ones, and processing the answers. Does not own: the
 //! rules (`dlm`), which records come next (`pattern`).
 //!
-//! Invariants: a lock-ahead is granted exactly as requested or not at all, and calls no lock back. Bound: `AHEAD_MAX`
-//! requests under way in a mount, one message each, sent one after the other without waiting for answers.
+//! Invariants: a lock-ahead is granted exactly as requested or not at all, and calls no lock back. Bound: a mount has
+//! at most `AHEAD_MAX` requests under way. Each is one message, and they are sent one after the other without waiting
+//! for answers.
 
 use super::{note_whole, pump, spans, wire_mode};
 use crate::conn::replies::unexpected;
@@ -25,8 +26,8 @@ const AHEAD_MAX: u64 = 4096;
 /// What a lock-ahead meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// The request was sent; counters show its result. If the caller waited for the answer: the server has refused the
-    /// lock.
+    /// The request was sent, and counters will show its result. If the caller waited for the answer: the server has
+    /// refused the lock.
     Asked,
     /// The mount has exactly this lock already.
     Same,

@@ -1,7 +1,7 @@
 //! Locks that come with the answer to another request.
 //!
-//! Owns: entering such a lock before the request is sent, so that a callback which overtakes the answer is remembered
-//! and no other call requests the same lock meanwhile. Does not own: the rules (`dlm`).
+//! Owns: entering such a lock before the request is sent. So a callback that overtakes the answer is remembered, and no
+//! other call requests the same lock meanwhile. Does not own: the rules (`dlm`).
 
 use super::{Pin, note_uses, pump};
 use crate::mount::Mount;

@@ -4,17 +4,18 @@
 //! objects of the file, returning them. Does not own: the lock itself (`locks`, `dlm`), the I/O of members (`ops`).
 //!
 //! Invariants:
-//! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock, so a
+//! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock. So a
 //!   holder of the range lock never waits for the end of a group of its own mount.
-//! * Before the first server is asked for the group lock, all I/O of this mount on the file has ended, unless it waits
-//!   for other mounts: so none of its own requests can be in the queue behind the group's. A call that waits for extent
-//!   locks releases the range lock and starts again after the group (`unless_asked`). A request for which the target
-//!   takes the lock cannot be withdrawn, and it may wait for this very group, which another mount has. So after
-//!   `QUIET_NS` the servers are asked nevertheless: where the group is in force they grant the group lock ahead of all
-//!   waiting requests, and such a request then runs under it.
-//! * The group ends on this mount when its last member has left, everything written under it is on the targets, nothing
-//!   is cached any more and the servers have confirmed it; then other requests continue.
-//! * Members order their I/O among each other themselves: one may have cached bytes that another has changed since.
+//! * Before the first server gets the request for the group lock, all I/O of this mount on the file has ended, unless
+//!   it waits for other mounts. So none of the mount's own requests can be in the queue behind the group's. A call that
+//!   waits for extent locks releases the range lock and starts again after the group (`unless_asked`). A request for
+//!   which the target takes the lock cannot be withdrawn, and it may wait for this very group, which another mount has.
+//!   So after `QUIET_NS` the request is sent nevertheless. Where the group is in force, a server grants the group lock
+//!   ahead of all waiting requests, and such a request of this mount then runs under it.
+//! * The group ends on this mount when four things are true: its last member has left, everything written under it is
+//!   on the targets, nothing is cached any more, and the servers have confirmed it. Then other requests continue.
+//! * Members coordinate their I/O themselves, because one of them may have cached bytes that another one has changed
+//!   since.
 
 use crate::coherence::lease;
 use crate::coherence::sharing::{self, Begun};
@@ -37,10 +38,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 
-/// How long to wait for the end of this mount's own I/O before the servers are asked, nanoseconds.
+/// How long the mount waits for the end of its own I/O before it sends the request, in nanoseconds.
 const QUIET_NS: u64 = 50_000_000;
-/// If the caller must not wait, it still waits for this many notifications, which come at least every second, until
-/// this mount's own I/O on the file has ended.
+/// A caller that must not wait still waits for this many notifications, which come at least every second, until this
+/// mount's own I/O on the file has ended.
 const PATIENCE_RINGS: u64 = 2;
 
 /// Takes the range lock when a member of this group, or of none (0), may use the file.
@@ -63,9 +64,9 @@ pub(crate) async fn enter(file: &Arc<Inode>, member: u64, range: ByteRange, hold
 }
 
 /// Waits for extent locks, with the range lock held, for an open file of this group (0: none). Returns `None` if a
-/// group of this mount requests the file meanwhile: then the caller releases the range lock and starts again, since it
-/// may wait for the end of that very group on another mount. The locks are still awaited in the background, and
-/// returned.
+/// group of this mount requests the file meanwhile. The caller then releases the range lock and starts again, because
+/// it may be waiting for the end of that very group on another mount. The locks are still awaited in the background,
+/// and returned.
 pub(crate) async fn unless_asked<T: Send + 'static>(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

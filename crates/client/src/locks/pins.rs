@@ -26,14 +26,14 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// The use was direct, and other mounts want the file too: a lock for this use alone is returned, together with
+    /// The use was direct, and other mounts want the file too. So a lock for this use alone is returned, together with
     /// others, before another mount has to request it.
     pub(crate) fn used_once(&mut self) {
         self.once = self.own;
     }
 
-    /// The lock is returned at the end of the use, because what was reported to others about bytes written under it has
-    /// turned out to be wrong.
+    /// The lock is returned at the end of the use, because this mount has reported something wrong to others about
+    /// bytes written under it.
     pub(crate) fn used_up(&mut self) {
         self.once = true;
     }
@@ -93,7 +93,7 @@ pub(crate) async fn pin_objects(
     Ok(pins)
 }
 
-/// As `pin_objects`, but only for locks that are held or free: it calls no lock back and never waits, so a caller that
+/// As `pin_objects`, but only for locks that are held or free. It calls no lock back and never waits, so a caller that
 /// holds other locks may use it.
 ///
 /// Errors: `Again` if another mount has or wants a part of it, or a group has the file.

@@ -1,8 +1,8 @@
 //! How locks are returned to their server.
 //!
-//! Owns: carrying out the actions of a lock cache: flush, drop, cancel; which of them share a message; which bytes are
-//! still covered by locks that are being returned. Does not own: the stages (`dlm`), which locks are returned (`locks`,
-//! `neighbours`).
+//! Owns: carrying out the actions of a lock cache (flush, drop, cancel), which of them share a message, and which bytes
+//! are still covered by locks that are being returned. Does not own: the stages (`dlm`), which locks are returned
+//! (`locks`, `neighbours`).
 //!
 //! Invariant: dirty bytes under a lock are on the target before they are dropped, and the front end's pages are dropped
 //! before the cancel is sent.
@@ -23,7 +23,7 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// In a range up to this length every stripe is checked; in a longer one only what is cached.
+/// In a range up to this length every stripe is checked. In a longer range only the cached units are.
 const WALK_BYTES: u64 = 64 << 20;
 /// Locks that are flushed together are of files with at most this many dirty bytes.
 const TOGETHER: usize = 64;
@@ -57,7 +57,7 @@ pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
     }
 }
 
-/// The next action of the lock cache of `target`; a drop is carried out here, under the cache's lock.
+/// The next action of the lock cache of `target`. A drop is carried out here, under the cache's lock.
 fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
     loop {
         let mut caches = mount.coherence.locks.caches.lock();
@@ -95,7 +95,7 @@ impl Going {
 }
 
 /// Writes back the dirty bytes of locks that are being returned. Another mount may wait for the first lock, so it is
-/// flushed alone, and so is any lock whose flush takes long; many of the others share one message, and so do their
+/// flushed alone, and so is any lock whose flush takes long. Many of the others share one message, and so do their
 /// cancels.
 fn write_back(mount: &Arc<Mount>, target: TargetId, going: Vec<Going>) {
     // From here on, every write that had found the bit of its file set is in the cache.
@@ -144,8 +144,8 @@ pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<(Arc<Inode>, Vec<
     due
 }
 
-/// Whether locks of this mount permit `mode` on all of `range`: locks that are held, and locks that are still being
-/// returned. Read locks keep other mounts from writing, and write locks also from reading and caching.
+/// Whether locks of this mount permit `mode` on all of `range`. Both held locks and locks that are still being returned
+/// count. Read locks keep other mounts from writing, and write locks also from reading and caching.
 pub(crate) fn permit(mount: &Mount, file: &Inode, mode: Mode, range: ByteRange) -> bool {
     let layout = file.layout();
     layout.spans(file.ino, range).into_iter().all(|(object, span)| {

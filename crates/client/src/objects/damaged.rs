@@ -5,7 +5,7 @@
 //! nothing.
 //!
 //! Invariant: only bytes that a target has sent in an answer without an error are returned. Only errors in answers are
-//! examined: a server that cannot be reached is not asked again.
+//! examined. If a server cannot be reached, nothing more is sent to it.
 
 use super::read::{PAGE, Under, ask_piece};
 use crate::api::Hints;
@@ -16,7 +16,7 @@ use amphi_pagecache::{Segments, scratch_for};
 use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use std::sync::Arc;
 
-/// Most requests that one piece is cut into: some 8 for each damaged page of a mebibyte.
+/// Most requests into which one piece is divided: some 8 for each damaged page of a mebibyte.
 const REQUESTS_MAX: usize = 64;
 
 /// A part of a piece that can be served.
@@ -106,7 +106,7 @@ pub(crate) fn cached_prefix(mount: &Mount, file: &Arc<Inode>, range: ByteRange) 
     (end > range.start).then(|| buf.into())
 }
 
-/// Two halves that meet at a page boundary; `None` for a range within one page.
+/// Two halves that meet at a page boundary, or `None` for a range within one page.
 fn halves(range: ByteRange) -> Option<(ByteRange, ByteRange)> {
     let (first, end) = (range.start / PAGE, range.end.div_ceil(PAGE));
     if end - first < 2 {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Bytes of a page of the servers' storage.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Bytes of the targets, in the buffers in which they arrived: the contiguous ones from the start.
+/// Bytes from the targets, in the buffers in which they arrived: those that are contiguous from the start.
 pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<Segments> {
     direct_under(mount, file, range, Under::TargetsLock).await
 }
@@ -88,7 +88,7 @@ pub(crate) enum Under {
     Lock,
     /// A lock that the target takes for the request.
     TargetsLock,
-    /// No lock: the target notes what other mounts change below pages, under this number.
+    /// No lock. Instead the target notes, under this number, what other mounts change below the pages.
     Note(u64),
 }
 
@@ -103,7 +103,7 @@ pub(crate) async fn read_piece(
     ask_piece(mount, file, object, range, under).await?
 }
 
-/// As `read_piece`; the inner error is the target's answer, the outer one means that there was no answer.
+/// As `read_piece`. The inner error is the target's answer; the outer error means that no answer arrived.
 pub(crate) async fn ask_piece(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

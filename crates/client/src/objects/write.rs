@@ -39,7 +39,7 @@ pub(crate) enum WriteKind {
         /// As of a direct request.
         server_lock: bool,
     },
-    /// Pages that came back behind their lock: by the note of the target of this name.
+    /// Pages that are written back after their lock was returned, by the target's note of this number.
     Left(u64),
 }
 
@@ -193,7 +193,7 @@ pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good:
     }
 }
 
-/// One buffer per piece: parts of the buffer in which all bytes arrived.
+/// One buffer per piece. Each is a part of the buffer in which all bytes arrived.
 fn split(mut data: Buf, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
     let mut bufs: Vec<Buf> = Vec::with_capacity(pieces.len());
     if let Some((_, rest)) = pieces.split_last() {

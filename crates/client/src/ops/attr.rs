@@ -1,8 +1,8 @@
 //! getattr and setattr, truncate included.
 //!
-//! Owns: the order of the steps of a truncate: take the range lock, and in shared mode write locks on everything beyond
-//! the new end; send nothing more from beyond the new end; wait for what is under way; let the server cut the file; cut
-//! the cache. Does not own: requesting an inode (`coherence::attributes`).
+//! Owns: the order of the steps of a truncate. It takes the range lock, and in shared mode write locks on everything
+//! beyond the new end. It sends nothing more from beyond the new end, and waits for what is under way. Then the server
+//! cuts the file, and the cache is cut. Does not own: requesting an inode (`coherence::attributes`).
 
 use super::known;
 use crate::api::Ctx;
@@ -149,8 +149,8 @@ async fn set_attr(
     }
 }
 
-/// Before times are set in shared mode: what mounts have in their caches is written back, with the time of its write,
-/// and nothing new is written while the locks are pinned.
+/// Before times are set in shared mode, this makes all mounts write back their caches, with the times of their writes.
+/// While the locks are pinned, no mount writes anything new.
 async fn written_back(mount: &Arc<Mount>, cred: &Cred, ino: Ino, file: Option<&Arc<Inode>>) -> Result<Vec<Pin>> {
     if let Some(file) = file {
         return beyond(mount, file, 0).await;
@@ -177,7 +177,7 @@ fn explicit_time(mount: &Mount, file: &Inode, view: &InodeView) {
     }
 }
 
-/// Changes the size, and whatever else `set` says.
+/// Changes the size, and the other attributes in `set`.
 pub(crate) async fn truncate(
     mount: &Arc<Mount>,
     cred: &Cred,
@@ -197,7 +197,7 @@ pub(crate) async fn beyond(mount: &Arc<Mount>, file: &Arc<Inode>, size: u64) -> 
     locks::pin_objects(mount, file, Mode::Write, ByteRange::new(size, u64::MAX)).await
 }
 
-/// As `truncate`, for a caller that holds the range lock on the whole file and, in company, `beyond`.
+/// As `truncate`, for a caller that holds the range lock on the whole file and, in shared mode, `beyond`.
 pub(crate) async fn resize(
     mount: &Arc<Mount>,
     cred: &Cred,

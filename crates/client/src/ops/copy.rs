@@ -1,4 +1,4 @@
-//! copy_file_range: through buffers, each way decided like any read and write.
+//! copy_file_range: copies through buffers, with a hybrid decision for each read and write.
 
 use crate::api::{Ctx, Hints};
 use crate::inode::OpenFile;

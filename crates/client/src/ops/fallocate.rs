@@ -1,7 +1,7 @@
 //! fallocate: reserve, punch, zero.
 //!
-//! The order is that of a direct write: range lock; flush and drop what is cached; the request to the targets; then
-//! drop what fills of whole pages have brought meanwhile.
+//! The order is that of a direct write: it takes the range lock, flushes and drops what is cached, sends the request to
+//! the targets, and then drops what fills of whole pages have brought meanwhile.
 //!
 //! Each is a change of the file with a time, also where it finds nothing to do, as on local file systems. The targets
 //! take it with the request.
@@ -81,7 +81,7 @@ pub(crate) async fn fallocate(
     Ok(())
 }
 
-/// With `server_lock` the targets lock; otherwise the caller has pinned locks on all of the range.
+/// With `server_lock` the targets lock. Otherwise the caller has pinned locks on all of the range.
 async fn change(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

@@ -1,8 +1,8 @@
 //! Whether the kernel or the mount serves the reads of an open file, and what is learnt about the programs that read
 //! it.
 //!
-//! Owns: collecting the inputs of `kernel_reads` for one open file, noting at its close how it was read, what a front
-//! end with pages may keep. Does not own: the rules (`policy::kernel_reads`), the knowledge about readers
+//! Owns: collecting the inputs of `kernel_reads` for one open file, noting at its close how it was read, and which
+//! pages a front end may keep. Does not own: the rules (`policy::kernel_reads`), the knowledge about readers
 //! (`policy::readers`), how pages get locks (`pages`).
 //!
 //! Invariants: no function here waits or reads a file. The knowledge about readers is used only for large files for
@@ -99,7 +99,7 @@ fn reader_of(mount: &Mount, open: &OpenFile) -> Reader {
     Reader { file, directory, program: open.program.executable }
 }
 
-/// An open file was closed after these reads: notes them for the next open of this file, of its neighbours, or of
+/// An open file was closed after these reads. They are noted for the next open of this file, of its neighbours, or of
 /// another file by this program.
 pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
     let t = &mount.tunables;
@@ -110,7 +110,7 @@ pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
     }
 }
 
-/// A read was answered whose bytes a front end keeps in its pages: clean ones among them are dropped from the client's
+/// A read was answered whose bytes a front end keeps in its pages. Clean bytes among them are dropped from the client's
 /// cache. If the pages will not be kept until the next open, the bytes stay in the client's cache.
 pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
     if keeps_pages(mount, open) {
@@ -132,7 +132,7 @@ pub(crate) fn way_of_pages(mount: &Mount, open: &OpenFile, bytes: u64) -> (Mode,
     }
 }
 
-/// Whether a read has to come to the mount, because it renews the access time.
+/// Whether a read has to reach the mount because it renews the access time.
 fn read_is_missed(mount: &Mount, open: &OpenFile) -> bool {
     !open.flags.no_atime && mount.tunables.on(Tunable::Atime) && open.file.access_is_due(mount.clock.wall())
 }

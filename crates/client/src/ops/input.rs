@@ -72,13 +72,12 @@ impl Mount {
         !self.tunables.on(Tunable::Unaligned) && !(range.start | range.end).is_multiple_of(limits::BLOCK)
     }
 
-    /// Errors: EINVAL if a request that has to go past the cache may not, for where its bytes lie.
+    /// Errors: EINVAL if a request that has to be direct may not be direct, because of its alignment.
     pub(crate) fn may_pass_cache(&self, range: ByteRange) -> Result<()> {
         if self.misfits(range) { Err(Errno::Inval) } else { Ok(()) }
     }
 
-    /// Whether requests like this one go past the cache for lack of locality where nothing else speaks first, but for
-    /// probes.
+    /// Whether requests like this one, except probes, are direct for lack of locality if no earlier rule decides.
     pub(crate) fn passes_cache_by(&self, open: &OpenFile, way: Way, bytes: u64) -> bool {
         let t = &self.tunables;
         let file = &open.file;
@@ -111,7 +110,7 @@ impl Mount {
         limit / 100 * SHORT_PERCENT
     }
 
-    /// The large threshold: higher where the file lies on rotating storage.
+    /// The large threshold. It is higher if the file is on rotating storage.
     fn large_bytes(&self, file: &Inode, way: Way, bytes: u64) -> u64 {
         let t = &self.tunables;
         let (plain, rotating) = match way {
@@ -158,7 +157,7 @@ impl Mount {
         until > 0 && until > self.clock.now_ns()
     }
 
-    /// Clean bytes can be dropped; a cache is short of memory when it is full of dirty ones.
+    /// Clean bytes can be dropped, so a cache is short of memory only when it is full of dirty bytes.
     fn is_full_of_dirty(&self) -> bool {
         let t = &self.tunables;
         let limit = || self.share(self.dirty_max());
@@ -175,7 +174,7 @@ impl Mount {
         t.on(Tunable::Memory) && (self.policy.group_short.load(Relaxed) || caller())
     }
 
-    /// `large`: the request is no probe, whatever went before it.
+    /// `large`: the request is not a probe, whatever requests preceded it.
     fn lacks_locality(&self, file: &Inode, way: Way, bytes: u64, large: bool) -> bool {
         let t = &self.tunables;
         if !t.on(Tunable::Locality) {

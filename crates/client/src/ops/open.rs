@@ -123,8 +123,8 @@ fn check_append_only(view: &InodeView, flags: OpenFlags) -> Result<()> {
     if view.flags.has(FileFlags::APPEND) && cuts { Err(Errno::Perm) } else { Ok(()) }
 }
 
-/// Opens an inode of any kind but a directory for nothing, so that it stays while the result lives, whatever becomes of
-/// its names.
+/// Opens an inode of any kind but a directory, without using it. So the inode exists while the result lives, even if
+/// its names are removed.
 pub(crate) async fn hold(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<Arc<OpenFile>> {
     let flags = OpenFlags::default();
     let op = Request::Open { ino, access: access(flags), exec: false };

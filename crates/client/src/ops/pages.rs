@@ -5,11 +5,11 @@
 //!
 //! Invariants: a page in the front end is covered by a lock that is held, or is being dropped. While pages are being
 //! dropped, the front end waits for reads of these pages that are under way and for the write-back of dirty ones. Such
-//! a request must not wait for anything that may wait for the lock: it is sent to the target without a lock of its own,
-//! and pages that were read so are dropped once more. A read that is not covered by locks which are held or being
-//! returned may not be sent so, because other mounts may have newer bytes. Such a read waits for its lock, and its
-//! pages are left out of the dropping (`Waiting`). If the lock was returned before the pages were dropped, the target
-//! has a note of what other mounts have changed since, and write-back leaves that out.
+//! a request must not wait for anything that may wait for the lock. It is sent to the target without a lock of its own,
+//! and pages that were read in this way are dropped once more. A read that is not covered by locks which are held or
+//! being returned may not be sent so, because other mounts may have newer bytes. Such a read waits for its lock, and
+//! its pages are left out of the dropping (`Waiting`). If the lock was returned before the pages were dropped, the
+//! target has a note of what other mounts have changed since, and write-back leaves those bytes out.
 
 use crate::coherence::attributes::size_now;
 use crate::coherence::front_pages;
@@ -41,22 +41,23 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How long a read of a page waits for the end of the dropping, nanoseconds: it then comes after the request that waits
-/// for the lock. Otherwise a program that always touches pages that were just dropped would delay other mounts for as
-/// long as it runs. The front end may wait for this very page, so after this time the read continues without a lock.
+/// How long a read of a page waits for the end of the dropping, in nanoseconds. It then comes after the request that
+/// waits for the lock. Otherwise a program that always touches pages that were just dropped would delay other mounts
+/// for as long as it runs. The front end may wait for this very page, so after this time the read continues without a
+/// lock.
 const HELD_BACK_NS: u64 = 10_000_000;
 
-/// Pause until a target that has too many notes is asked for one again, nanoseconds.
+/// Pause before a target that has too many notes is asked for a note again, in nanoseconds.
 const NOTES_PAUSE_NS: u64 = 10_000_000;
 
 /// The locks of an ordinary request.
 type Held = (Guard, Vec<Pin>);
 
-/// How a request for pages goes.
+/// How a request for pages is carried out.
 enum Entry {
     /// Under locks.
     Held(Held),
-    /// The request runs without a lock: pages are being dropped, and what it reads is dropped after it.
+    /// The request runs without a lock, because pages are being dropped. The pages that it reads are dropped after it.
     Free(Free),
 }
 
@@ -146,8 +147,8 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, 
     }
 }
 
-/// Reads, without locks of its own, bytes that are covered by locks that are held or being returned, and keeps these
-/// locks from being returned. Returns `None` if other mounts may write some of the bytes.
+/// Reads bytes without locks of its own. They are covered by locks that are held or being returned, and the read delays
+/// the return of these locks. Returns `None` if other mounts may write some of the bytes.
 async fn read_protected(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -166,10 +167,10 @@ async fn read_protected(
     Some(read_past(mount, file, asked, &|_| Under::Lock).await)
 }
 
-/// The range that is locked for a read of pages. For a small file that the front end reads ahead it is the whole file:
-/// the front end requests many pieces at once, and separate lock requests would look like many clients. If other mounts
-/// compete for the file, open files that the front end serves lock only the requested pages, without growth, so that no
-/// mount drops pages because of other bytes.
+/// The range that is locked for a read of pages. For a small file that the front end reads ahead, it is the whole file.
+/// The front end requests many pieces at once, and separate lock requests would look like those of many clients. If
+/// other mounts compete for the file, open files that the front end serves lock only the requested pages, without
+/// growth, so that no mount drops pages because of other bytes.
 fn locked_for_read(mount: &Mount, open: &OpenFile, pages: ByteRange) -> (ByteRange, LockExtent) {
     let file = &open.file;
     if !open.front.serves.load(SeqCst) {
@@ -324,8 +325,8 @@ async fn note_of(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Res
     }
 }
 
-/// An append was written at another offset than the front end assumed, which has a copy of its bytes in the pages of
-/// `told`: these pages are dropped.
+/// An append was written at another offset than the front end assumed, so the front end has a copy of its bytes in the
+/// wrong pages, those of `told`. These pages are dropped.
 pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<Inode>, told: ByteRange, overwrite: Option<Overwrite>) {
     if let Some(overwrite) = overwrite {
         overwrite.settle(mount.coherence.sharing.pages()).await;
@@ -333,8 +334,8 @@ pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<Inode>, told: ByteR
     crate::coherence::front_pages::drop_overwritten(mount, file.ino, told.align_out(PAGE)).await;
 }
 
-/// The parts of `data` for `range` that have to be written: all, except what a write has replaced since the page that
-/// is written back was read.
+/// The parts of `data` for `range` that have to be written. Bytes that a write has replaced since the page was read are
+/// left out.
 pub(crate) fn parts(
     file: &Inode,
     range: ByteRange,
@@ -364,7 +365,7 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
-    /// A kernel that counts the pages that it is told to drop, and is slow.
+    /// A kernel that counts how often it is asked to drop pages, and is slow to do so.
     struct Drops {
         begun: AtomicU64,
         hits: AtomicU64,
@@ -390,9 +391,9 @@ mod tests {
         }
     }
 
-    /// Goal: if a caller is told that its pages come without a lock, they are dropped after that. Method: two threads
-    /// request pages of their own while a third one drops all again and again; in each round every such answer needs a
-    /// drop that began later.
+    /// Goal: if a caller learns that its pages come without a lock, they are dropped after that. Method: two threads
+    /// request pages of their own while a third one drops all pages again and again. In each round, every such answer
+    /// needs a drop that began later.
     #[test]
     fn pages_that_come_without_a_lock_are_taken_again() {
         const ROUNDS: usize = 2000;
@@ -453,8 +454,8 @@ mod tests {
     }
 
     /// Goal: a cached write of several units that fails leaves none of its bytes. Method: one thread writes two units
-    /// again and again while another one makes and drops pages; after each attempt all bytes are those of the last
-    /// write that succeeded.
+    /// repeatedly while another one adds and drops pages. After each attempt all bytes are those of the last write that
+    /// succeeded.
     #[test]
     fn a_refused_write_leaves_nothing() {
         const LEN: usize = 128 << 10;

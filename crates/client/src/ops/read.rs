@@ -1,13 +1,13 @@
 //! read: from the cache, through it, or straight from the targets.
 //!
-//! Order: valid cached bytes first, then the decision about what remains. With `O_DIRECT` the overlap is
-//! flushed and forgotten, and everything comes from the targets.
+//! Order: valid cached bytes are used first, and then the decision is made about the remaining ones. With `O_DIRECT`
+//! the overlap is flushed and forgotten, and everything comes from the targets.
 //!
-//! In shared mode the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file:
-//! they are covered by a lock, a truncate by another mount needs that lock, and fills are cut at the size that was
+//! In shared mode the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file.
+//! They are covered by a lock, a truncate by another mount needs that lock, and fills are cut at the size that was
 //! requested under it.
 //!
-//! A page that its target cannot serve fails what begins in it; a read that begins before ends there
+//! If a target cannot serve a page, a read that begins in that page fails, and a read that begins before it ends there
 //! (`objects::damaged`). For a front end's page cache a read is complete or an error, since the front end would take
 //! missing bytes for zeros.
 
@@ -49,13 +49,14 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// How often bytes are fetched into the cache before a read goes by it: they may be evicted or spoiled meanwhile.
+/// How often bytes are fetched into the cache before a read bypasses the cache. They may be evicted or spoiled between
+/// fetch and read.
 const TRIES: usize = 4;
-/// Largest request that fills the cache, bytes: what a server reads in one piece, and no more is fetched for nothing
-/// when a stream turns away.
+/// Largest request that fills the cache, in bytes. It is what a server reads in one piece. If a stream ends, no more
+/// than this was fetched in vain.
 const FILL_BYTES: u64 = 1 << 20;
-/// Largest read behind which the next one's bytes are brought near (`warm_next`), bytes: beyond, they would push each
-/// other out of a core's cache again.
+/// Largest read after which the following bytes are loaded into the processor's cache (`warm_next`), in bytes. Beyond
+/// this size they would displace each other from a core's cache.
 const WARM_BYTES: u64 = 256 << 10;
 /// Bytes that the processor fetches at once.
 const CACHE_LINE: usize = 64;
@@ -86,12 +87,12 @@ struct Hit {
     /// The requested range, up to the end of the file if that is certain.
     range: ByteRange,
     size: u64,
-    /// In company: the token under which the size is certain; 0 without.
+    /// In shared mode, the token under which the size is certain; 0 if there is none.
     token: u64,
     /// If it is unchanged, no lock was returned and no mode was switched meanwhile.
     turned: u64,
-    /// For several units: if it is unchanged, no write within one of them happened between two of them. One unit is
-    /// read in one step.
+    /// For several units: if it is unchanged, no write within a unit happened between the reads of two units. One unit
+    /// is read in one step.
     unguarded: Option<u64>,
 }
 
@@ -220,7 +221,7 @@ pub(crate) fn warm_next(mount: &Mount, open: &OpenFile, offset: u64, len: u64) {
     }
 }
 
-/// A read that brings the access time forward is noted; the server hears of it with the close.
+/// Notes a read that renews the access time. The server gets the time with the close.
 #[inline]
 fn note_access(mount: &Mount, open: &OpenFile) {
     if open.file.hints.atime_due.load(Relaxed) && !open.flags.no_atime && mount.tunables.on(Tunable::Atime) {

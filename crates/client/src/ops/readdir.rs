@@ -1,6 +1,6 @@
 //! readdir, with `.` and `..` made here.
 //!
-//! Cookies 1 and 2 stand behind `.` and `..`; the server's own are greater.
+//! Cookies 1 and 2 are the places after `.` and `..`. The server's own cookies are greater.
 
 use crate::api::{Ctx, Dirent, Listing};
 use crate::coherence::{shards, tokens};
@@ -12,9 +12,9 @@ use amphi_types::{Errno, Ino, Kind, Result, SHARD_COOKIE_SHIFT};
 use amphi_wire::{Reply, Request};
 use std::sync::Arc;
 
-/// Cookie behind `..`: the server's listing starts there.
+/// The cookie after `..`, where the server's listing starts.
 const DOTS: u64 = 2;
-/// Most entries requested at once: an answer's body stays far below its bound.
+/// Most entries requested at once, so that an answer's body stays far below its bound.
 const ENTRIES_MAX: u32 = 2048;
 
 pub(crate) async fn readdir(

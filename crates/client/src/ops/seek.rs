@@ -1,8 +1,8 @@
-//! lseek for data and holes: dirty bytes are written first, then the objects are asked where they have data.
+//! lseek for data and holes: dirty bytes are written first, and then the objects' targets report where they have data.
 //!
 //! An object is sparse outside its stripes, so the data of a file is the union of the data of its objects. An answer
-//! contains thousands of runs, which are kept: a program that looks for data and holes in turn causes one request for
-//! all of them (before, each call took 0.3 to 2 ms; now it takes as long as a call of the mount).
+//! contains thousands of runs, which are kept. So a program that looks for data and holes in turn causes one request
+//! for all of them. (Before, each call took 0.3 to 2 ms; now it takes as long as a call of the mount.)
 //!
 //! Owns: when a map is requested and used, and its bound: `RUNS_MAX` runs of 16 bytes each. Does not own: the maps
 //! (`inode::seek_maps`). Data and holes are whole blocks, as the disk has them: the end of a block that is written in
@@ -31,7 +31,7 @@ const RUNS_MAX: u32 = 16_384;
 /// At least this many runs are requested of one object, since a file with many objects has more runs.
 const RUNS_OF_OBJECT_MIN: u32 = 16;
 
-/// As `lseek`, from what is known, without waiting; `None` if it is not.
+/// As `lseek`, from kept maps and without waiting, or `None` if they are not sufficient.
 pub(crate) fn try_lseek(mount: &Mount, open: &OpenFile, offset: u64, whence: Whence) -> Option<Result<u64>> {
     let file = &open.file;
     let map = mount.prefetch.seek_maps.of(file, offset)?;

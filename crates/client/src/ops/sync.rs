@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Makes everything that these targets have answered stable; with `file`, of data that of this file alone.
+/// Makes everything that these targets have answered stable. With `file`, of file data only that of this file.
 pub(crate) async fn sync_targets(mount: &Arc<Mount>, targets: BTreeSet<TargetId>, file: Option<Ino>) -> Result<()> {
     let sync = |t| mount.send(Lane::Urgent, t, &Cred::root(), Request::Sync { file }, None, 0);
     let calls = targets.into_iter().map(sync);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// How often a name is looked up whose inode is removed before it is held. Each time another program has replaced it.
 const TRIES: usize = 1000;
-/// How often a name is created that others make a link or a pipe of, and take away again.
+/// How often a name is created while others make a link or a pipe of that name and remove it again.
 const CREATES: u32 = 100;
 /// The longest pause between two of these; the first is 2^-5 of it. All together take 3 s.
 const PAUSE_NS: u64 = 32_000_000;
@@ -46,7 +46,7 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
 }
 
 /// Creates or opens a file for a thread that repeats its walk because there was something else with this name. It no
-/// longer existed when the kernel looked again; if it exists now, another program makes and removes it all the time,
+/// longer existed when the kernel looked again. If it exists now, another program makes and removes it all the time,
 /// and will remove it once more.
 ///
 /// # Errors

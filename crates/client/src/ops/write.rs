@@ -1,7 +1,8 @@
 //! write: into the cache, or straight to the targets.
 //!
-//! In shared mode a write is atomic for all mounts: it holds one lock on its part of each object from before the first
-//! byte until the last byte is in the cache or on the target, or it goes to one object under the target's own lock.
+//! In shared mode a write is atomic for all mounts. Either it holds one lock on its part of each object from before the
+//! first byte until the last byte is in the cache or on the target, or it goes to one object under the target's own
+//! lock.
 
 use crate::api::{Ctx, Hints, WriteTo};
 use crate::coherence::attributes;
@@ -33,9 +34,9 @@ use amphi_wire::Cover;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// If a unit was not written while so many bytes of other units were, it is no longer in the processor's cache: it is
-/// written past that cache, without loading it. 16 MiB: up to there the exchanged memory is found in the cache
-/// (docs/LESSONS.md).
+/// If this many bytes of other units were written since a unit was last written, the unit is no longer in the
+/// processor's cache. It is then written past that cache, without loading it. 16 MiB: up to there the exchanged memory
+/// is found in the cache (docs/LESSONS.md).
 const COLD_AFTER: u64 = 16 << 20;
 
 pub(crate) fn try_write(
@@ -136,8 +137,8 @@ pub(crate) fn try_write(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     Offset,
-    /// The write goes to its offset, if the front end has found the end of the file or was told to write there; if
-    /// another mount has ever existed, it goes to the end.
+    /// The front end has found the end of the file, or the write is to go to its offset. So the write goes to its
+    /// offset; but if another mount has ever existed, it goes to the end of the file.
     ToldEnd,
     /// To the end of the file.
     End,
@@ -165,7 +166,8 @@ fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     }
 }
 
-/// Whether a front end that takes `offset` for the end may be right: not if bytes that it knows of were lost.
+/// Whether a front end that assumes that `offset` is the end may be right. It may not if bytes that it knows of were
+/// lost.
 fn is_within(file: &Inode, offset: u64) -> bool {
     file.failures.count() == 0 || offset <= file.size()
 }
@@ -175,19 +177,19 @@ fn is_stable(open: &OpenFile, hints: Hints) -> bool {
     open.flags.sync || open.flags.dsync || hints.stable
 }
 
-/// Whether a write has to mind pages: those it may replace bytes of, or, as the write-back of a page, writes that
-/// replaced some of it.
+/// Whether a write has to take pages into account: pages whose bytes it may replace or, for the write-back of a page,
+/// writes that replaced some of its bytes.
 fn meets_pages(file: &Inode, range: ByteRange, hints: Hints) -> bool {
     if hints.write_back { file.pages.is_overwritten(range) } else { !hints.for_pages && file.pages.touches(range) }
 }
 
-/// `bytes` for `offset` as the cache shall take them: their memory with them, if they are whole units.
+/// `bytes` for `offset` in the form in which the cache takes them: together with their memory, if they are whole units.
 pub(crate) fn source<'a>(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
     Source::whole_units(offset, bytes)
 }
 
-/// Puts `source` into the cache, and counts it if its memory was kept; `covered_only`: only bytes for which the targets
-/// have granted space.
+/// Puts `source` into the cache, and counts the write if its memory was kept. `covered_only`: only bytes for which the
+/// targets have granted space.
 fn put(
     mount: &Mount,
     file: &Arc<Inode>,
@@ -325,7 +327,7 @@ pub(crate) async fn write(
 }
 
 /// Updates the kernel's pages whose bytes a write has replaced. `told`: where the front end keeps a copy of the
-/// appended bytes, if it does.
+/// appended bytes, if it has one.
 async fn after_overwrite(mount: &Arc<Mount>, file: &Arc<Inode>, told: Option<ByteRange>, overwrite: Option<Overwrite>) {
     if let Some(told) = told {
         // The offset is where the front end assumed the end, and is reported only after the answer.
@@ -336,9 +338,9 @@ async fn after_overwrite(mount: &Arc<Mount>, file: &Arc<Inode>, told: Option<Byt
     }
 }
 
-/// Takes the locks that a write of `range` by `member` needs, unless its target is to lock for it, or each of its
-/// targets does, as under commit consistency. `kept`: its place
-/// among this mount's own requests, which changes if a group asks for the file meanwhile.
+/// Takes the locks that a write of `range` by `member` needs. If its target, or under commit consistency each of its
+/// targets, is to lock, it takes none. `kept`: its place among this mount's own requests, which changes if a group
+/// requests the file meanwhile.
 async fn lock(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -404,8 +406,9 @@ async fn under_pages(
     settle(mount, open, range, false, Some(watch).filter(|_| !covered)).await
 }
 
-/// The work of a cached write before it returns: make its bytes stable, or, with `watch`, wait until they are on the
-/// target, because no space is reserved for them there. This number of its bytes, from its start on, are on the target.
+/// The work that a cached write does before it returns. It makes its bytes stable or, with `watch`, waits until they
+/// are on the target, because no space is reserved for them there. This number of its bytes, from its start on, are on
+/// the target.
 async fn settle(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -433,14 +436,14 @@ async fn settle(
     Ok(range.len() as usize)
 }
 
-/// Whether a write may have to take privileges away first: capabilities, and with `kill_suidgid` setuid and setgid.
+/// Whether a write may have to remove privileges first: capabilities, and with `kill_suidgid` setuid and setgid.
 #[inline]
 fn holds_privileges(mount: &Mount, file: &Inode, kill_suidgid: bool) -> bool {
     file.gives_capabilities() || (kill_suidgid && (file.has_set_id() || !tokens::is_sure(mount, file)))
 }
 
-/// Takes capabilities of the file away, and setuid and setgid that `writer` may not leave, where there are any: at
-/// once, as a buffered write reaches the server too late for that. `writer`: none may leave both.
+/// Removes capabilities of the file, and setuid and setgid bits that `writer` may not leave, if the file has any. It
+/// does so at once, because a buffered write reaches the server too late for that. `writer`: none may leave both.
 async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&Cred>) -> Result<()> {
     if !tokens::is_sure(mount, file) {
         attributes::reload(mount, file).await?;
@@ -460,8 +463,9 @@ async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&
     Ok(())
 }
 
-/// Writes into the cache. The caller holds the range lock; if it has `pinned` locks on all of it, others see it as one
-/// event. May keep the memory of `data` and leave other memory there. Whether room is set aside for all of it.
+/// Writes into the cache. The caller holds the range lock. If it has `pinned` locks on all of the range, others see the
+/// write as one event. May keep the memory of `data` and leave other memory there. Whether room is set aside for all of
+/// it.
 async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<bool> {
     let file = &open.file;
     grants::ask(mount, file, range).await;
@@ -498,9 +502,10 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
     Ok(all_covered)
 }
 
-/// Writes to the targets: all pieces in flight at once, one wait. The caller holds the range lock, on `held` if it
-/// keeps other mounts away; without `pins` the targets lock for each piece. `may_be_early`: with free space at the
-/// targets it could have returned early, so the answers are to say what space there is for the next one.
+/// Writes to the targets. All pieces are in flight at once, and there is one wait for all of them. The caller holds the
+/// range lock, and has `held` if the locks keep other mounts away. Without `pins` the targets lock for each piece.
+/// `may_be_early`: with free space on the targets the write could have returned early. So the answers should report how
+/// much space there is for the next one.
 async fn direct(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -535,11 +540,12 @@ async fn direct(
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }
 }
 
-/// Cuts off what pieces behind a failed one have extended, from `end` to `written_to`. The caller holds the range lock
-/// on `held`, and in shared mode locks on all that it wrote, so no other mount has written there.
+/// Cuts off the extension of the file by pieces behind a failed one, from `end` to `written_to`. The caller holds the
+/// range lock on `held`, and in shared mode locks on all that it wrote, so no other mount has written there.
 ///
-/// A write behind that has made the file longer, and it stays so. As the caller holds locks, it never waits: a lock
-/// that is not available at once belongs to a mount that is about to write, read or measure the file there.
+/// If a write behind that has made the file longer, the file stays longer. Because the caller holds locks, this never
+/// waits. If a lock is not available at once, its holder is a mount that is about to write, read or measure the file
+/// there.
 async fn trim(mount: &Arc<Mount>, file: &Arc<Inode>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
     let rest = ByteRange::new(held.end, u64::MAX);
     let guard = if rest.is_empty() { None } else { file.range.try_acquire(rest, Hold::Exclusive) };

@@ -1,16 +1,16 @@
-//! The write pipeline (PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on
-//! their way, so that the next one is copied into this process while the disks write this one. Under commit consistency
-//! (PeakFS, section III-D) it returns so without a lock, and other mounts may look for the bytes too early.
+//! The write pipeline (PeakFS, TPDS 2024): a large direct write returns when its bytes are on their way. So the next
+//! write is copied into this process while the disks write this one. Under commit consistency (PeakFS, section III-D)
+//! it returns so without a lock, and other mounts may look for the bytes too early.
 //!
 //! Owns: which writes may return early, how many bytes may be under way, the consequences of a failure. Does not own:
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
-//! Invariants: the targets have granted room for all of it (`grants`), since its caller is told of nothing any more.
-//! Nobody can look for the bytes before they have landed. Until then a mount that is alone stays so (`Begun`), one in
-//! company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here wait. Of a file of
-//! commit consistency the last holds alone: other mounts find the bytes once they have landed. They count as
-//! dirty and as a flight of the file, so the size (told to others as that of dirty bytes), fsync, the close, a lock
-//! that is called back, a truncate and the unmount treat them as bytes of the cache on their way.
+//! Invariants: the targets have granted space for all of the write (`grants`), because its caller can get no error any
+//! more. Nobody can look for the bytes before they have landed. Until then a mount in sole mode stays in that mode
+//! (`Begun`), a mount in shared mode keeps locks on all of the bytes (`Pin`), and the range lock makes readers and
+//! writers of this mount wait. Of a file of commit consistency the last holds alone: other mounts find the bytes once
+//! they have landed. They count as dirty and as a flight of the file. So the size (which others get as that of dirty
+//! bytes), fsync, the close, a called-back lock, a truncate and the unmount treat them like cached bytes on their way.
 
 use crate::api::Hints;
 use crate::coherence::closes;
@@ -34,26 +34,27 @@ use amphi_types::{ByteRange, Errno};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Writes below this are copied out of larger memory, bytes: 25 us for 256 KiB, where waiting for the disk takes ten
-/// times as long.
+/// Writes below this size are copied out of larger memory, in bytes. The copy of 256 KiB takes 25 us, and waiting for
+/// the disk would take ten times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
 
-/// Requests of this size that may be under way to a file that other mounts use too: as many as keep the disks busy. A
+/// Most requests of this size that may be under way to a file that other mounts use too. As many keep the disks busy. A
 /// mount that waits for one of their locks waits for a few requests at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
-/// What keeps others away from the bytes until they have landed; the guard alone under commit consistency.
+/// What keeps other mounts away from the bytes until they are on the target. Under commit consistency it is only the
+/// guard.
 pub(crate) struct Kept {
-    /// In company: write locks on all of it.
+    /// In shared mode, write locks on all of the bytes.
     pub(crate) pins: Option<Vec<Pin>>,
     /// For a mount in sole mode.
     pub(crate) begun: Option<Begun>,
     pub(crate) guard: Guard,
 }
 
-/// Whether a direct write that others are kept away from, or one under commit consistency, may return before its bytes
-/// have landed. Not where the caller asked for that (`O_SYNC`, and `O_DIRECT` but under commit consistency), memory is
-/// short, a target may be full or a failure is unreported.
+/// Whether a direct write may return before its bytes are on the target. Either other mounts are kept away from the
+/// bytes, or the file has commit consistency. It may not if the caller asked to wait (`O_SYNC`; `O_DIRECT`, except
+/// under commit consistency), if memory is short, if a target may be full, or if a failure is unreported.
 pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     may_be_early(mount, open, reason, hints) && mount.writeback.free_space.is_ample(&open.file, range)
 }
@@ -70,8 +71,8 @@ pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints
         && !mount.life.stopping.load(SeqCst)
 }
 
-/// Sends `data` to the targets and returns when all of it is under way, with the number of bytes; returns everything to
-/// the caller if its targets have granted too little space, or a truncate is under way. `request`: bytes of the
+/// Sends `data` to the targets, and returns the number of bytes when all of it is under way. If its targets have
+/// granted too little space, or a truncate is under way, it returns everything to the caller. `request`: bytes of the
 /// application's request of which this is all or a part.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
@@ -113,7 +114,7 @@ pub(crate) async fn write(
 }
 
 /// Bytes in much larger memory (that of a front end's largest request) are copied to memory of their own size, because
-/// they will be kept for a while.
+/// they are kept for a while.
 fn compact(range: ByteRange, data: Buf) -> Buf {
     if data.len() >= COPY_BELOW_BYTES || data.capacity() <= 2 * data.len() {
         return data;

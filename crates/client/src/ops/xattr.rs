@@ -6,9 +6,9 @@
 //! targets of the shards, or `none`); `user.amphi.counters` and `.counters.json` (read only: requests by
 //! reason, locks and messages of a file that is open or cached here), `user.amphi.portrait` (JSON, a summary of its
 //! requests), `user.amphi.extents` and `user.amphi.unstable` (read only: where its bytes are and which are not stable,
-//! see `extents`); quota attributes (see `quota`). None of them is listed: a program that copies all attributes of a
-//! file must not copy its placement, nor fail on another file system. Hidden attributes, on any inode, for root and the
-//! owner of the mount: see `control`.
+//! see `extents`); quota attributes (see `quota`). None of them is listed, because a program that copies all attributes
+//! of a file must not copy its placement, nor fail on another file system. Hidden attributes, on any inode, for root
+//! and the owner of the mount: see `control`.
 
 mod control;
 mod extents;

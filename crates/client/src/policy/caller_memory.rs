@@ -1,7 +1,7 @@
 //! `CallerMemory`: whether the memory cgroups of the calling processes are short of memory.
 //!
 //! Owns: which callers were seen lately, and whether their cgroups are short. Does not own: reading cgroups
-//! (`amphi_env::memory_groups`), what follows from the result (`decision`).
+//! (`amphi_env::memory_groups`), and the consequences of the result (`decision`).
 //!
 //! A program's written bytes are buffered in the memory of the mount's process, not in the program's. Still the
 //! program's own cgroup matters. It pays for the pages of its mappings, and a program at its limit is being reclaimed
@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Most callers that are known at a time; further callers are not judged until some have gone.
+/// Most callers that are remembered at a time. Further callers are not checked until some have ended.
 const CALLERS_MAX: usize = 1024;
 /// Callers whose cgroups are read in one tick, at about 10 us each.
 const LOOKS_MAX: usize = 64;
@@ -136,8 +136,9 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// Goal: callers are judged by their groups, files are read only in `look` and once for each group, callers that
-    /// are gone are dropped, and so is the earlier owner of a reused process number. Method: fake files that count.
+    /// Goal: callers are judged by their memory groups. Files are read only in `look`, once for each group. Callers
+    /// that have ended are dropped, and so is the earlier owner of a reused process number. Method: imitated files that
+    /// count how often they are read.
     #[test]
     fn callers_are_judged_by_their_groups() {
         let (used, reads, moved) = (RefCell::new("100\n"), RefCell::new(Vec::new()), RefCell::new(false));
@@ -172,7 +173,7 @@ mod tests {
         assert!(callers.seen.read().is_empty() && callers.short_callers() == 0, "nobody asked lately");
     }
 
-    /// Goal: the table is bounded, and so is the work of one check. Method: more callers than fit.
+    /// Goal: the table is bounded, and so is the work of one check. Method: more callers than the table can remember.
     #[test]
     fn bounds_hold() {
         let (callers, trees) = (CallerMemory::default(), Trees::find(&|_| None));

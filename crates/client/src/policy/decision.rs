@@ -1,10 +1,12 @@
-//! The hybrid decision (docs/HYBRID.md): one pure function from what is known of a request to buffered or direct.
+//! The hybrid decision (docs/HYBRID.md): one pure function says from what is known of a request whether it is buffered
+//! or direct.
 //!
 //! Owns: the order of the rules, and their names. Does not own: how the inputs are measured (`files`, `cache`).
 //!
-//! The order is that of autoIO (FAST'24): a size outside the window decides by itself. Within the window contention
-//! decides, then memory, then locality, and without locality also the measured throughput of both ways. A large request
-//! also goes through the cache if no rule speaks against that and the cache was measured to be faster.
+//! The order is that of autoIO (FAST'24): a size outside the window decides by itself. Within the window, the function
+//! looks at contention first, then at memory, then at locality. Without locality, the measured throughput of both ways
+//! counts as well. A large request also goes through the cache if no rule speaks against that and the cache was
+//! measured to be faster.
 
 use amphi_types::IoMode;
 
@@ -58,7 +60,7 @@ reasons! {
 /// The known facts about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Bytes that the application requested and that the cache does not serve; pieces of one call are added up.
+    /// Bytes that the application requested and that the cache does not serve; the pieces of one call are added.
     pub size: u64,
     /// The file is open with `O_DIRECT`.
     pub o_direct: bool,
@@ -100,8 +102,8 @@ pub struct Decision {
     pub reason: Reason,
 }
 
-/// The mode that was set with the highest precedence: for the open file, the file, the process that opened it, the
-/// mount. `Auto` is no setting for the first two, which start with it. For a process it is a setting.
+/// The mode that was set with the highest precedence. The order is: the open file, the file, the process that opened
+/// it, the mount. `Auto` is no setting for the first two, which start with it. For a process it is a setting.
 pub(crate) fn asked(open_and_file: [IoMode; 2], process: Option<IoMode>, mount: IoMode) -> IoMode {
     let nearest = open_and_file.into_iter().find(|mode| *mode != IoMode::Auto);
     nearest.or(process).unwrap_or(mount)
@@ -176,7 +178,8 @@ mod tests {
         misfit: false,
     };
 
-    /// Goal: the order of the rules. Method: a table; each row turns on everything that must lose to its reason.
+    /// Goal: the order of the rules. Method: a table. Each row turns on every condition with a lower precedence than
+    /// its reason.
     #[test]
     fn order_of_the_rules() {
         let all = Input { contended: true, memory_short: true, overcache: true, no_locality: true, ..BASE };

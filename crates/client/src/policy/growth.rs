@@ -8,7 +8,7 @@
 //! stream through the cache then waits for memory rather than for storage, although the bytes that it wrote 256 MiB
 //! earlier are clean and could be evicted. So if a new page costs more than the disk needs for a page, the cache evicts
 //! instead of growing. When evicted bytes are read again, keeping them would have been better. The cache may then grow
-//! by as much, once; so a data set that is read repeatedly costs one more pass of the disk.
+//! by the same amount once. So a data set that is read repeatedly costs one more pass over the disk.
 //!
 //! Invariants: the bound is never below the memory with which the cache starts (`cache.populate_bytes`), nor above
 //! `cache.bytes`. Where memory is cheap, or nothing was measured, it is `cache.bytes`.
@@ -58,7 +58,7 @@ fn is_dear(new_page_ns: u64, disk_per_s: Option<u64>) -> bool {
     new_page_ns > PAGE * SECOND_NS / disk_per_s.unwrap_or(UNKNOWN_PER_S).max(1)
 }
 
-/// How much the cache may take if new memory is expensive.
+/// How much memory the cache may take if new memory is expensive.
 pub(crate) fn bound(memory: Memory) -> u64 {
     let Memory { most, first, used, waiting, returned } = memory;
     first.saturating_add(returned).max(used.saturating_add(waiting)).max(first).min(most)
@@ -70,8 +70,8 @@ mod tests {
 
     const M: u64 = 1 << 20;
 
-    /// Goal: memory is dear where a page of it costs more than one of the disk. Method: bare metal and a host that
-    /// takes memory back, each beside a slow disk and a quick one.
+    /// Goal: memory is dear where a page of it costs more than one of the disk. Method: a machine without
+    /// virtualisation and a virtual one whose host takes memory back, each with a slow disk and with a fast one.
     #[test]
     fn memory_is_dear_beside_quicker_disks() {
         let (metal, host) = (300, 10_000);

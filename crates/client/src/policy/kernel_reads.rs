@@ -1,4 +1,4 @@
-//! The choice of the server of an open file's reads, the kernel's page cache or the mount: one pure function, beside
+//! The choice whether the kernel's page cache or the mount serves the reads of an open file: one pure function, like
 //! the hybrid decision.
 //!
 //! Owns: the order of the rules and their names. Does not own: how the inputs are obtained at an open (`ops::front`),
@@ -143,7 +143,8 @@ fn by_pieces(input: &Input) -> Server {
 mod tests {
     use super::*;
 
-    /// Goal: the order of the rules. Method: a table; each row turns on everything that must lose to its reason.
+    /// Goal: the order of the rules. Method: a table. Each row turns on every condition with a lower precedence than
+    /// its reason.
     #[test]
     fn order_of_the_rules() {
         const BASE: Input = Input {

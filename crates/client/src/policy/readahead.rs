@@ -1,14 +1,14 @@
 //! `ReadAhead`: read-ahead of one open file, a pure state machine from reads to the ranges to fetch.
 //!
 //! Owns: recognising sequential and strided streams, the size of the window, and noticing that read-ahead is useless.
-//! Does not own: fetching, what is cached already.
+//! Does not own: fetching, and which bytes are cached already.
 //!
 //! Several streams of one open file (threads that read different parts) are distinguished by where they continue. For a
 //! sequential stream a window is fetched ahead that doubles with each refill, up to a bound [64 MiB], and is at least
 //! [10] requests of its present size. For a strided stream (same length and same distance, three times) this many
-//! requests are fetched ahead. When much more was fetched than used, more matches are required before anything is
-//! fetched again, twice as many each time; use reverses that. So random access costs nothing, and access that only
-//! looks sequential costs little.
+//! requests are fetched ahead. If much more was fetched than used, more matches are required before anything is fetched
+//! again, twice as many each time. Use of fetched bytes reverses that. So random access costs nothing, and access that
+//! only looks sequential costs little.
 
 use amphi_types::ByteRange;
 use smallvec::SmallVec;
@@ -41,7 +41,7 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     last: ByteRange,
-    /// Distance from the start of one request to the next; 0 if it is not known.
+    /// Distance from the start of one request to the next, or 0 if it is not known.
     stride: u64,
     matches: u32,
     window: u64,
@@ -233,8 +233,8 @@ mod tests {
         assert!(ra.on_read(ByteRange::at(8192, 1808), 10_000, LIMITS).is_empty());
     }
 
-    /// Goal: strided reads are recognised and fetched exactly. Method: records with gaps; once sure, each later record
-    /// is covered by an earlier plan.
+    /// Goal: strided reads are recognised and fetched exactly. Method: records with gaps. After the stride is certain,
+    /// each later record is covered by an earlier plan.
     #[test]
     fn strides_are_recognised() {
         let mut ra = ReadAhead::default();
@@ -264,8 +264,8 @@ mod tests {
         assert!(bytes < 10_000 * 4096 / 100, "{bytes}");
     }
 
-    /// Goal: useless read-ahead switches itself off. Method: pairs of adjacent reads at random places look sequential
-    /// and never are; fetched bytes stay bounded.
+    /// Goal: useless read-ahead switches itself off. Method: pairs of adjacent reads at random places, which look
+    /// sequential and never are. The fetched bytes stay bounded.
     #[test]
     fn useless_read_ahead_pauses() {
         let (mut ra, mut seed, mut planned, mut used) = (ReadAhead::default(), 7u64, 0, 0);

@@ -1,16 +1,16 @@
 //! `Readers`: in which pieces programs read, and in which pieces files and the files of a directory are read.
 //!
 //! Owns: what the mount has seen of reads that it served (`Habit`), and when it looks again at a program whose reads
-//! the kernel serves. Does not own: what follows from that (`kernel_reads`), the counts of one open file
+//! the kernel serves. Does not own: the use of this knowledge (`kernel_reads`), the counts of one open file
 //! (`inode::open_file`).
 //!
 //! The size of the pieces is visible only where the mount serves the reads, because the kernel requests as much as it
 //! reads ahead. So from time to time the mount serves one open file of a program whose long streams go through the
-//! kernel (a *look*). A wrong look or guess costs up to `WRONG` times the read; a right one saves a fifth of the read.
-//! Therefore the first look comes after `FIRST` streams. After each wrong choice of the mount, by a look or by a guess,
-//! the wait for the next look is four times as long. The wait becomes shorter again when as many opens were guessed
-//! right. So the total cost of looks and wrong guesses grows with the logarithm of the number of opens, whatever the
-//! program does (see the tests).
+//! kernel (a *look*). A wrong look or guess costs up to `WRONG` times the read, and a right one saves a fifth of the
+//! read. Therefore the first look comes after `FIRST` streams. After each wrong choice of the mount, by a look or by a
+//! guess, the wait for the next look is four times as long. The wait becomes shorter again when as many opens were
+//! guessed right. So the total cost of looks and wrong guesses grows with the logarithm of the number of opens,
+//! whatever the program does (see the tests).
 //!
 //! Invariants: nothing here waits, and each table has a bound. A forgotten habit is an unknown one.
 
@@ -65,7 +65,7 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// In which pieces a file was read whose reads the mount served, if that can be told.
+    /// In which pieces a file was read, if the mount served its reads and they show it.
     pub(crate) fn pieces(self, large_bytes: u64) -> Option<Pieces> {
         let large = self.bytes / self.requests.max(1) >= large_bytes;
         self.says_something(large_bytes).then_some(if large { Pieces::Large } else { Pieces::Small })
@@ -86,15 +86,15 @@ impl Reads {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Habit {
     known: Option<Pieces>,
-    /// While the kernel serves the reads: streams, and large reads that count as little as these, since the mount was
-    /// chosen last. While the mount is chosen: how often that was right.
+    /// Number of streams while the kernel serves the reads, and of large reads that are as unimportant as these, since
+    /// the mount was chosen last. While the mount is chosen: how often that was right.
     streams: u32,
-    /// How often the mount was chosen wrongly, minus what was made good.
+    /// How often choosing the mount was wrong, minus what later right choices have compensated.
     wrong: u32,
 }
 
 impl Habit {
-    /// Whether a look at one of its next opens is due.
+    /// Whether one of its next opens has to be observed.
     pub(crate) fn is_due(&self) -> bool {
         self.known != Some(Pieces::Large) && self.streams >= self.patience()
     }
@@ -158,8 +158,8 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// In which pieces the file will be read: in large ones if at least one habit says so and none says the contrary.
-    /// Programs with an unknown executable are too many to count here.
+    /// In which pieces the file will be read: in large ones if at least one habit says so and no habit says the
+    /// opposite. Programs with an unknown executable are too many to count here.
     pub(crate) fn pieces(&self, program_is_known: bool) -> Option<Pieces> {
         let program = self.program.known.filter(|pieces| program_is_known || *pieces == Pieces::Small);
         let mut known = [self.file.known, self.directory.known, program].into_iter().flatten();

@@ -6,7 +6,7 @@
 //! Owns: recognising the pattern, and how far ahead locks are requested. Does not own: the requests (`ahead`),
 //! returning the locks after use (`Pin`).
 //!
-//! Invariants: at most `count` records are requested beyond the last write, and none before the same distance was seen
+//! Invariants: at most `count` records are requested beyond the last write, and none before the same distance occurred
 //! three times. A write that does not continue the pattern starts anew.
 
 use amphi_types::{ByteRange, limits};
@@ -102,7 +102,7 @@ mod tests {
     }
 
     /// Goal: what follows no pattern requests nothing, and a pattern that ends is forgotten. Method: random places,
-    /// other lengths, a jump, a lock that was gone.
+    /// other lengths, a jump, and a lock that was lost.
     #[test]
     fn other_writes() {
         let mut records = Records::default();
@@ -123,7 +123,7 @@ mod tests {
         assert!((0..9u64).all(|n| starts(&mut records, 100_000 + 100 * n, 10, 0).is_empty()), "switched off");
     }
 
-    /// Goal: no overflow at the largest files. Method: records up to the end of what a file can have.
+    /// Goal: no overflow at the largest files. Method: records up to the largest offset of a file.
     #[test]
     fn at_the_end() {
         let mut records = Records::default();

@@ -1,6 +1,6 @@
 //! `Rotational`: the targets on rotating storage, as their servers reported.
 //!
-//! Owns: that set. Does not own: how a server knows, what follows (`decision`).
+//! Owns: that set. Does not own: how a server detects it, and the consequences (`decision`).
 //!
 //! A server reports it with each connection, so nothing is known of a server before the first request to it. Bound: the
 //! targets of the cluster.

@@ -1,14 +1,14 @@
 //! `Thresholds`: from which size on requests go direct, as measured.
 //!
 //! Owns: a threshold for reads and one for writes, each for sole and for shared mode, and the trials that move them.
-//! Does not own: what was set or is the default (`tunables`), the order of the rules (`decision`). Contention, memory
-//! and locality decide as before, and while they do, nothing is tried.
+//! Does not own: set and default values (`tunables`), the order of the rules (`decision`). Contention, memory and
+//! locality decide as before, and while they do, nothing is tried.
 //!
-//! Sizes are put into classes, each twice as large as the one before. For each class one way is the usual one: direct
-//! from the threshold on, through the cache below it. From time to time, for at most one byte in eight, requests are
-//! sent the other way to measure it. The threshold moves when the other way was faster in eight samples, by five
-//! percent and by more than the samples differ among themselves. From then on, requests of this class and of all larger
-//! classes go that way.
+//! Sizes are put into classes, each twice as large as the one before. In each class one way is the usual one: direct
+//! from the threshold on, buffered below it. From time to time, for at most one byte in eight, requests are sent the
+//! other way to measure it. The threshold moves when the other way was faster in eight samples, by five percent and by
+//! more than the samples differ among themselves. From then on, requests of this class and of all larger classes go
+//! that way.
 //!
 //! Invariants:
 //!
@@ -17,8 +17,8 @@
 //! * The cost of a trial is the time that it takes longer than the usual way would have taken. Nothing is tried while
 //!   all trials together have cost more than 50 ms plus 2 % of the time with I/O. A trial that comes to cost as much is
 //!   ended.
-//! * The threshold for reads never goes below the default: on the first pass it is not known whether a file is read
-//!   again, and a page that is read again from the cache costs nothing. The threshold for writes may, unless what was
+//! * The threshold for reads never goes below the default. On the first pass it is not known whether a file is read
+//!   again, and reading a page again from the cache costs nothing. The threshold for writes may, unless what was
 //!   written is read back (`Locality::is_not_read_back`).
 //!
 //! A sample is what landed in a stretch of time (`throughput`). Samples older than 30 s of I/O do not count, because
@@ -33,16 +33,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 const CLASS_MIN_BYTES: u64 = 4 << 10;
 /// Classes from 4 KiB to 16 MiB and more.
 const CLASSES: usize = 13;
-/// By how many classes a threshold may move: to an eighth, or to eight times.
+/// By how many classes a threshold may move: to an eighth of the default, or to eight times the default.
 const REACH: usize = 3;
 /// Number of samples of each way that are compared for a decision.
 const SAMPLES: usize = 8;
-/// By this many percent the other way has to be faster.
+/// The other way has to be faster by this many percent.
 const LEAD_PERCENT: u64 = 5;
-/// The share of the time with I/O that trials may cost, as its inverse; `FREE_NS` is free besides.
+/// The share of the time with I/O that trials may cost, as its inverse. `FREE_NS` is permitted in addition.
 const COST_PART: u64 = 50;
 const FREE_NS: u64 = 50_000_000;
-/// One byte in so many may be used for trials.
+/// One byte in this many may be used for trials.
 const TRIAL_PART: u64 = 8;
 /// Samples older than this do not count, measured in time with I/O.
 const OLD_NS: u64 = 30_000_000_000;
@@ -57,7 +57,8 @@ fn bytes_of(class: usize) -> u64 {
     CLASS_MIN_BYTES << class
 }
 
-/// The last samples of one way of a class: bytes per second, and when each was complete, in time with I/O.
+/// The last samples of one way of a class: bytes per second, and the moment when each was complete, in time during
+/// which I/O ran.
 #[derive(Clone, Copy, Debug, Default)]
 struct Samples {
     last: [(u64, u64); SAMPLES],
@@ -77,7 +78,7 @@ impl Samples {
         self.next = (self.next + 1) % SAMPLES;
     }
 
-    /// The median; `None` if fewer than `least` samples count.
+    /// The median, or `None` if fewer than `least` samples are valid.
     fn middle(&self, least: usize, io_ns: u64) -> Option<Middle> {
         let counts = |&&(per_s, at_ns): &&(u64, u64)| per_s > 0 && io_ns.saturating_sub(at_ns) <= OLD_NS;
         let mut rates = [0; SAMPLES];
@@ -95,7 +96,7 @@ impl Samples {
     }
 }
 
-/// A trial: a class goes the other way for a while.
+/// A trial: for a while, requests of a class are sent the other way.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     class: usize,
@@ -204,8 +205,8 @@ impl Table {
         true
     }
 
-    /// Ends the trial. `sampled`: it has given its sample. Otherwise what has landed counts as one, if it is much or
-    /// the trial was expensive.
+    /// Ends the trial. `sampled`: it has given its sample. Otherwise the bytes that have arrived count as one sample,
+    /// if there are many or if the trial was expensive.
     fn end_trial(&mut self, sampled: bool) {
         let Some(trial) = self.trial.take() else { return };
         let io_ns = self.meter.io_ns();
@@ -218,7 +219,7 @@ impl Table {
         }
     }
 
-    /// Notes bytes that have gone one way.
+    /// Notes bytes that were sent one way.
     fn note(&mut self, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let (class, mode) = match direct {
             Some(request) => (class(request), Mode::Direct),
@@ -263,7 +264,7 @@ impl Table {
 /// All that a mount has measured about thresholds.
 #[derive(Debug)]
 pub(crate) struct Thresholds {
-    /// By way, for sole and for shared mode.
+    /// The tables by way, for sole mode and for shared mode.
     tables: [[Mutex<Table>; 2]; 2],
     in_company: AtomicBool,
 }
@@ -314,8 +315,8 @@ impl Thresholds {
         mode == Mode::Direct
     }
 
-    /// `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: nothing ran beside
-    /// them that would spoil the sample.
+    /// `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: no other I/O ran at
+    /// the same time that would falsify the sample.
     pub(crate) fn note(&self, way: Way, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let in_company = self.in_company.load(Relaxed);
         let mut table = self.tables[way as usize][usize::from(in_company)].lock();

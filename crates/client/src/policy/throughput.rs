@@ -3,24 +3,25 @@
 //! Owns: the rates and their comparison. Does not own: when they are used (`decision`: only for files without locality,
 //! from the small threshold on).
 //!
-//! A rate is the number of bytes that landed in a *stretch* of time in which all requests went one way, by the clock.
-//! So the work of the processors counts as well as network and disks. For reads and for writes there is one stretch at
-//! a time: of direct requests of one size, of reads that the cache answered, or of write-back. Reads are measured where
-//! they are answered, because read-ahead arrives in bursts, each at the speed of the disk. Pauses of the applications
-//! do not count. Time in which an application waited for its request does count, however long: with many streams,
-//! read-ahead brings a hundred megabytes at once, for which all streams wait and which all then read in no time.
+//! A rate is the number of bytes that arrived in a *stretch* of elapsed time in which all requests went one way. So the
+//! work of the processors is included as well as that of network and disks. For reads and for writes there is one
+//! stretch at a time. It consists of direct requests of one size, of reads that the cache answered, or of write-back.
+//! Reads are measured where they are answered, because read-ahead arrives in bursts, each at the speed of the disk.
+//! Pauses of the applications do not count. Time in which an application waited for its request does count, however
+//! long. With many streams, read-ahead brings a hundred megabytes at once: all streams wait for it, and then read it in
+//! no time.
 //!
 //! Invariants:
 //!
 //! * A stretch ends without a sample when too many bytes go another way, or when its user says that it shows nothing.
-//!   It shows nothing for direct writes beside write-back of earlier ones, for direct reads beside read-ahead from
-//!   before them, and for write-back for which few or no programs wait.
-//! * Until there is a rate for both ways, the rule of the paper holds: direct. If only direct requests were measured,
+//!   It shows nothing in three cases: direct writes at the same time as write-back of earlier ones, direct reads at the
+//!   same time as read-ahead from before them, and write-back for which few or no programs wait.
+//! * Until both ways have a rate, the rule of the paper is used: direct. If only direct requests were measured,
 //!   requests are tried through the cache. Writes are tried for a bounded number of bytes, because write-back shows
 //!   nothing while no program is held up by it.
-//! * The rate of a way that was not used for long is raised by five percent with each second of I/O, so that the way is
-//!   tried again; the closer the two were, the sooner. A trial costs a sample: 64 MiB of reads, 32 MiB of writes. Time
-//!   without I/O does not count, or a program that works in bursts would pay for a trial in each burst.
+//! * If a way was not used, its rate is raised by five percent with each second of I/O, so that the way is tried again.
+//!   The closer the two rates were, the sooner this happens. A trial costs a sample: 64 MiB of reads, 32 MiB of writes.
+//!   Time without I/O does not count, or a program that works in bursts would pay for a trial in each burst.
 //! * The way in use stays until the other one is better by five percent, because each change delays what is still under
 //!   way.
 //!
@@ -33,19 +34,19 @@ use crate::policy::thresholds::Thresholds;
 use parking_lot::Mutex;
 
 /// Bytes of a sample, for reads and for writes. Sixteen streams read 80 MiB ahead, so shorter samples of reads would
-/// show what was fetched before they began.
+/// consist of bytes that were fetched before they began.
 pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
-/// One byte in so many may go another way without ending a stretch.
+/// One byte in this many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
-/// If the rate of writes through the cache is not known, this many bytes are tried through it, and again after
-/// `TRIAL_REST` times as many have gone direct. If the cache had a quarter of the speed, that would cost a tenth of the
-/// time.
+/// If the rate of writes through the cache is not known, this many bytes are sent through it as a trial. The trial is
+/// repeated after `TRIAL_REST` times as many have gone direct. If the cache had a quarter of the speed, that would cost
+/// a tenth of the time.
 const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
 const TRIAL_REST: u64 = 32;
 /// Samples of one way that are averaged. Each is a few dozen milliseconds long, and if others use the disks as well,
 /// two samples differ by a half.
 const MEAN_OF: u64 = 8;
-/// Samples older than this, in time with I/O, together count as one sample beside the next.
+/// Samples older than this, in time with I/O, count together as one sample when the next one is added.
 const OLD_NS: u64 = 5_000_000_000;
 /// A longer time without anything is a pause.
 const PAUSE_NS: u64 = 50_000_000;
@@ -57,7 +58,8 @@ const CLASSES: usize = 8;
 const READ_MIN_BYTES: u64 = CLASS_MIN_BYTES;
 /// Write-back or read-ahead of at most this many bytes beside direct requests does not spoil their measurement.
 pub(crate) const CALM_FLIGHT_BYTES: u64 = 1 << 20;
-/// With this many percent of the cache's rate, direct counts as equally good, because it leaves the cache to others.
+/// If direct requests reach this many percent of the cache's rate, they count as equally good, because they leave the
+/// cache to others.
 const EQUAL_PERCENT: u64 = 95;
 /// If this many 1024ths of a file's pages are used again, the file keeps the cache, however fast direct requests are.
 const SHARE_MAX: u64 = 512;
@@ -116,8 +118,8 @@ impl Meter {
         self.io_ns
     }
 
-    /// `bytes`, requested at `since_ns`, have gone the way `of`. If a stretch of `sample_bytes` ends with them, returns
-    /// its bytes per second.
+    /// `bytes`, requested at `since_ns`, have arrived by the way `of`. If a stretch of `sample_bytes` ends with them,
+    /// returns its bytes per second.
     pub(crate) fn note(
         &mut self,
         sample_bytes: u64,
@@ -159,16 +161,16 @@ impl Meter {
     }
 }
 
-/// The rates of reads or of writes: direct by class, then the cache. For large direct reads: requested ahead, by class,
-/// then not requested ahead, by class.
+/// The rates of reads or of writes: direct by class, then the cache. For large direct reads: the rates with reads
+/// requested ahead, by class, and those without, by class.
 #[derive(Debug, Default)]
 struct Side {
     rates: [Rate; 2 * CLASSES],
     meter: Meter,
-    /// By class: the cache was better at the last comparison.
+    /// By class, whether the cache was better at the last comparison.
     cached_wins: [bool; CLASSES],
-    /// Bytes that were tried through the cache while its rate was not known, when the last of them were, and what went
-    /// direct since there were enough of them.
+    /// Bytes that were sent through the cache as a trial while its rate was not known; when the last of them were sent;
+    /// and how many went direct since the trial was complete.
     tried_bytes: u64,
     tried_ns: u64,
     rested_bytes: u64,
@@ -200,7 +202,7 @@ impl Side {
         self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
     }
 
-    /// `bytes` have gone one way; `times_ns` are when they were requested and when they arrived.
+    /// `bytes` were sent one way. `times_ns` are the times when they were requested and when they arrived.
     fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let Some(sample) = self.meter.note(sample_bytes, of, bytes, times_ns, shows) else { return };
         let (rate, io_ns) = (&mut self.rates[of], self.meter.io_ns);
@@ -240,7 +242,7 @@ fn index(course: Course) -> usize {
 }
 
 impl Throughput {
-    /// `bytes` have landed on a target. `shows`: nothing ran beside them that would spoil the stretch.
+    /// `bytes` have landed on a target. `shows`: no other I/O ran at the same time that would falsify the measurement.
     pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
         self.note_since(way, course, bytes, (now_ns, now_ns), shows);
     }
@@ -279,8 +281,8 @@ impl Throughput {
         }
     }
 
-    /// The cache has answered a read of `bytes` in a stream that is or may be read ahead: at once, or after a wait
-    /// since `since_ns`.
+    /// The cache has answered a read of `bytes` in a stream that is or may be read ahead, either at once or after a
+    /// wait since `since_ns`.
     pub(crate) fn note_cached_read(&self, bytes: u64, since_ns: Option<u64>, now_ns: impl Fn() -> u64) {
         if bytes >= READ_MIN_BYTES {
             let now_ns = now_ns();
@@ -295,7 +297,7 @@ impl Throughput {
         self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);
     }
 
-    /// Whether large direct reads of this size that follow each other are as fast or faster when the next one is
+    /// Whether large direct reads of this size that follow each other are at least as fast when the next one is
     /// requested ahead.
     pub(crate) fn ahead_pays(&self, request: u64) -> bool {
         let side = self.ahead.lock();
@@ -377,7 +379,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
     const MS: u64 = 1_000_000;
 
-    /// Steps of 1 ms from `from_ns` on with so much each; what comes first begins the stretch.
+    /// Steps of 1 ms from `from_ns` on, each with the same number of bytes. The first of them begins the stretch.
     fn stretch(l: &Throughput, course: Course, from_ns: u64, mib_s: u64) {
         for step in 0..200 {
             l.note(Way::Write, course, (mib_s << 20) / 1000, from_ns + step * MS, true);
@@ -388,8 +390,8 @@ mod tests {
         l.shown().iter().find(|(n, _)| n == name).map_or(0, |(_, rate)| *rate)
     }
 
-    /// Goal: a rate is what landed by the clock, without pauses; what goes another way ends a stretch only if it is
-    /// much; what shows nothing is not counted. Method: times by hand.
+    /// Goal: a rate counts the bytes that arrived in elapsed time, without pauses. Bytes that go another way end a
+    /// stretch only if there are many. A stretch that shows nothing is not counted. Method: times by hand.
     #[test]
     fn rates_are_by_the_clock() {
         let l = Throughput::default();
@@ -413,8 +415,8 @@ mod tests {
         assert_eq!(mixed.shown(), []);
     }
 
-    /// Goal: a stall counts if a caller waited, a pause of the applications does not; both may be as long. Method:
-    /// bursts of 16 MiB within a millisecond, every 100 ms, waited for and not.
+    /// Goal: a stall counts if a caller waited, and a pause of the applications does not. Both may have the same
+    /// length. Method: bursts of 16 MiB within a millisecond, every 100 ms, waited for and not.
     #[test]
     fn waiting_is_no_pause() {
         for (waits, expected) in [(true, 150..=170), (false, 10_000..=20_000)] {
@@ -432,8 +434,8 @@ mod tests {
         }
     }
 
-    /// Goal: direct unless both are known and the cache is clearly faster; sizes are distinguished. Method: rates by
-    /// hand.
+    /// Goal: requests are direct unless both rates are known and the cache is clearly faster. Sizes are distinguished.
+    /// Method: rates by hand.
     #[test]
     fn the_faster_way_wins() {
         let l = Throughput::default();
@@ -456,9 +458,9 @@ mod tests {
         assert!(direct_alone.cache_is_faster(Way::Write, 1 << 20), "writes too");
     }
 
-    /// Goal: the loser is tried again, the sooner the closer it was, after so much time with I/O, however long the
-    /// mount rested in between. Method: rates by hand, stretches of a fifth of a second one behind the other and an
-    /// hour apart.
+    /// Goal: the slower way is tried again, the sooner the closer its rate was. Only time with I/O counts, however long
+    /// the mount rested in between. Method: given rates, in stretches of a fifth of a second that follow each other
+    /// directly or after an hour.
     #[test]
     fn the_loser_is_tried_again() {
         let stretches_until_tried = |direct: u64, apart_ns: u64| {
@@ -479,8 +481,8 @@ mod tests {
         assert!(stretches_until_tried(800, 3600 * SECOND).abs_diff(near) <= 1);
     }
 
-    /// Goal: about equal ways do not take turns: each stays until the other is clearly better. Method: rates around
-    /// each other by three percent, then by ten.
+    /// Goal: two ways of about equal speed do not alternate: each stays in use until the other one is clearly better.
+    /// Method: rates around each other by three percent, then by ten.
     #[test]
     fn equal_ways_stay() {
         let l = Throughput::default();
@@ -503,9 +505,9 @@ mod tests {
         }
     }
 
-    /// Goal: writes are tried through the cache for as long as that may show something, and again after much more has
-    /// gone direct; what lands while they are counts though nobody waits, and what lands later does not. Method:
-    /// requests and landings by hand.
+    /// Goal: writes are tried through the cache for as long as that may show something, and again after many more bytes
+    /// have gone direct. Bytes that arrive during a trial count though nobody waits for them, and later ones do not.
+    /// Method: single requests and arrivals at given times.
     #[test]
     fn writes_are_tried_for_a_while() {
         let l = Throughput::default();
@@ -560,8 +562,9 @@ mod tests {
         }
     }
 
-    /// Goal: reads are requested ahead until that is measured, then a sample long not, then as the rates say; equal
-    /// ones are, and the slower way is tried again; sizes are distinguished. Method: reads by hand.
+    /// Goal: reads are requested ahead until that rate is measured, and then not for the length of a sample. After that
+    /// the rates decide. Equal rates mean requesting ahead, the slower way is tried again, and sizes are distinguished.
+    /// Method: reads by hand.
     #[test]
     fn asking_ahead_has_to_pay() {
         let large = 4 << 20;

@@ -3,16 +3,16 @@
 //! Owns: recognising such a stream of an open file, the bytes of its next reads and how long they count. Does not own:
 //! which reads go direct (`decision`), streams through the cache (`readahead`).
 //!
-//! The next read of each stream, or as many as make `AHEAD_BYTES`, are requested while the previous one is still under
-//! way: so disks, sockets and the program's copy work at the same time. The reader gets the bytes in the buffers in
+//! The next read of each stream, or as many as make `AHEAD_BYTES`, is requested while the previous one is still under
+//! way. So disks, sockets and the program's copy work at the same time. The reader gets the bytes in the buffers in
 //! which they arrived, and they are dropped with them, so the memory is used again while it is still in the processor's
 //! cache. Reads need not end where a request ahead ends: a call that a front end cannot send as a whole arrives in
 //! large pieces and a small one, and requests ahead continue in large pieces. Large reads are requested ahead only as
 //! long as that was measured to pay (`throughput`).
 //!
-//! Invariants: bytes are kept only in sole mode, and are valid as long as cached ones would be: whatever spoils a fill
-//! spoils them (`Inode::spoil`), and a switch of mode ends them. They are used only for bytes that the cache does not
-//! have. All of them together are bounded like read-ahead; unused ones are dropped after `KEPT_NS`.
+//! Invariants: bytes are kept only in sole mode, and are valid only as long as cached bytes would be. Events that spoil
+//! a fill spoil them too (`Inode::spoil`), and a switch of mode drops them. They are used only for bytes that the cache
+//! does not have. The sum of all of them is bounded like read-ahead, and unused ones are dropped after `KEPT_NS`.
 
 use crate::inode::direct_stream::{Ahead, AheadOwner, Data};
 use crate::inode::{Inode, OpenFile};
@@ -30,13 +30,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Weak};
 
-/// A stream is this far ahead, or by one read, bytes: enough to keep a disk busy, and what is used again and again
-/// stays in the processor's cache.
+/// A stream is this many bytes ahead, or one read. This is enough to keep a disk busy, and memory that is used again
+/// and again stays in the processor's cache.
 const AHEAD_BYTES: u64 = 4 << 20;
-/// Reads below the large threshold are requested ahead while all requests under way, ahead and not, have fewer bytes
-/// than this: if many streams read at once, each keeps the disks busy for the others.
+/// Reads below the large threshold are requested ahead only while all requests under way, ahead or not, have fewer
+/// bytes than this. If many streams read at once, they keep the disks busy for each other.
 const BUSY_BYTES: u64 = 8 << 20;
-/// How long bytes are kept for a reader that does not come, nanoseconds.
+/// How long bytes are kept if no reader comes, in nanoseconds.
 const KEPT_NS: u64 = 2_000_000_000;
 /// Most reads that must follow each other before anything is requested, after that was useless.
 const CAUTION_MAX: u32 = 64;
@@ -106,8 +106,8 @@ async fn next(
     }
 }
 
-/// The bytes of `range` out of the requests ahead; what the last one has beyond stays for the next read. Returns `None`
-/// if some of the bytes are not valid.
+/// The bytes of `range` out of the requests ahead. Bytes of the last request beyond the range are kept for the next
+/// read. Returns `None` if some of the bytes are not valid.
 async fn collect(mount: &Arc<Mount>, open: &OpenFile, taken: Taken, range: ByteRange) -> Option<Segments> {
     let mut data = Segments::new();
     for mut ahead in taken {
@@ -158,10 +158,11 @@ impl Drop for Waiting {
     }
 }
 
-/// Requests one behind the other.
+/// Requests whose ranges follow each other.
 type Taken = SmallVec<[Ahead; 2]>;
 
-/// Advances the stream to `range`: returns what is there or under way for its beginning, and requests the next reads.
+/// Advances the stream to `range`. Returns the bytes for its beginning that are there or under way, and requests the
+/// next reads.
 fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
     let mut stream = open.streams.direct.lock();
     // Bytes that the cache served meanwhile, or a probe brought, were requested in vain, but the stream continues.
@@ -262,7 +263,7 @@ fn keep(ahead: &mut Ahead, mount: &Mount, start: u64, bytes: Segments) {
     ahead.data = Data::Here(bytes);
 }
 
-/// Whether the bytes of `part` are still what a read would bring.
+/// Whether the bytes of `part` are still those that a read would return.
 fn counts(ahead: &Ahead, mount: &Mount, part: ByteRange) -> bool {
     let sharing = &mount.coherence.sharing;
     sharing.is_alone() && sharing.rule() == ahead.rule && !sharing.is_lost() && ahead.file.fills.is_true(ahead.id, part)

@@ -1,14 +1,14 @@
 //! Small files of a directory, fetched ahead of a program that opens them one after the other.
 //!
 //! Owns: the messages that open files ahead, and giving prefetched opens to programs. Does not own: the table of these
-//! files (`tables::prefetch::small_files`), which files come next (`order`), what changes and revocations end
+//! files (`tables::prefetch::small_files`), which files come next (`order`), which changes and revocations end them
 //! (`coherence::opened_ahead`), the bytes (`cache`), the locks (`locks`), names and attributes in shared mode
 //! (`tokens`).
 //!
 //! One message (`ReadBatch`) looks up several names, opens the files for reading and brings attributes, a read lock on
-//! stripe 0 and the bytes. The open is a real one: the server checked the caller's permission and counts it. So an open
-//! of the file by the same caller gets it without a message, the read that follows finds the bytes in the cache, and an
-//! open that no program takes over is closed like any open file.
+//! stripe 0 and the bytes. Each of these opens is a real open: the server has checked the caller's permission and
+//! counts the open. So a later open of the file by the same caller needs no message, and the read that follows finds
+//! the bytes in the cache. An open that no program takes over is closed like any open file.
 //!
 //! Invariants:
 //! * **Permission.** A prefetched open is given only to a caller with exactly the credentials for which the server
@@ -16,17 +16,17 @@
 //!   nor the inode since the request; in shared mode, the attributes token that came with the answer has not been
 //!   revoked since. Both are also checked for changes while the request is under way (`UnderWay::spoiled`). The bytes
 //!   are in the cache like others: only an open file can read them.
-//! * **Bytes.** They enter the cache under the pinned lock that came with them, as a fill, and only for a file that was
-//!   not in this mount's table from before the request until the answer: so no write, truncate or lock of this mount
-//!   can lie between (`InodeTable::open_ahead`).
-//! * **Names.** In sole mode, a look-up is answered from here only for a file with one link, for the same credentials;
-//!   in shared mode the tokens that came along answer it.
-//! * **Waiting.** An open or look-up of a file that is under way waits for that answer; the server waits for no mount
-//!   before it gives it.
+//! * **Bytes.** They enter the cache under the pinned lock that came with them, as a fill. This is done only for a file
+//!   that was not in this mount's table from before the request until the answer, so no write, truncate or lock of this
+//!   mount can lie between (`InodeTable::open_ahead`).
+//! * **Names.** In sole mode, a look-up is answered from here only for a file with one link, and for the same
+//!   credentials. In shared mode the tokens that came with the answer serve it.
+//! * **Waiting.** An open or look-up of a file that is being fetched waits for that answer. The server waits for no
+//!   mount before it gives the answer.
 //!
-//! Bounds: `READY_MAX` files opened ahead, an eighth of the cache, `UNDER_WAY_MAX` requests; nothing while the memory
-//! group is short. Files that no program has opened within `KEPT_NS` are closed; their bytes stay in the cache like
-//! others.
+//! Bounds: `READY_MAX` files opened ahead, an eighth of the cache, and `UNDER_WAY_MAX` requests. Nothing is fetched
+//! while the memory group is short of memory. Files that no program has opened within `KEPT_NS` are closed; their bytes
+//! stay in the cache like others.
 
 mod fetch;
 pub(crate) mod kept;
@@ -65,8 +65,8 @@ fn takes_over(flags: OpenFlags) -> bool {
     flags.read && !flags.write && !flags.truncate && !flags.exec
 }
 
-/// Opens a file that was opened ahead for this caller, or whose last open is kept, without a message; `None` if it was
-/// not.
+/// Opens without a message a file that was opened ahead for this caller, or whose last open is kept. `None` if there is
+/// no such open.
 pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0 || !takes_over(flags) {
         return None;
@@ -104,7 +104,7 @@ fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
     ready.rule == rule && *ready.cred == *cred && in_time && certain
 }
 
-/// As `take`, of a file that is perhaps on its way.
+/// As `take`, for a file whose prefetch may still be under way.
 pub(crate) async fn arrived(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0
         || !takes_over(flags)
@@ -151,7 +151,7 @@ pub(crate) async fn name_arrived(mount: &Arc<Mount>, dir: Ino, name: &Name) -> b
     true
 }
 
-/// A file is opened for reading: perhaps it is one of many.
+/// A file is opened for reading. It may be one of many that a program opens in order.
 pub(crate) fn opened(mount: &Arc<Mount>, cred: &Cred, ino: Ino) {
     if !is_on(mount) {
         return;

@@ -1,4 +1,4 @@
-//! State of write-back: what is dirty or under way to the targets, and what became of it.
+//! State of write-back: which bytes are dirty or under way to the targets, and what happened to them.
 //!
 //! Owns: the tables of write-back, and how much is under way. Does not own: sending (`writeback`), the dirty ranges
 //! themselves (`cache`).

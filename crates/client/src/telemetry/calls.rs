@@ -1,10 +1,11 @@
-//! What a call that is being recorded learns on its way: why it went the way it did, and what it waited for.
+//! Notes about a call that is being recorded: why the hybrid decision chose its way, and what it waited for.
 //!
 //! Owns: these notes, and how they follow a call from the thread that serves it to the task that finishes it. Does not
 //! own: the recording (`record`), where something is decided or waited for; those places note it here.
 //!
-//! The notes of the call that runs on a thread are that thread's; an operation that goes on elsewhere takes them along
-//! (`Noted`). Where nothing is recorded there are none, which costs one look at a thread's own variable.
+//! The notes of the call that runs on a thread belong to that thread. An operation that continues on another thread
+//! takes them along (`Noted`). If nothing is recorded there are no notes, which costs one look at a variable of the
+//! thread.
 
 use crate::policy::decision::Reason;
 use amphi_trace::Course;
@@ -22,14 +23,14 @@ pub(crate) enum Wait {
     Lock,
     /// Bytes on their way into the cache.
     Fill,
-    /// An answer of a server, for whatever it was asked.
+    /// An answer of a server to any other request.
     Server,
 }
 
 /// Notes of one call.
 #[derive(Debug, Default)]
 pub struct CallNotes {
-    /// Number of the reason and 1; 0: nothing was decided.
+    /// Number of the reason plus 1; 0 means that nothing was decided.
     reason: AtomicU8,
     lock_ns: AtomicU64,
     fill_ns: AtomicU64,
@@ -37,8 +38,8 @@ pub struct CallNotes {
 }
 
 impl CallNotes {
-    /// What was noted: the number of the last reason in [`Reason::ALL`], and waits in parts that do not overlap. Fills
-    /// and locks are made of answers, too, and count as what they are.
+    /// The content of the notes: the number of the last reason in [`Reason::ALL`], and the waits in parts that do not
+    /// overlap. Fills and locks consist of answers too, but are counted as fills and locks.
     pub fn course(&self) -> Course {
         let reason = self.reason.load(Relaxed).checked_sub(1);
         let lock_ns = self.lock_ns.load(Relaxed);
@@ -67,7 +68,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<CallNotes>>> = const { RefCell::new(None) };
 }
 
-/// What runs on this thread is noted in `notes` until the returned value is dropped.
+/// Calls that run on this thread are noted in `notes` until the returned value is dropped.
 pub fn noting(notes: Arc<CallNotes>) -> Noting {
     Noting(CURRENT.replace(Some(notes)))
 }

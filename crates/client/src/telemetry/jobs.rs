@@ -6,9 +6,9 @@
 //! The job of a request is that of the process that opened the file. A request does not use this table: the open file
 //! refers to its job, and adds its counts when it is closed and whenever the counters are read.
 //!
-//! Bound: `JOBS_MAX` jobs. If there are more, the job whose files are all closed, and were opened or closed longest
-//! ago, is dropped; if there is none, the new job is counted with requests that have no job (`NO_JOB`). Both cases are
-//! counted.
+//! Bound: `JOBS_MAX` jobs. If there are more, the job is dropped whose files are all closed and were opened or closed
+//! longest ago. If there is no such job, the new job is counted together with requests that have no job (`NO_JOB`).
+//! Both cases are counted.
 
 use crate::telemetry::stats::{ByReason, Count, Stats, row_json};
 use parking_lot::Mutex;
@@ -18,12 +18,13 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Variables that name a job, the first that is set: AmphiFS's own, then those of Slurm, PBS, LSF and Flux.
+/// Variables that may name a job; the first one that is set is used. AmphiFS's own comes first, then those of Slurm,
+/// PBS, LSF and Flux.
 pub const JOB_VARIABLES: [&str; 5] = ["AMPHI_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"];
 
 /// Jobs that are remembered.
 const JOBS_MAX: usize = 1024;
-/// Bytes of a name; what is longer is cut.
+/// Most bytes of a name. Longer names are cut.
 const NAME_MAX: usize = 64;
 /// What has no job.
 const NO_JOB: &str = "-";
@@ -35,7 +36,7 @@ const PRINT_BYTES: usize = 48 << 10;
 pub struct JobName(Arc<str>);
 
 impl JobName {
-    /// `text` with a `_` for what a name must not have; `None` if nothing is left of it.
+    /// `text` with a `_` in place of every character that a name must not have; `None` if nothing remains.
     pub fn new(text: &str) -> Option<JobName> {
         let plain = |c: char| if c.is_ascii_graphic() && !matches!(c, '"' | '\\') { c } else { '_' };
         let name: String = text.trim().chars().take(NAME_MAX).map(plain).collect();
@@ -81,7 +82,7 @@ impl Job {
     }
 }
 
-/// Whether no file of it is open: each open file holds it, and the table does.
+/// Whether no file of the job is open: each open file has a reference to it, and so does the table.
 fn is_idle(job: &Arc<Job>) -> bool {
     Arc::strong_count(job) == 1
 }
@@ -143,7 +144,7 @@ impl Jobs {
         table.values().for_each(|job| job.reset());
     }
 
-    /// As JSON, the jobs behind `after` in the order of their names, as many as fit: `more` says whether there are
+    /// As JSON, the jobs after `after` in the order of their names, as many as fit. `more` says whether there are
     /// others. The counts of open files must have been added before.
     pub(crate) fn json(&self, after: Option<&str>) -> String {
         let table = self.table.lock();

@@ -1,16 +1,16 @@
 //! Recordings: the calls of one job, kept until somebody takes them.
 //!
 //! Owns: which recordings there are and who may have them, the rings of calls, and the blocks that they become
-//! (`amphi_trace`). Does not own: which calls belong to a recording and what they were (front ends), the file, which
-//! whoever asked for the recording writes.
+//! (`amphi_trace`). Does not own: which calls belong to a recording and what they were (front ends), and the file,
+//! which the recording program writes.
 //!
 //! Invariants:
 //!
-//! * Nobody who serves a call waits. A ring that is full, or in use at the moment, passes the call on to the next one;
-//!   a call that finds no ring is counted as lost.
-//! * A block that was given out is given out again until the next one is asked for, so a reader that was interrupted
-//!   loses nothing.
-//! * A recording that nobody asks for blocks of ends after `PATIENCE_NS`: who started it was killed.
+//! * Nobody who serves a call waits. If a ring is full, or in use at the moment, the call goes to the next ring. A call
+//!   that finds no ring is counted as lost.
+//! * A block can be read again until the next one is requested, so an interrupted reader loses nothing.
+//! * If nobody requests blocks of a recording for `PATIENCE_NS`, the recording ends, because the program that started
+//!   it was killed.
 //!
 //! Bounds: `RECORDINGS_MAX` at a time, each with `RINGS` rings of `RING_CALLS` calls.
 
@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// The variable of a program's environment that says for which recording its calls are: a number in hexadecimal.
+/// The variable of a program's environment that names the recording of its calls: a number in hexadecimal.
 pub const RECORD_VARIABLE: &str = "AMPHI_RECORD";
 
 /// Recordings at a time.
@@ -35,16 +35,16 @@ const RINGS: usize = 8;
 const RING_CALLS: usize = 32_768;
 /// After so long without a question a recording ends, ns.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// Bytes of a block's content, of which a quarter or so remains when it is packed: the block fits into an attribute
-/// also if nothing of it can be packed.
+/// Bytes of a block's content, of which a quarter or so remains after packing. The block fits into an attribute even if
+/// nothing of it can be packed.
 const BLOCK_BYTES: usize = 40 << 10;
 
-/// What a recording is for.
+/// The settings of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Its number, which programs have in [`RECORD_VARIABLE`]; not 0.
+    /// Its number, which programs have in [`RECORD_VARIABLE`]. It is not 0.
     pub id: u64,
-    /// Whose calls are recorded; `None`: everybody's.
+    /// The user whose calls are recorded; `None` means all users.
     pub uid: Option<u32>,
     /// Whose recording it is.
     pub owner: u32,
@@ -52,7 +52,7 @@ pub struct Wanted {
     pub hash: Option<u64>,
 }
 
-/// What has been taken out of the rings.
+/// Calls that were removed from the rings.
 #[derive(Default)]
 struct Taken {
     records: VecDeque<Record>,
@@ -95,7 +95,8 @@ impl Recording {
         self.wanted.uid.is_none_or(|own| own == uid) && !self.ended.load(Relaxed)
     }
 
-    /// Adds a call. Never waits; a call without room is counted as lost. `thread` is any number of the calling thread.
+    /// Adds a call. Never waits. A call that finds no free place is counted as lost. `thread` is any number of the
+    /// calling thread.
     pub fn add(&self, thread: usize, mut call: Call) {
         if let Some(key) = self.wanted.hash {
             for name in [&mut call.name, &mut call.new_name] {
@@ -121,7 +122,7 @@ impl Recording {
         self.lost.fetch_add(1, Relaxed);
     }
 
-    /// Block `number`, from 1 on; empty if there is nothing yet. Asking for the next one says that this one has
+    /// Block `number`, from 1 on; empty if there is nothing yet. A request for the next block says that this one has
     /// arrived.
     ///
     /// Errors: `Inval` for a number that is neither that of the last block nor the next one.
@@ -159,7 +160,7 @@ impl Recording {
     }
 }
 
-/// The sum that stands for a name: 16 hexadecimal digits. `.` and `..` and no name stay what they are.
+/// The hash that replaces a name: 16 hexadecimal digits. `.`, `..` and the empty name are not replaced.
 pub fn hashed(key: u64, name: &[u8]) -> Box<[u8]> {
     if matches!(name, b"" | b"." | b"..") {
         return name.into();
@@ -174,7 +175,7 @@ pub fn hashed(key: u64, name: &[u8]) -> Box<[u8]> {
 /// The recordings of a mount.
 #[derive(Default)]
 pub struct Recorder {
-    /// How many there are: what a call looks at when there is none.
+    /// The number of recordings, which is all that a call looks at if there is none.
     count: AtomicUsize,
     all: Mutex<Vec<Arc<Recording>>>,
 }
@@ -238,7 +239,7 @@ impl Recorder {
         self.count.store(all.len(), Relaxed);
     }
 
-    /// A recording that `uid` may have; the owner of the mount and root may have all (`all`).
+    /// A recording that `uid` may use. The owner of the mount and root may use all (`all`).
     ///
     /// Errors: `NoData` if there is none, `Perm` if it is somebody else's.
     pub(crate) fn of(&self, id: u64, uid: u32, all: bool) -> Result<Arc<Recording>> {
@@ -274,8 +275,9 @@ mod tests {
         }
     }
 
-    /// Goal: a recording whose rings are full counts what it loses and never waits; what it has comes out whole, and
-    /// again when it is asked for again. Method: more calls than there is room for; a ring that is held.
+    /// Goal: a recording whose rings are full counts the lost calls and never waits. Its calls are returned completely,
+    /// and again when they are requested again. Method: more calls than the rings can contain, and a ring that is in
+    /// use.
     #[test]
     fn full_rings_count() {
         let recorder = Recorder::default();
@@ -299,7 +301,8 @@ mod tests {
         assert_eq!(taken(&recording, &mut number).len(), 1, "another ring took it");
     }
 
-    /// Goal: recordings are bounded, belong to their owners, and end when nobody asks. Method: too many; others; time.
+    /// Goal: recordings are bounded, belong to their owners, and end when nobody asks. Method: too many recordings,
+    /// requests by other users, and time that passes.
     #[test]
     fn recordings_have_owners_and_ends() {
         let recorder = Recorder::default();
@@ -318,7 +321,7 @@ mod tests {
         assert!(!recorder.is_on());
     }
 
-    /// Goal: hashed names tell nothing, and one name has one sum. Method: a recording with a key.
+    /// Goal: hashed names reveal nothing, and equal names have equal hashes. Method: a recording with a key.
     #[test]
     fn names_are_hashed() {
         let recording = Recording::new(Wanted { hash: Some(3), ..wanted(1, 0) }, 0);

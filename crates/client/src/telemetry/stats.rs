@@ -1,7 +1,7 @@
 //! Counters of a mount; those of a file, an open file and a job are its parts.
 //!
-//! Owns: counting by way and reason, sharded so that threads do not fight for a cache line, and the two prints: in the
-//! style of Lustre's llite stats, and JSON. Does not own: what the reasons mean (`decision`), the table of jobs
+//! Owns: counting by way and reason, in shards so that threads do not share a cache line, and the two forms of output:
+//! in the style of Lustre's llite stats, and JSON. Does not own: what the reasons mean (`decision`), the table of jobs
 //! (`jobs`).
 //!
 //! A sample costs five relaxed additions on a line that the thread's shard owns: about 10 ns of a 300 ns hit. So that
@@ -319,7 +319,7 @@ impl Stats {
         (s.samples, s.sum)
     }
 
-    /// In the style of llite stats: zero counters omitted, gauges behind.
+    /// In the style of llite stats: counters that are zero are left out, and gauges come last.
     pub(crate) fn text(&self, now_ns: u64, gauges: &[(String, u64)]) -> String {
         let start = self.start_ns.load(Relaxed);
         let mut out = String::new();
@@ -372,7 +372,8 @@ impl Stats {
 mod tests {
     use super::*;
 
-    /// Goal: both prints show what was counted, reset forgets it. Method: a few samples, then the text and JSON.
+    /// Goal: both forms of output show what was counted, and a reset sets it to zero. Method: a few samples, then the
+    /// text and JSON.
     #[test]
     fn prints_follow_the_counts() {
         let s = Stats::new(5);
@@ -395,8 +396,8 @@ mod tests {
         assert_eq!(s.of(Count::Lookup), (0, 0));
     }
 
-    /// Goal: requests whose copies are counted along appear under their reason and among the copies, each once; others
-    /// only under their reason. Method: both kinds of reads and writes, and a copy without a request.
+    /// Goal: requests whose copies are counted along appear once under their reason and once among the copies, and
+    /// others only under their reason. Method: both kinds of reads and writes, and a copy without a request.
     #[test]
     fn copies_are_counted_along() {
         let s = Stats::new(0);

@@ -7,7 +7,7 @@ use amphi_wire::{ClusterMap, Reply, ServerStatus, SessionStatus};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Bytes of it that one attribute of a mount shows (`user.amphi.status`, `user.amphi.status.from.N`).
+/// Bytes of the status that one attribute of a mount shows (`user.amphi.status`, `user.amphi.status.from.N`).
 pub const STATUS_PART_BYTES: usize = 60_000;
 
 /// Text for JSON, without what would need an escape.
@@ -27,7 +27,7 @@ fn list<T>(out: &mut String, items: impl IntoIterator<Item = T>, mut one: impl F
     out.push(']');
 }
 
-/// When the master, which answers first, last heard a server.
+/// When the master, which answers first, received the last message from a server.
 fn last_heard(answers: &[Option<Reply>], id: u64) -> Option<&ServerStatus> {
     match answers.first() {
         Some(Some(Reply::Status { servers, .. })) => servers.iter().find(|s| s.info.id == id),
@@ -35,8 +35,8 @@ fn last_heard(answers: &[Option<Reply>], id: u64) -> Option<&ServerStatus> {
     }
 }
 
-/// One line of JSON. `answers` are the servers' answers to `Request::Status`, in the order of the map; none from a
-/// server that is down. Sessions are the master's, with what they hold on all servers.
+/// One line of JSON. `answers` are the servers' answers to `Request::Status`, in the order of the map. A server that is
+/// down gives none. Sessions are the master's, with what they hold on all servers.
 pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
     let (mut targets, mut uptimes) = (Vec::new(), Vec::new());
     let mut sessions: BTreeMap<SessionId, SessionStatus> = BTreeMap::new();

@@ -109,7 +109,7 @@ impl Tunables {
         Values::check(TABLE, pattern, value)
     }
 
-    /// Stores what was found fit.
+    /// Stores values that were checked before.
     pub(crate) fn store(&self, puts: &Puts) {
         self.0.store(puts);
     }

@@ -1,5 +1,5 @@
-//! Small files that are written back together: what is sent when, the result for each file, and that nothing else
-//! changes.
+//! Small files that are written back together: what is sent when, the result for each file, and that all other files
+//! are unaffected.
 
 use super::world::World;
 use crate::OpenFile;
@@ -39,8 +39,8 @@ fn sync_all(w: &mut World) {
     w.run(op).expect("sync");
 }
 
-/// Goal: closed small files leave when there is a full batch of them, and not before. Method: files of 100 KiB beside
-/// them are not small; 300 of 3,901 bytes are more than 1 MiB.
+/// Goal: closed small files leave when there is a full batch of them, and not before. Method: files of 100 KiB in the
+/// same directory are not small, and 300 files of 3,901 bytes are more than 1 MiB.
 #[test]
 fn a_full_batch_leaves_at_once() {
     let mut w = World::new(11, &[]);
@@ -99,8 +99,9 @@ fn old_files_take_others_along() {
     w.check_clean();
 }
 
-/// Goal: `fsync` and a lock that is called back send their file alone, at once. Method: several dirty files, one of
-/// which is synced, another called back; each is one request of its own and the others stay.
+/// Goal: `fsync` and a lock that is called back send their file alone, at once. Method: there are several dirty files.
+/// One of them is synced, and the lock of another is called back. Each is one request of its own, and the others stay
+/// in the cache.
 #[test]
 fn who_waits_for_one_file_sends_that_file() {
     let mut w = World::new(13, &[]);
@@ -123,7 +124,7 @@ fn who_waits_for_one_file_sends_that_file() {
 }
 
 /// Goal: a failure is told to the file that it concerns and to no other (Promise S16). Method: one part of a batch is
-/// refused; each file is asked.
+/// refused, and the result of each file is checked.
 #[test]
 fn a_refused_part_is_its_files_alone() {
     let mut w = World::new(14, &[]);
@@ -150,8 +151,8 @@ fn a_refused_part_is_its_files_alone() {
     w.check_clean();
 }
 
-/// Goal: a part that the server refuses in a batch, and one that was sent before another mount's truncate, are sent
-/// again and land, the others are not delayed. Method: both in one batch.
+/// Goal: two kinds of parts are sent again and written: one that the server refuses in a batch, and one that was sent
+/// before another mount's truncate. The others are not delayed. Method: both kinds in one batch.
 #[test]
 fn parts_come_again() {
     let mut w = World::new(15, &[]);
@@ -172,8 +173,8 @@ fn parts_come_again() {
     w.check_clean();
 }
 
-/// Goal: several runs of one file travel in a batch, but two of one block do not: the server plans parts side by side.
-/// Method: runs in one block and in different ones, beside another file.
+/// Goal: several runs of one file are sent in a batch, but two runs of one block are not, because the server plans all
+/// parts at the same time. Method: runs in one block and in different blocks, together with another file.
 #[test]
 fn runs_of_one_file() {
     let mut w = World::new(16, &[]);
@@ -194,8 +195,8 @@ fn runs_of_one_file() {
 }
 
 /// Goal: whatever programs do with many small files, reads return the written bytes, and at the end they are on the
-/// server. Method: random creates, writes, truncates, renames away, unlinks, syncs and time, with callbacks of locks
-/// and parts that have to be sent alone, against a map of vectors.
+/// server. Method: random creates, writes, truncates, renames, unlinks, syncs and pauses, with callbacks of locks and
+/// parts that have to be sent alone. The result is compared with a map of vectors.
 #[test]
 fn many_small_files_match_a_model() {
     let mut batches = 0;
@@ -281,8 +282,8 @@ fn many_small_files_match_a_model() {
     assert!(batches > 200, "{batches} batches");
 }
 
-/// Goal: a truncate that is under way keeps its file out of batches beyond the new end, and the batch of the others is
-/// sent. Method: freeze by hand.
+/// Goal: while a truncate is under way, no bytes of its file from beyond the new end enter a batch, and the batch of
+/// the others is sent. Method: freeze by hand.
 #[test]
 fn frozen_files_stay_out() {
     let mut w = World::new(17, &[]);
@@ -301,10 +302,10 @@ fn frozen_files_stay_out() {
     w.check_clean();
 }
 
-/// Goal: scattered small runs of a large file are sent together, by object, and each byte arrives; long ones and those
-/// that share a block with the one before are sent alone, and so are parts that the server refuses in a batch; a
-/// refusal is reported. Method: random runs over many stripes against a copy, more than may be under way; `fsync`, and
-/// old bytes in the background; requests are counted.
+/// Goal: scattered small runs of a large file are sent together, by object, and each byte arrives. Runs that are long,
+/// or share a block with the run before, or that the server refuses in a batch, are sent alone. A refusal is reported.
+/// Method: random runs over many stripes, more than may be under way, are compared with a copy. They are written back
+/// by `fsync` and, when they are old, in the background. The requests are counted.
 #[test]
 fn scattered_runs_leave_together() {
     const END: usize = 60 << 20;

@@ -20,9 +20,9 @@ async fn overwrite(client: &Client, file: &Arc<OpenFile>, at: u64, stop: &Cell<b
     }
 }
 
-/// Goal: a size that another mount has been told is seen by a mount that changes the file itself without a pause: by
-/// stat, by lookup and by reads of the end. Method: six writers past the cache of one mount, whose answers about the
-/// file never count; the other appends.
+/// Goal: if another mount has reported a size, a mount that changes the file without a pause sees it: by stat, by
+/// lookup, and by reads of the end. Method: six writers of one mount write direct, so the answers about the file are
+/// never used. The other mount appends.
 #[test]
 fn sizes_are_seen_by_who_writes_all_the_time() {
     for (seed, servers) in [(31, 1), (32, 3)] {

@@ -157,9 +157,9 @@ pub(super) fn calls(client: &Client) -> u64 {
     client.mount.stats.of(Count::Calls).1
 }
 
-/// Goal: Promise S1 with several mounts of several servers: what is changed on one mount is seen at once on the other,
-/// whichever server has it. Method: files on each server, written and renamed over servers by one mount, cached and
-/// looked at by the other.
+/// Goal: Promise S1 with several mounts of several servers: a change on one mount is seen at once on the other,
+/// whichever server executes it. Method: one mount writes files on each server and renames them across servers. The
+/// other mount caches the files and looks at them.
 #[test]
 fn two_mounts_of_three_servers_agree() {
     for seed in 0..4 {
@@ -193,9 +193,9 @@ fn two_mounts_of_three_servers_agree() {
     }
 }
 
-/// Goal: in shared mode there is a connection to each server, and a new mount has one too; a server that is restarted
-/// under two mounts continues as soon as both have presented their state, not after the time of grace. Method: one
-/// server is killed on which one of the mounts has never been.
+/// Goal: in shared mode each mount, a new one too, has a connection to each server. A server that is restarted while it
+/// has two mounts continues as soon as both have presented their state, and does not wait for the grace time. Method:
+/// one of the mounts has never used the server that is killed.
 #[test]
 fn a_restarted_server_waits_for_nobody_who_is_there() {
     in_cluster(11, 3, async |c| {
@@ -215,8 +215,8 @@ fn a_restarted_server_waits_for_nobody_who_is_there() {
     });
 }
 
-/// Goal: silence of one server stops the use of what that server granted, and of nothing else. Method: names and bytes
-/// of two servers are cached; one is cut off for longer than its lease lasts.
+/// Goal: if one server is silent, the mount stops using only what that server granted. Method: names and bytes of two
+/// servers are cached, and one server is cut off for longer than its lease lasts.
 #[test]
 fn a_silent_server_stops_what_it_granted() {
     in_cluster(12, 3, async |c| {
@@ -246,7 +246,7 @@ fn a_silent_server_stops_what_it_granted() {
 }
 
 /// Goal: a mount that one server evicts fails its calls and blocks no other mount on any server. Method: its link to
-/// one server is cut while it has dirty bytes under locks of two; the other mount wants both.
+/// one server is cut while it has dirty bytes under locks of two servers, and the other mount wants both files.
 #[test]
 fn a_mount_evicted_by_one_server_is_over() {
     in_cluster(13, 3, async |c| {
@@ -272,7 +272,7 @@ fn a_mount_evicted_by_one_server_is_over() {
 }
 
 /// Goal: a lock goes back also if its file was made on a smaller cluster and is not known to the mount any more.
-/// Method: an empty file whose lock is kept; the cluster grows; the other mount writes it.
+/// Method: the lock of an empty file is kept, the cluster grows, and the other mount writes the file.
 #[test]
 fn locks_of_a_smaller_cluster_go_back() {
     in_cluster(14, 2, async |c| {
@@ -297,8 +297,8 @@ fn locks_of_a_smaller_cluster_go_back() {
 }
 
 /// Goal: a mount in sole mode that has lost the master and still reaches another server does not act as the only one
-/// there when others may have been admitted; when the master is back and none was, it is in sole mode again. Method:
-/// its way to the master is cut, once with another mount coming and once without.
+/// there, because others may have been admitted. When the master is back and no other was admitted, it is in sole mode
+/// again. Method: its connection to the master is cut, once while another mount arrives and once without.
 #[test]
 fn a_lone_mount_without_the_master_is_cautious() {
     in_cluster(15, 2, async |c| {
@@ -339,9 +339,9 @@ fn a_lone_mount_without_the_master_is_cautious() {
     });
 }
 
-/// Goal: a request for the size of a file during another mount's truncate returns the old end or the new one, not the
-/// end of an earlier write of that mount. Method: one mount has written up to the old end, another over the middle of
-/// it, and truncates before that; a third, which holds no lock, reads the size all the time.
+/// Goal: a request for the size of a file during another mount's truncate returns the old end or the new one, and not
+/// the end of an earlier write of that mount. Method: one mount has written up to the old end. Another one writes over
+/// the middle of the file and truncates before that. A third one, which holds no lock, reads the size all the time.
 #[test]
 fn a_stat_during_a_truncate() {
     for seed in 0..4 {

@@ -32,9 +32,10 @@ fn world(seed: u64) -> World {
     w
 }
 
-/// Goal: a read or write is one event, by either way (Promise S2). Method: two writers, one buffered and one direct or
-/// both of a kind, and two readers on overlapping ranges that cross units and stripes, in random order; each reader
-/// sees the old bytes or one writer's in every part that both share, and so does who reads afterwards.
+/// Goal: a read or write is one event, whether it is buffered or direct (Promise S2). Method: there are two writers,
+/// one buffered and one direct or both of a kind, and two readers, on overlapping ranges that cross units and stripes,
+/// in random order. In every part that both writers share, each reader sees either the old bytes or those of one
+/// writer. So does a reader afterwards.
 #[test]
 fn overlapping_requests_are_events() {
     for seed in 0..150 {
@@ -85,8 +86,8 @@ fn overlapping_requests_are_events() {
 }
 
 /// Goal: bytes replaced by a hole are not shown again, even with reads of neighbouring bytes meanwhile (Promise S2).
-/// Method: a hole in a page while its other bytes are read, then the whole page; and the same for zeros and for a write
-/// past the cache.
+/// Method: a hole is punched in a page while its other bytes are read, and then the whole page is punched. The same is
+/// done with zeros and with a direct write.
 #[test]
 fn holes_beside_readers_stay_holes() {
     for seed in 0..90 {
@@ -123,8 +124,8 @@ fn holes_beside_readers_stay_holes() {
     }
 }
 
-/// Goal: appends land whole at the end, none over another (Promise S4). Method: eight appends of different sizes, some
-/// direct and some buffered, at the same time.
+/// Goal: appends land whole at the end, none over another (Promise S4). Method: eight appends of different sizes at the
+/// same time, some direct and some buffered.
 #[test]
 fn appends_land_whole() {
     for seed in 0..40 {
@@ -153,8 +154,8 @@ fn appends_land_whole() {
 }
 
 /// Goal: an abandoned operation leaves nothing behind and happens as a whole or not at all (Promise S18). Method: start
-/// an operation, run a few steps, drop it; later everything is closed, unlocked and written, and the file has the old
-/// or the new content.
+/// an operation, run a few steps, and drop it. Later everything is closed, unlocked and written, and the file has the
+/// old or the new content.
 #[test]
 fn abandoned_operations_leave_nothing() {
     for seed in 0..120 {
@@ -209,9 +210,9 @@ fn abandoned_operations_leave_nothing() {
     }
 }
 
-/// Goal: a file that is truncated by its path is the same one for a program that opens it meanwhile, and the bytes that
-/// this one writes are counted right. Method: a truncate that the server answers late; all cached data is dropped, then
-/// the file is opened and written.
+/// Goal: if a file is truncated by its path while a program opens it, both use the same file, and the bytes that the
+/// program writes are counted right. Method: a truncate that the server answers late. All cached data is dropped, and
+/// then the file is opened and written.
 #[test]
 fn a_file_being_cut_is_not_forgotten() {
     let mut w = World::new(3, &[]);
@@ -256,7 +257,7 @@ fn a_file_being_cut_is_not_forgotten() {
 }
 
 /// Goal: hits by several threads see whole units while another thread writes them through the cache. Method: threads
-/// with `try_read` and `try_write` on one unit; each read is uniform.
+/// with `try_read` and `try_write` on one unit. Each read must return uniform bytes.
 #[test]
 fn hits_by_threads_are_atomic() {
     let mut w = World::new(1, &[]);
@@ -290,9 +291,9 @@ fn hits_by_threads_are_atomic() {
     w.check_clean();
 }
 
-/// Goal: a hit over several units is one event: it shows no write without an earlier one of the same thread (Promise
-/// S2). Method: one thread writes a number at 0, then at 1 MiB; the other reads both in one hit, and sometimes the
-/// first one waits for it.
+/// Goal: a hit over several units is one event: if it shows a write, it also shows every earlier write of the same
+/// thread (Promise S2). Method: one thread writes a number at 0, then at 1 MiB. The other thread reads both in one hit,
+/// and sometimes the first thread waits for it.
 #[test]
 fn hits_over_several_units_are_one_event() {
     const FAR: usize = 1 << 20;
@@ -336,7 +337,7 @@ fn hits_over_several_units_are_one_event() {
 }
 
 /// Goal: locks continue under the names that a restarted server gives them, and dirty data survives. Method: rename
-/// every lock of the server as a restart does, then call one back by its new name.
+/// every lock of the server as a restart does, then call one of them back by its new id.
 #[test]
 fn locks_survive_a_restart_under_new_names() {
     let mut w = World::new(9, &[]);
@@ -364,7 +365,7 @@ fn locks_survive_a_restart_under_new_names() {
 }
 
 /// Goal: the lock granted in the answer to a create is returned if it was called back before that answer arrived, and a
-/// later one is not mistaken for it. Method: the callback first, then the lock, with and without a create under way.
+/// later lock is not mistaken for it. Method: the callback first, then the lock, with and without a create under way.
 #[test]
 fn a_lock_of_a_new_file_is_asked_back_early() {
     for under_way in [true, false] {
@@ -383,9 +384,9 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
     }
 }
 
-/// Goal: a callback that is repeated, at once, or after its lock was returned and a newer one was taken on the same
-/// object, is answered once and takes neither the newer lock nor the dirty data under it. Method: buffered writes under
-/// two locks, one after the other; the server of these tests refuses a second return.
+/// Goal: a callback may be repeated at once, or after its lock was returned and a newer one was taken on the same
+/// object. It is answered once, and affects neither the newer lock nor the dirty data under it. Method: buffered writes
+/// under two locks, one after the other. The server of these tests refuses a second return.
 #[test]
 fn a_repeated_callback_takes_nothing_newer() {
     for seed in 0..30 {
@@ -420,9 +421,9 @@ fn a_repeated_callback_takes_nothing_newer() {
     }
 }
 
-/// Goal: a push that a server repeats is answered once as long as the answer is on its way, and again when it has
-/// arrived: a server that repeats everything unanswered with each new connection must not get ever more answers.
-/// Method: a glimpse and a revocation, 100 times each, without an answer in between.
+/// Goal: a push that a server repeats is answered once as long as the answer is on its way, and again when the answer
+/// has arrived. A server that repeats everything unanswered with each new connection must not get more and more
+/// answers. Method: a glimpse and a revocation, 100 times each, without an answer in between.
 #[test]
 fn questions_that_are_repeated_are_answered_once() {
     let mut w = World::new(1, &[]);

@@ -18,7 +18,7 @@ fn filled(len: u64, byte: u8) -> Buf {
     buf
 }
 
-/// A new file `f` over several objects that asks for commit consistency and whose I/O goes direct.
+/// A new file `f` over several objects that has commit consistency and whose I/O is direct.
 async fn commit(client: &Client) -> Arc<OpenFile> {
     let made = client.create(&root(), Ino::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
     for (name, value) in [("layout", "striped,size=64K,count=3"), ("consistency", "commit")] {
@@ -39,10 +39,10 @@ fn put(model: &mut Vec<u8>, at: u64, len: u64, byte: u8) {
     model[at as usize..end].fill(byte);
 }
 
-/// Goal: Promise S1 under commit consistency: the mount that writes sees its own writes at once, their bytes and the
-/// size, also where its server does not know of them yet; other mounts see them once `close` or `fsync` has returned,
-/// and after a truncate nothing of before comes back. Method: writes of all lengths, over each other and with holes
-/// between them, from one of two mounts, looked at after each.
+/// Goal: Promise S1 under commit consistency: the writing mount sees the bytes and the size of its own writes at once,
+/// even before its server knows them. Other mounts see them once `close` or `fsync` has returned. After a truncate no
+/// earlier bytes reappear. Method: one of two mounts makes writes of all lengths, over each other and with holes
+/// between them. Both are checked after each write.
 #[test]
 fn the_writer_sees_its_writes() {
     for seed in 0..24 {
@@ -94,8 +94,8 @@ fn the_writer_sees_its_writes() {
 }
 
 /// Goal: writers of several mounts do not wait for each other, and nothing is lost where their records share blocks.
-/// Method: two mounts write every second record of a file in turn, with `O_DIRECT` and without; no lock is asked for;
-/// both close and see all.
+/// Method: two mounts write every second record of a file in turn, with `O_DIRECT` and without. No lock is requested.
+/// Both close the file and see all records.
 #[test]
 fn writers_take_no_locks() {
     for (seed, direct) in [(0, false), (1, true), (2, true)] {
@@ -131,7 +131,7 @@ fn writers_take_no_locks() {
 }
 
 /// Goal: programs that take turns by locks of the file see each other's writes without `fsync`. Method: two mounts
-/// write over the same bytes, each under a lock of the file, and read first.
+/// write the same bytes, each under a lock of the file, and read them first.
 #[test]
 fn a_lock_that_goes_shows_what_was_written() {
     for seed in 0..6 {

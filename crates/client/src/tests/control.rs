@@ -19,9 +19,9 @@ fn set(w: &mut World, assignment: &str) -> Result<()> {
     w.run(op)
 }
 
-/// Goal: a pattern that could match the servers' tunables need not match one; one that matches both sets both or
-/// neither; an unknown name is no attribute, and the server's refusal is passed on. Method: patterns for tunables of a
-/// server that has two.
+/// Goal: a pattern that could match the servers' tunables need not match one. A pattern that matches tunables of both
+/// sets both or neither. An unknown name is no attribute, and the server's refusal is passed on. Method: patterns for
+/// tunables of a server that has two.
 #[test]
 fn patterns_over_mount_and_servers() {
     let mut w = World::new(1, &[]);
@@ -43,8 +43,8 @@ fn patterns_over_mount_and_servers() {
     assert!(shown.contains("client.spin_us=70 # ") && shown.contains("\nserver.spin_us=70 # help\n"), "{shown}");
 }
 
-/// Goal: of a threshold it is shown whether it was set or is learnt, and the value in force. Method: one that has
-/// moved, then set to its default, which is a setting as well; learning switched off.
+/// Goal: of a threshold it is shown whether it was set or is learnt, and the value in force. Method: a threshold that
+/// has moved is set to its default, which is a setting as well. Then learning is turned off.
 #[test]
 fn thresholds_say_what_is_learnt() {
     let mut w = World::new(1, &[]);
@@ -89,9 +89,9 @@ fn servers_that_do_not_answer_are_named() {
     assert!(lines.len() == 2 && lines[1].starts_with("# two at tcp:two:1 does not answer"), "{shown}");
 }
 
-/// Goal: two processes that read a long status at the same time do not get parts of each other's. Method: two callers,
-/// between whose first parts the cluster grows, read on in turn; many more begin meanwhile than are remembered, and
-/// then no part comes instead of a wrong one.
+/// Goal: two processes that read a long status at the same time do not get parts of each other's. Method: two callers
+/// read on in turn, and the cluster grows between their first parts. Meanwhile more callers begin than are remembered,
+/// and then they get no part instead of a wrong one.
 #[test]
 fn a_long_status_is_its_readers_own() {
     let mut w = World::new(3, &[]);

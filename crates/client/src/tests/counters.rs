@@ -42,9 +42,9 @@ fn of_file(file: &Arc<OpenFile>, what: &str) -> u64 {
     line.map_or(0, |l| l.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"))
 }
 
-/// Goal: requests count for the job that opened the file, by reason, while it is open and when it is closed; without a
-/// job for `-`; a reset leaves jobs with open files, at zero, and the switch ends it. Method: three opens of one file,
-/// cached and direct requests.
+/// Goal: requests are counted by reason for the job that opened the file, while it is open and when it is closed.
+/// Without a job they are counted for `-`. A reset keeps jobs with open files, with counts of zero, and the switch ends
+/// the counting. Method: three opens of one file, with cached and direct requests.
 #[test]
 fn requests_are_counted_by_job() {
     let mut w = World::new(1, &[]);
@@ -91,8 +91,8 @@ fn requests_are_counted_by_job() {
     w.check_clean();
 }
 
-/// Goal: an open that names no job counts for that of the library's own process, which its environment names. Method:
-/// an environment of three variables, two of which are looked for.
+/// Goal: an open that names no job is counted for the job of the library's own process, which its environment names.
+/// Method: an environment of three variables, two of which are looked for.
 #[test]
 fn a_library_has_one_job() {
     let clock = Arc::new(super::world::TestClock::default());
@@ -114,9 +114,9 @@ fn a_library_has_one_job() {
     );
 }
 
-/// Goal: the table of jobs is bounded: a job without an open file that was used longest ago is dropped; if there is
-/// none, a new job counts for `-`. A table too long for an attribute is shown in parts, each job once. Method: a table
-/// full of open jobs, of which two close.
+/// Goal: the table of jobs is bounded. The job without an open file that was used longest ago is dropped. If there is
+/// none, a new job is counted for `-`. A table too long for an attribute is shown in parts, each job once. Method: a
+/// table full of open jobs, of which two close.
 #[test]
 fn jobs_are_bounded() {
     let w = World::new(1, &[]);
@@ -173,9 +173,9 @@ fn throttled_writers_are_counted_by_job() {
     w.check_clean();
 }
 
-/// Goal: a file counts its messages, its lock requests, the callbacks of its locks, the reports of others' sizes, and
-/// its hits while it is open. Method: one file, so that every message is about it; a fill, a callback, a contended
-/// write.
+/// Goal: a file counts its messages, its lock requests, the callbacks of its locks, the contention reports, and its
+/// hits while it is open. Method: one file, so that every message is about this file, with a fill, a callback and a
+/// contended write.
 #[test]
 fn a_file_counts_its_locks_and_messages() {
     let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
@@ -209,8 +209,8 @@ fn a_file_counts_its_locks_and_messages() {
     w.check_clean();
 }
 
-/// Goal: a message for several files counts with each of them as a batch, with none as its own. Method: three small
-/// files, closed dirty by their writers and open for reading.
+/// Goal: a message for several files is counted as a batch for each of them, and for none as its own message. Method:
+/// three small files, closed dirty by their writers and open for reading.
 #[test]
 fn a_file_counts_the_batches_that_carry_it() {
     let mut w = World::new(1, &[]);
@@ -234,8 +234,9 @@ fn a_file_counts_the_batches_that_carry_it() {
     w.check_clean();
 }
 
-/// Goal: the next bytes of a stream are touched ahead if the page cache has them, up to the end of the file, and for
-/// reads of bounded size; one that jumps about is left alone. Method: calls by hand, and the counter.
+/// Goal: if the page cache has the next bytes of a stream, they are loaded into the processor's cache ahead, up to the
+/// end of the file, and for reads of bounded size. For a stream that jumps about, nothing is loaded. Method: single
+/// calls, and the counter.
 #[test]
 fn what_a_stream_reads_next_is_warmed() {
     let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
@@ -268,9 +269,9 @@ fn what_a_stream_reads_next_is_warmed() {
     w.check_clean();
 }
 
-/// Goal: bytes copied into the cache, out of it to readers and out of it for write-back are counted, each copy once,
-/// and none of lent or adopted memory. Method: small and large requests by both ways, hits and misses, and the counters
-/// after each.
+/// Goal: bytes copied into the cache, out of it to readers, and out of it for write-back are counted. Each copy is
+/// counted once, and lent or adopted memory is not counted. Method: small and large requests, buffered and direct, hits
+/// and misses, and the counters after each.
 #[test]
 fn copies_are_counted() {
     let mut w = World::new(1, &[("readahead.max_bytes", "0")]);

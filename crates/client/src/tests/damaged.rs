@@ -32,10 +32,10 @@ fn good_until(at: u64) -> u64 {
     BAD.iter().map(|page| page * PAGE).find(|bad| bad + PAGE > at).unwrap_or(LEN)
 }
 
-/// Goal: a read ends before a page that cannot be served, and fails if it begins in one; every other byte can be read,
-/// and is right; a page cache in front gets all bytes of its request or an error (Promise S24). Method: reads of one
-/// page and of many, from places before, between, in and behind damaged pages, through the cache and past it, with
-/// read-ahead and without.
+/// Goal: a read ends before a page that cannot be served, and fails if it begins in one. Every other byte can be read,
+/// and is right. A page cache in front gets all bytes of its request or an error (Promise S24). Method: reads of one
+/// page and of many, from places before, between, in and after damaged pages, buffered and direct, with read-ahead and
+/// without.
 #[test]
 fn only_what_is_damaged_fails() {
     for (seed, len) in [(1, 4096), (2, 10_000), (3, 65_536), (4, LEN), (5, 300_000)] {

@@ -1,5 +1,5 @@
-//! Deadlocks known from other file systems of this kind, as tests with real mounts and a real server: each has to end,
-//! without an eviction. Callbacks have 30 s; every story is over long before.
+//! Deadlocks known from other file systems of this kind, as tests with real mounts and a real server. Each test has to
+//! end, without an eviction. Callbacks have 30 s; every story is over long before.
 
 use super::sharing::*;
 use crate::api::{Hints, OpenFlags};
@@ -21,7 +21,7 @@ const CROWD: usize = 1500;
 /// Far below the time after which a client is evicted that does not answer.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Operations under way: how many have ended.
+/// Operations under way, and how many of them have ended.
 #[derive(Default)]
 struct Crowd {
     begun: usize,
@@ -81,10 +81,10 @@ async fn opened(client: &Client, name: &str, mode: IoMode) -> Arc<OpenFile> {
     file
 }
 
-/// Goal: direct requests that occupy all places that a mount has for requests under way, and that wait for a lock, do
-/// not prevent the holder of that lock, the same mount, from writing back the data that has to be written before
-/// (LU-17190). Method: one mount has the file dirty; another requests it, so the lock is called back; behind that come
-/// more direct requests of the holder than it has places.
+/// Goal: direct requests may occupy all slots that a mount has for requests under way, and wait for a lock. They do not
+/// prevent the holder of that lock, which is the same mount, from writing back the data that has to be written before
+/// (LU-17190). Method: one mount has the file dirty. Another mount requests it, so the lock is called back. Then the
+/// holder sends more direct requests than it has slots.
 #[test]
 fn direct_requests_leave_room_for_the_flush() {
     for seed in 0..3 {
@@ -108,9 +108,9 @@ fn direct_requests_leave_room_for_the_flush() {
     }
 }
 
-/// Goal: a callback needs nothing that a reader holds who waits for a place (LU-19427). Method: two mounts, each with a
-/// file dirty that the other's crowd of requests waits for, direct and buffered, so that all places of both are taken
-/// by requests that wait for the other; buffered readers of the very bytes that have to go are among them.
+/// Goal: a callback needs nothing that a reader holds who waits for a place (LU-19427). Method: two mounts each have a
+/// dirty file for which many requests of the other mount wait, direct and buffered. So all slots of both are occupied
+/// by requests that wait for the other. Among them are buffered readers of the very bytes that have to be written back.
 #[test]
 fn callbacks_need_nothing_that_readers_hold() {
     for seed in 0..3 {
@@ -142,9 +142,9 @@ fn callbacks_need_nothing_that_readers_hold() {
     }
 }
 
-/// Goal: flushes and cancels always get through (LU-13131). Method: one mount has hundreds of files dirty, more than it
-/// may write back at a time; another reads and truncates all of them at once, while the first fills its places with
-/// requests of its own.
+/// Goal: flushes and cancels always get through (LU-13131). Method: one mount has hundreds of dirty files, more than it
+/// may write back at a time. Another mount reads and truncates all of them at once, while the first one fills its slots
+/// with requests of its own.
 #[test]
 fn flushes_and_cancels_always_get_through() {
     const FILES: usize = 150;

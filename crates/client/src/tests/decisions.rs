@@ -47,9 +47,9 @@ fn scan(w: &mut World, file: &Arc<OpenFile>, range: std::ops::Range<u64>) {
     }
 }
 
-/// Goal: a server's report of contention is used for its full time, from replies of every kind, and direct replies
-/// renew it; locality learns nothing meanwhile and loses no probe. Method: a server that reports it for a while, and
-/// time.
+/// Goal: a server's report of contention is used for its full time, whatever the kind of reply, and direct replies
+/// renew it. Meanwhile the locality of the file does not change and no probe is used up. Method: a server that reports
+/// it for a while, and time.
 #[test]
 fn contention_is_latched() {
     let mut w = World::new(1, &[("hybrid.contended_ms", "4000"), ("readahead.max_bytes", "0")]);
@@ -89,7 +89,7 @@ fn contention_is_latched() {
 }
 
 /// Goal: a report of contention in any reply about locks or data is used for its file, of a batch for each part.
-/// Method: a server that reports it with one kind of reply alone; that kind is caused, on a file of its own.
+/// Method: a server reports contention with only one kind of reply, and this kind is caused on a file of its own.
 #[test]
 fn contention_is_told_by_replies_of_every_kind() {
     let ctx = Ctx::root();
@@ -161,8 +161,8 @@ fn contention_is_told_by_replies_of_every_kind() {
     }
 }
 
-/// Goal: memory speaks in the window alone: a cache full of dirty bytes, the mount's group, the caller's group, each
-/// with its switch; bytes of all are right. Method: each made short in turn.
+/// Goal: memory matters only in the window: a cache full of dirty bytes, the mount's group, and the caller's group,
+/// each with its switch. The bytes of all requests are right. Method: each made short in turn.
 #[test]
 fn memory_that_is_short() {
     let mut w = World::new(1, &[("cache.max_bytes", "4M")]);
@@ -194,8 +194,8 @@ fn memory_that_is_short() {
     w.check_clean();
 }
 
-/// Goal: requests of a program whose memory group is short go direct, those of another one do not; no file is read on
-/// the path of a request. Method: two callers, a group that fills, a sample as the I/O half takes it.
+/// Goal: requests of a program whose memory group is short go direct, and those of another program do not. No file is
+/// read on the path of a request. Method: two callers, a group that fills, a sample as the I/O half takes it.
 #[test]
 fn callers_that_are_short_of_memory() {
     let (full, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -244,8 +244,8 @@ fn callers_that_are_short_of_memory() {
     w.check_clean();
 }
 
-/// Goal: memory that is short only until the mount has returned what it kept for later changes no decision; lasting
-/// shortage does, until it ends. Method: a group that is full for this many samples.
+/// Goal: if memory is short only until the mount has returned buffers that it kept, no decision changes. A lasting
+/// shortage changes decisions until it ends. Method: a group that is full for this many samples.
 #[test]
 fn own_memory_is_given_back_first() {
     let full_for = Arc::new(AtomicU64::new(0));
@@ -271,7 +271,7 @@ fn own_memory_is_given_back_first() {
 }
 
 /// Goal: requests of a file with much in the cache go direct until it has less, those of others do not. Method: fill
-/// the bound, then the same bytes direct, which takes them out of the cache.
+/// the cache up to the bound, then write the same bytes direct, which removes them from the cache.
 #[test]
 fn over_caching_is_per_file() {
     let mut w = World::new(1, &[("hybrid.overcache_bytes", "1M")]);
@@ -294,7 +294,7 @@ fn over_caching_is_per_file() {
     w.check_clean();
 }
 
-/// Small enough for quick verdicts: a cache of 4 MiB, a window of 2 MiB, one probe in 8.
+/// A mount that is small enough for quick verdicts: a cache of 4 MiB, a window of 2 MiB, one probe in 8.
 const QUICK: [(&str, &str); 4] = [
     ("cache.max_bytes", "4M"),
     ("hybrid.locality_pages", "512"),
@@ -302,9 +302,9 @@ const QUICK: [(&str, &str); 4] = [
     ("readahead.max_bytes", "0"),
 ];
 
-/// Goal: a stream over more than the cache shows no locality, with one probe in so many; reuse that resumes is noticed
-/// although nothing is evicted by then; contention in between costs no probe. Method: a stream, then a small part over
-/// and over.
+/// Goal: a stream over more than the cache shows no locality, with one probe in 8 requests. If reuse resumes it is
+/// noticed, although nothing is evicted by then. Contention in between uses up no probe. Method: a stream, then a small
+/// part over and over.
 #[test]
 fn reuse_that_comes_back_is_noticed() {
     let mut w = World::new(1, &QUICK);
@@ -337,8 +337,8 @@ fn reuse_that_comes_back_is_noticed() {
     w.check_clean();
 }
 
-/// Goal: files whose bytes are used again stay in the cache however much of them leaves it: read twice, or written and
-/// then read; the switch turns the rule off. Method: streams over six times the cache.
+/// Goal: files whose bytes are used again stay in the cache, however many of their bytes are evicted. They are read
+/// twice, or written and then read. The switch turns the rule off. Method: streams over six times the cache.
 #[test]
 fn working_sets_keep_their_cache() {
     let mut w = World::new(1, &QUICK);
@@ -366,8 +366,8 @@ fn working_sets_keep_their_cache() {
     w.check_clean();
 }
 
-/// Goal: files with a target on rotating storage have thresholds of their own, others do not; the switch and later
-/// reports of a server take effect. Method: one of four targets rotates; files on one target and on all.
+/// Goal: files with a target on rotating storage have thresholds of their own, and others do not. The switch and later
+/// reports of a server take effect. Method: one of four targets rotates, with files on one target and on all.
 #[test]
 fn rotating_storage_raises_the_threshold() {
     let mut w = World::new(1, &[]);
@@ -399,7 +399,7 @@ fn rotating_storage_raises_the_threshold() {
 }
 
 /// Goal: the mode in the opener's environment applies to that open file alone, below the file's own mode and above the
-/// mount's. Method: three opens of one file by different processes, the modes of file and mount changed.
+/// mount's. Method: three opens of one file by different processes, while the modes of file and mount are changed.
 #[test]
 fn processes_ask_for_a_mode() {
     let mut w = World::new(1, &[]);
@@ -431,9 +431,10 @@ fn processes_ask_for_a_mode() {
     w.check_clean();
 }
 
-/// Goal: the switch costs no message that it should not: a request of 8 bytes that goes direct is one message, a cached
-/// read none; 8 requests below the threshold count as 8 that did not switch, 8 at it as 8 that did (sanity 119j, 119k,
-/// 127g). Method: thresholds set while the file is open, messages and counters.
+/// Goal: switching between buffered and direct costs no additional messages: a direct request of 8 bytes is one
+/// message, and a cached read none. 8 requests below the threshold count as 8 that did not switch, and 8 at the
+/// threshold as 8 that did (sanity 119j, 119k, 127g). Method: thresholds set while the file is open, messages and
+/// counters.
 #[test]
 fn switching_costs_one_message() {
     let mut w = World::new(1, &[("hybrid.small_bytes", "0"), ("readahead.max_bytes", "0")]);
@@ -469,8 +470,8 @@ fn switching_costs_one_message() {
     w.check_clean();
 }
 
-/// Goal: a direct request removes the file's bytes from the cache and takes no lock; dirty data there reaches the
-/// server before it (sanity 277, 398a). Method: a dirty range, a direct write and a direct read over part of it.
+/// Goal: a direct request removes the file's bytes from the cache and takes no lock. Dirty data in its range reaches
+/// the server before it (sanity 277, 398a). Method: a dirty range, a direct write and a direct read over part of it.
 #[test]
 fn direct_requests_leave_nothing_cached() {
     let mut w = World::new(1, &[]);
@@ -495,8 +496,8 @@ fn direct_requests_leave_nothing_cached() {
     w.check_clean();
 }
 
-/// Goal: all pieces of a direct request are on their way at once, in either direction (Lustre's sanity 398g).
-/// Method: a request over four objects; messages that were sent before the first answer.
+/// Goal: all pieces of a direct request are on their way at once, in either direction (Lustre's sanity 398g). Method: a
+/// request over four objects. The test counts the messages that were sent before the first answer.
 #[test]
 fn direct_pieces_are_sent_at_once() {
     use std::future::Future;
@@ -534,9 +535,9 @@ fn tell(w: &World, course: Course, mib_s: u64) {
     }
 }
 
-/// Goal: a file that uses a quarter of its pages again goes direct where that was measured to carry more than the rest
-/// of it would gain, not where it carries less, and not when nothing is measured or learning is off. Method: rates and
-/// pages told by hand.
+/// Goal: a file of which a quarter of the pages is used again goes direct if direct requests were measured to be faster
+/// by more than the reuse saves. It does not if they are slower, if nothing is measured, or if learning is off. Method:
+/// given rates and pages.
 #[test]
 fn reuse_has_to_pay() {
     for (cached, direct, learn, way) in [
@@ -559,9 +560,9 @@ fn reuse_has_to_pay() {
     }
 }
 
-/// Goal: without locality the way with the higher measured throughput is taken, and reported as such; each rule has its
-/// switch; a new file begins with the mount's average over all files, unless that is switched off. Method: rates set by
-/// hand after a stream.
+/// Goal: without locality the way with the higher measured throughput is used, and reported as such. Each rule has its
+/// switch. A new file begins with the mount's average over all files, unless that is switched off. Method: rates that
+/// the test sets after a stream.
 #[test]
 fn what_was_measured_decides_without_locality() {
     let mut w = World::new(1, &QUICK);
@@ -598,9 +599,9 @@ fn what_was_measured_decides_without_locality() {
     w.check_clean();
 }
 
-/// Goal: the throughput of write-back is learnt while a program waits for much of it, though no writer waits for space;
-/// not from data that lands by itself or is little. Method: a large file and small ones, in a cache with space for all,
-/// synced or left alone.
+/// Goal: the throughput of write-back is learnt while a program waits for many bytes, even if no writer waits for
+/// space. It is not learnt from data that is written back without a waiting program, or from a few bytes. Method: a
+/// large file and small ones, in a cache with space for all of them, synced or not.
 #[test]
 fn a_program_that_waits_shows_what_write_back_carries() {
     for (each, count, sync, learns) in

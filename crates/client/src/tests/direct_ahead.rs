@@ -1,4 +1,4 @@
-//! Direct reads requested ahead: that they happen, that they return no stale data, that they do not stay.
+//! Direct reads requested ahead: that they happen, that they return no outdated data, and that they are not kept.
 
 use super::world::World;
 use crate::OpenFile;
@@ -37,9 +37,9 @@ fn kept(w: &World) -> u64 {
     w.client.mount.prefetch.fill_bytes.load(SeqCst)
 }
 
-/// Goal: all but the first two reads of a stream are requested ahead and each byte is fetched once, up to the end of
-/// the file and not beyond; reads all over the file request nothing ahead. Method: count reads, and requests of the
-/// server.
+/// Goal: all but the first two reads of a stream are requested ahead, and each byte is fetched once, up to the end of
+/// the file and not beyond. For reads all over the file nothing is requested ahead. Method: the reads and the requests
+/// to the server are counted.
 #[test]
 fn streams_are_asked_for_ahead() {
     let (mut w, _, file, bytes) = world(1);
@@ -61,10 +61,10 @@ fn streams_are_asked_for_ahead() {
     assert_eq!((used(&w), kept(&w)), (14, 0));
 }
 
-/// Goal: a stream of calls that arrive in large pieces and a small one is requested ahead as one of large ones is; no
-/// byte is fetched twice but for the small pieces that end behind the requested range. Method: calls of two large
-/// pieces and 8 bytes, one after the other; bytes, requests of the server, and the stream's share of the bytes
-/// requested ahead.
+/// Goal: a stream of calls that arrive in large pieces and a small one is requested ahead like one of large pieces. No
+/// byte is fetched twice, except the small pieces that end behind the requested range. Method: calls of two large
+/// pieces and 8 bytes, one after the other. The test compares bytes, requests to the server, and the stream's share of
+/// the bytes requested ahead.
 #[test]
 fn pieces_of_unequal_length_are_one_stream() {
     let (mut w, _, file, bytes) = world(1);
@@ -89,8 +89,8 @@ fn pieces_of_unequal_length_are_one_stream() {
 }
 
 /// Goal: data requested ahead is not used any more once the file has changed there, however it was changed and however
-/// far the request had progressed. Method: a stream, then in many orders of its background a change of what comes next,
-/// compared with a vector of bytes.
+/// far the request had progressed. Method: a stream is followed, in many orders of its background work, by a change of
+/// the next bytes. The result is compared with a vector of bytes.
 #[test]
 fn changes_end_them() {
     const PART: u64 = 4096;
@@ -166,7 +166,7 @@ fn changes_end_them() {
     }
 }
 
-/// Goal: unused data is dropped after a while, and with the close. Method: the count of bytes under way.
+/// Goal: unused data is dropped after a while, and with the close. Method: the number of bytes under way is checked.
 #[test]
 fn nothing_stays() {
     let (mut w, _, file, _) = world(1);
@@ -184,8 +184,8 @@ fn nothing_stays() {
     assert_eq!(kept(&w), 0);
 }
 
-/// Goal: a stream of which the cache served a read in between continues, and loses just that one. Method: leave one
-/// read out, which has the same effect, and count.
+/// Goal: if the cache serves one read of a stream in between, the stream continues and loses only that read. Method:
+/// one read is left out, which has the same effect as a cache hit, and the requests are counted.
 #[test]
 fn a_stream_goes_on_behind_what_the_cache_served() {
     let (mut w, _, file, bytes) = world(1);
@@ -198,7 +198,7 @@ fn a_stream_goes_on_behind_what_the_cache_served() {
 }
 
 /// Goal: reads that jump forward, out of the range requested ahead, are no stream: less is requested each time. Method:
-/// pairs of reads with a gap behind them in a long file, and the sum of the bytes requested ahead.
+/// pairs of reads with a gap after each pair in a long file. The bytes requested ahead are added up.
 #[test]
 fn jumps_ask_for_less_each_time() {
     let (mut w, _, file, _) = world(1);
@@ -211,8 +211,8 @@ fn jumps_ask_for_less_each_time() {
     assert!(reads < 40 * 3 + 30, "{reads}");
 }
 
-/// Goal: reads below the large threshold are requested ahead only while little is under way. Method: a call of the
-/// decision itself, beside reads that wait.
+/// Goal: reads below the large threshold are requested ahead only while little is under way. Method: the decision
+/// function is called directly, together with reads that wait.
 #[test]
 fn many_streams_keep_each_other_busy() {
     let (w, ..) = world(1);
@@ -227,7 +227,7 @@ fn many_streams_keep_each_other_busy() {
 }
 
 /// Goal: a stream of large reads that measurements show to be faster without is not requested ahead, until learning is
-/// switched off. Method: rates by hand, and the bytes that were used.
+/// switched off. Method: given rates, and the bytes that were used.
 #[test]
 fn a_stream_that_it_slows_is_left_alone() {
     let (mut w, _, file, bytes) = world(1);

@@ -13,7 +13,7 @@ async fn stat(client: &Client, dir: Ino) -> Attr {
     client.getattr(&root(), dir).await.expect("stat")
 }
 
-/// The state on the server: the answer to a look-up is not from the cache alone.
+/// The state on the server. The look-up is not answered from the cache alone.
 async fn truth(client: &Client, name: &str) -> Attr {
     client.lookup(&root(), Ino::ROOT, name.as_bytes()).await.expect("it is there")
 }
@@ -26,7 +26,7 @@ async fn make(client: &Client, dir: Ino, name: &str) {
     client.create(&root(), dir, name.as_bytes(), 0o644, OpenFlags::WRITE).await.expect("create");
 }
 
-/// Stat of `d`: the number of its messages; its result is that of the server.
+/// Makes a stat of `d` and returns the number of its messages. Its result must be that of the server.
 async fn cost(client: &Client, dir: Ino) -> u64 {
     let before = calls(client);
     let shown = stat(client, dir).await;
@@ -36,8 +36,8 @@ async fn cost(client: &Client, dir: Ino) -> u64 {
 }
 
 /// Goal: in sole mode, the attributes of a directory are known after a name was made, linked or removed in it, as the
-/// server has them; after any other possible change of them a request is sent; the switch turns it off. Method: each
-/// change, then stat, counting messages.
+/// server has them. After any other operation that may change them, a request is sent. The switch turns this off.
+/// Method: each change, then stat, counting messages.
 #[test]
 fn alone_a_change_brings_its_directory() {
     for servers in [1, 2] {
@@ -79,8 +79,8 @@ fn alone_a_change_brings_its_directory() {
 }
 
 /// Goal: in sole mode, attributes of a directory from a look-up, a listing or a stat are known until a possible change,
-/// also if requested during one; of a removed directory nothing is known. Method: each way of seeing it and each
-/// change, then stat, counting messages.
+/// and are not known if they were requested during one. Of a removed directory nothing is known. Method: each way to
+/// get the attributes and each change, then a stat, with the messages counted.
 #[test]
 fn alone_what_was_seen_of_a_directory_is_kept() {
     in_cluster(21, 2, async |c| {
@@ -152,9 +152,9 @@ async fn storm(client: &Client, dir: Ino, who: u64) {
     join_all((0..10).map(caller)).await;
 }
 
-/// Goal: answers that overtake each other leave no wrong state behind, in sole mode and with several mounts at the same
-/// directory. Method: storms; after each, stat on every mount equals the state on the server, and one more name costs
-/// no message in sole mode.
+/// Goal: answers that overtake each other leave no wrong state behind, in sole mode and with several mounts that use
+/// the same directory. Method: many concurrent operations. After them, stat on every mount equals the state on the
+/// server, and one more name costs no message in sole mode.
 #[test]
 fn storms_leave_the_truth() {
     for seed in 30..36 {
@@ -177,9 +177,9 @@ fn storms_leave_the_truth() {
     }
 }
 
-/// Goal: in shared mode a change returns a token with the attributes: no message for a stat, and a change of another
-/// mount is seen at once; where two change a directory all the time it returns none, which the other would have to
-/// revoke. Method: two mounts change one directory in turn, at first slowly.
+/// Goal: in shared mode a change returns a token with the attributes. So a stat needs no message, and a change by
+/// another mount is seen at once. If two mounts change a directory all the time, the answer returns no token, because
+/// the other mount would have to revoke it. Method: two mounts change one directory in turn, at first slowly.
 #[test]
 fn in_company_a_change_brings_a_token() {
     for servers in [1, 2] {
@@ -211,8 +211,9 @@ fn in_company_a_change_brings_a_token() {
     }
 }
 
-/// Goal: attributes known in sole mode do not outlive it, with changes under way as the mode changes. Method: a mount
-/// makes names all the time while another is admitted, makes one, sees all, and leaves; several seeds.
+/// Goal: attributes known in sole mode do not outlive it, with changes under way as the mode changes. Method: one mount
+/// makes names all the time. Meanwhile another one is admitted, makes a name, sees all names, and leaves. The test runs
+/// with several seeds.
 #[test]
 fn company_ends_what_was_known_alone() {
     for seed in 40..46 {
@@ -245,9 +246,9 @@ fn company_ends_what_was_known_alone() {
     }
 }
 
-/// Goal: attributes of a directory that an answer shows are for a kernel to keep only if no name was made or removed
-/// since the question: it would take them for later than that. Method: the rule noted before and after changes; a
-/// change of a file's bytes does not count.
+/// Goal: a kernel may keep attributes of a directory in an answer only if no name was made or removed since the
+/// request. Otherwise it would take these attributes for later ones. Method: the rule is noted before and after
+/// changes. A change of a file's bytes does not count.
 #[test]
 fn what_was_asked_before_a_change_is_not_kept() {
     in_cluster(21, 1, async |c| {

@@ -1,4 +1,4 @@
-//! Reads of programs without calls, beside changes of this mount and of another one.
+//! Reads of programs from shared memory during changes by this mount and by another one.
 
 use super::sharing::{create, in_cluster, open, read, root, write};
 use crate::api::{Hints, OpenFlags};
@@ -26,8 +26,8 @@ async fn called(client: &Client, file: &Arc<OpenFile>, at: u64, len: u64) {
 }
 
 /// Goal: a program never finds what a call that has returned has replaced or cut, whichever mount made it, and finds
-/// something. Promise S2. Method: changes by two mounts in turn; after each the memory is looked at around it, and
-/// filled by calls until it shows something.
+/// something. Promise S2. Method: changes by two mounts in turn. After each, the memory around the change is compared,
+/// and calls fill it until it shows something.
 #[test]
 fn programs_find_what_calls_would() {
     let mut hits = 0;

@@ -14,7 +14,7 @@ use amphi_types::Errno;
 use amphi_wire::XattrMode;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Where data begins on the disk of a server of `Cluster`: behind 2 MiB of superblock and log, and 8 MiB of metadata.
+/// Where data begins on the disk of a server of `Cluster`: after 2 MiB of superblock and log, and 8 MiB of metadata.
 const DATA: u64 = 10 << 20;
 
 fn filled(len: usize, byte: u8) -> Buf {
@@ -24,8 +24,8 @@ fn filled(len: usize, byte: u8) -> Buf {
 }
 
 /// Goal: a failed write-back is reported once on each open file that was open then, and the file shows the server's
-/// state from then on (Promise S16). Method: the server refuses one write; two handles, a reader, one that is opened
-/// later.
+/// state from then on (Promise S16). Method: the server refuses one write. There are two handles, a reader, and a
+/// handle that is opened later.
 #[test]
 fn write_back_errors_are_told_once_per_handle() {
     let mut w = World::new(3, &[]);
@@ -63,9 +63,10 @@ fn write_back_errors_are_told_once_per_handle() {
     w.check_clean();
 }
 
-/// Goal: an unreported loss is reported to the next program that syncs, once, also if the file was closed, and
-/// forgotten, in between (Promise S16); until then the end of the mount reports it. Method: a file that is closed
-/// before its write-back fails, while it is known and when it is not, opened again; the same, removed.
+/// Goal: an unreported loss is reported once to the next program that syncs, even if the file was closed and forgotten
+/// in between (Promise S16). Until then the end of the mount reports it. Method: a file is closed before its write-back
+/// fails, while the mount knows the file and when it does not, and then opened again. The same is done with a removed
+/// file.
 #[test]
 fn a_loss_of_a_closed_file_is_told_to_the_next() {
     for (known, removed) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -120,9 +121,9 @@ fn a_loss_of_a_closed_file_is_told_to_the_next() {
     }
 }
 
-/// Goal: two mounts show the same when one of them has lost bytes, and so does every program that gets the error
-/// (Promise S16). Method: a real server whose disk refuses data between a write and the end of its write-back; over an
-/// old file and behind its end, by a write that is too large to be answered from the server's memory.
+/// Goal: two mounts show the same bytes after one of them has lost some, and so does every program that gets the error
+/// (Promise S16). Method: the disk of a real server refuses data between a write and the end of its write-back. The
+/// write is over an old file or behind its end, and is too large to be answered from the server's memory.
 #[test]
 fn mounts_agree_after_a_loss() {
     for seed in 0..8 {
@@ -164,10 +165,10 @@ fn mounts_agree_after_a_loss() {
     }
 }
 
-/// Goal: Promise S16: a mount whose connection broke while the server could not flush accepted data reports this to
-/// each open file once, however often the connection breaks around the message; a mount that wrote nothing reports
-/// nothing. Method: direct writes to a server whose data writes fail while the mount is away; connections that break
-/// again.
+/// Goal: Promise S16: a mount whose connection broke while the server could not flush accepted data reports this once
+/// to each open file, however often the connection breaks around the message. A mount that wrote nothing reports
+/// nothing. Method: direct writes to a server whose data writes fail while the mount is disconnected. Then connections
+/// break again.
 #[test]
 fn a_refused_flush_is_told_behind_a_broken_connection() {
     for breaks in 0..4 {
@@ -247,7 +248,7 @@ fn writing_again_survives_a_failed_write_back() {
 }
 
 /// Goal: a direct write of which a part failed returns the contiguous length from its start, or the error, and an
-/// extension by failed pieces is cut off (Promise S17). Method: refuse one piece of four at each place.
+/// extension by failed pieces is cut off (Promise S17). Method: one piece of four is refused, at each place.
 #[test]
 fn partly_failed_direct_writes() {
     for refused in 0..4u64 {
@@ -286,10 +287,10 @@ fn partly_failed_direct_writes() {
     }
 }
 
-/// Goal: a partly failed direct write cuts off only its own bytes: a completed write behind it stays, at any moment
-/// (Promise S17). Method: both at the same time in random orders of messages, one piece of four refused; the other
-/// write through the cache or past it; size and bytes at the end. In enough rounds there is something to cut, with and
-/// without the other write.
+/// Goal: a partly failed direct write cuts off only its own bytes. A completed write behind it stays, whenever it
+/// happens (Promise S17). Method: both writes run at the same time with messages in random order, and one piece of four
+/// is refused. The other write is buffered or direct. The test compares size and bytes at the end. In enough rounds
+/// there is something to cut, with and without the other write.
 #[test]
 fn a_failed_write_cuts_off_nothing_of_others() {
     const FAR: usize = 8 * 65536;
@@ -348,9 +349,9 @@ pub(super) async fn fill_target_1(client: &Client) {
 }
 
 /// Goal: the extension by a partly failed direct write is cut off in shared mode as well, whichever mount has read or
-/// written the file before; bytes that another mount writes behind it stay, at any moment (Promise S17). Method: a real
-/// server with a full target, two mounts, a write over three targets; the other mount does nothing, has read all, or
-/// writes behind it at any moment. Size and bytes on both.
+/// written the file before. Bytes that another mount writes behind it stay, whenever it writes them (Promise S17).
+/// Method: a real server with a full target, two mounts, and a write over three targets. The other mount does nothing,
+/// has read everything, or writes behind the failed write at any moment. Size and bytes on both.
 #[test]
 fn a_failed_write_in_company_cuts_off_its_own() {
     let (mut cut, mut stayed) = (0, 0);
@@ -408,9 +409,9 @@ fn write_back_of_a_removed_file() {
     w.check_clean();
 }
 
-/// Goal: scattered small runs leave in no more requests at a time than a connection takes, and all of them arrive; what
-/// a full connection refuses is sent anew. Method: every other 512 bytes of a file, more runs than may be under way,
-/// then `fsync`; the same with a refusal.
+/// Goal: scattered small runs are sent in no more requests at a time than a connection accepts, and all of them arrive.
+/// Runs that a full connection refuses are sent again. Method: every other 512 bytes of a file are written, more runs
+/// than may be under way, and then `fsync` is called. The same is done with a refusal.
 #[test]
 fn scattered_runs_are_written_back_in_bounded_numbers() {
     const RUNS: usize = FLIGHT_PARTS_MAX * 5 / 2;
@@ -439,10 +440,10 @@ fn scattered_runs_are_written_back_in_bounded_numbers() {
     w.check_clean();
 }
 
-/// Goal: a full file system below the zones is ENOSPC for a writer, loses no written data, shows in `statfs`, and can
-/// be emptied and filled again; operations on names and overwrites continue meanwhile (Promise S15). Method: a real
-/// server whose node has little space; direct writes until one is refused, twice, with a removal between; then no space
-/// at all.
+/// Goal: if the file system below the zones is full, writers get ENOSPC, no written data is lost, `statfs` shows it,
+/// and the space can be freed and filled again. Operations on names and overwrites continue meanwhile (Promise S15).
+/// Method: the node of a real server has little space. Direct writes continue until one is refused, twice, with a
+/// removal in between. Then there is no space at all.
 #[test]
 fn a_full_file_system_below_is_no_space() {
     const ROOM: u64 = 48 << 20;
@@ -511,10 +512,10 @@ fn a_full_file_system_below_is_no_space() {
     }
 }
 
-/// Goal: Promise S16 for data that a server has accepted into memory: when its disk refuses it, each open file of each
-/// mount that wrote it gets the error once, by `fsync` or when it is closed; files and mounts that did not write it do
-/// not, and all bytes are there. Method: two mounts write small pieces past their caches, a third one has the file
-/// open; writes of data fail on the server for a while.
+/// Goal: Promise S16 for data that a server has accepted into memory: if its disk refuses the data, each open file of
+/// each mount that wrote it gets the error once, by `fsync` or when it is closed. Files and mounts that did not write
+/// it get no error, and all bytes are there. Method: two mounts make small direct writes, and a third one has the file
+/// open. Writes of data fail on the server for a while.
 #[test]
 fn a_refused_flush_is_told_to_each_open_file() {
     in_cluster(31, async |c: &Cluster| {

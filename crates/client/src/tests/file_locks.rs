@@ -1,4 +1,4 @@
-//! Locks of applications: a mount's table of them equals that of the server, whatever the order of answers and signals.
+//! Locks of applications: a mount's table of them equals the server's table, whatever the order of answers and signals.
 
 use super::World;
 use crate::{FileLockFamily, FileLockOwner, FileLockSpec, Interrupt, LockMode, Pending, TakenLock};
@@ -148,8 +148,8 @@ impl World {
 const R: LockMode = LockMode::Read;
 const W: LockMode = LockMode::Write;
 
-/// Goal: a lock that is not kept is released, and the former locks are restored; kept, it stays until the close, which
-/// sends nothing if nothing is held. Method: fresh, upgraded and mixed locks that are dropped.
+/// Goal: a lock that is not kept is released, and the former locks are restored. A kept lock stays until the close,
+/// which sends no message if no lock is held. Method: fresh, upgraded and mixed locks that are dropped.
 #[test]
 fn what_is_not_kept_is_given_back() {
     let mut w = World::new(1, &[]);
@@ -179,8 +179,8 @@ fn what_is_not_kept_is_given_back() {
 }
 
 /// Goal: a wait ends with the lock, or with a signal: then nothing is left, or the lock was granted before and is
-/// reported. Method: a lock of another mount; the signal comes before, at the same time as, and after its end, over
-/// many orders.
+/// reported. Method: another mount holds a lock. Method: the signal arrives before, during and after the end of the
+/// wait, in many orders.
 #[test]
 fn waits_and_signals() {
     let (mut granted, mut interrupted) = (0, 0);
@@ -252,8 +252,8 @@ fn signals_without_a_server() {
 }
 
 /// Goal: the remains of a wait, or of a lock that was not kept, do not release the next lock of the same owner on the
-/// same bytes. Method: interrupted without a connection, at several stages of the wait, and dropped; the next request
-/// at once.
+/// same bytes. Method: the wait is interrupted without a connection, at several stages, or dropped, and the next
+/// request follows at once.
 #[test]
 fn what_comes_next_is_not_given_back() {
     for seed in 0..40 {
@@ -283,9 +283,9 @@ fn what_comes_next_is_not_given_back() {
     }
 }
 
-/// Goal: the locks that the client would present are those of the server, whenever nothing is under way; at any moment
-/// they are no more than that. Method: random calls of several owners at once, answers in any order, another mount in
-/// between, signals, abandoned calls; the two tables after every step.
+/// Goal: whenever nothing is under way, the locks that the client would present are those of the server. At any other
+/// moment they are a part of the server's. Method: random calls of several owners at once, with answers in any order,
+/// another mount in between, signals, and abandoned calls. The two tables are compared after every step.
 #[test]
 fn the_table_is_the_servers() {
     for seed in 0..40 {

@@ -7,10 +7,10 @@ use crate::api::{Hints, OpenFlags};
 use amphi_env::{Buf, Env};
 use amphi_wire::XattrMode;
 
-/// Goal: programs that overwrite existing data never get a lack of space, by `write`, `fsync` or `close`, in a target
-/// that is full to its last block; both mounts see all of it. Method: a file and small files, made before another mount
-/// fills the target; random overwrites of both mounts through their caches and past them, with and without checksums,
-/// against bytes.
+/// Goal: in a target that is full to its last block, programs that overwrite existing data never get ENOSPC, from
+/// `write`, `fsync` or `close`. Both mounts see all of the data. Method: a file and small files are made before another
+/// mount fills the target. Both mounts make random overwrites, buffered and direct, with and without checksums, which
+/// are compared with bytes.
 #[test]
 fn overwrites_are_not_refused() {
     for seed in 60..64 {

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a file whose space has to come back.
+/// Size of a file whose space has to become free again.
 const LEN: usize = 1 << 20;
 
 type Soon<T> = Rc<RefCell<Option<amphi_types::Result<T>>>>;
@@ -31,8 +31,8 @@ async fn free_bytes(client: &Client) -> u64 {
     space.blocks_free * u64::from(space.block_size)
 }
 
-/// Two mounts of two servers, of which the second mount is about to be cut off from the second server for longer than
-/// it waits; a directory there.
+/// Two mounts of two servers. The second mount is about to be cut off from the second server for longer than it waits.
+/// Also returns a directory there.
 async fn about_to_be_cut(c: &Cluster) -> ([Client; 2], Ino) {
     let [a, b] = c.two().await;
     b.mount.tunables.put(Tunable::GiveUpS, 1);
@@ -69,10 +69,10 @@ async fn all_is_free(c: &Cluster, [a, b]: [&Client; 2], dir: Ino, names: &[&str]
     b.getattr(&root(), dir).await.expect("it goes on");
 }
 
-/// Goal: locks that a mount returns and files that it closes while their server cannot be reached are returned and
-/// closed when it can, after any length of time: no mount is evicted for a lock that it does not know, and the space of
-/// removed files is free (Promise S6). Method: locks that age, groups that end, locks of applications and files that
-/// are closed during such a time; then another mount requests them.
+/// Goal: a mount may return locks and close files while their server cannot be reached. When the server can be reached
+/// again, after any length of time, they are returned and closed. No mount is evicted for a lock that it does not know,
+/// and the space of removed files is free (Promise S6). Method: during such a time locks age, groups end, and locks of
+/// applications and files are closed. Then another mount requests them.
 #[test]
 fn what_was_given_back_meanwhile_is_given_back() {
     in_cluster(21, 2, async |c| {
@@ -108,9 +108,9 @@ fn what_was_given_back_meanwhile_is_given_back() {
     });
 }
 
-/// Goal: locks and opens that a server grants to calls that have already failed do not stay: no mount is evicted for a
-/// lock that it does not know, and the space of removed files is free (Promise S6). Method: a lock, a file that is made
-/// and an open wait for another mount, and are granted when the connection is gone and their calls have failed.
+/// Goal: locks and opens that a server grants to calls that have already failed do not remain. No mount is evicted for
+/// a lock that it does not know, and the space of removed files is free (Promise S6). Method: a lock, the creation of a
+/// file and an open wait for another mount. They are granted when the connection has ended and their calls have failed.
 #[test]
 fn what_was_granted_meanwhile_is_given_back() {
     in_cluster(22, 2, async |c| {

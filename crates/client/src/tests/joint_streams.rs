@@ -1,4 +1,4 @@
-//! Several open files that are read as one sequence: that they are fetched in large pieces, and each byte once.
+//! Several open files that are read as one sequence: they are fetched in large pieces, and each byte once.
 
 use super::world::World;
 use crate::OpenFile;
@@ -33,10 +33,10 @@ fn read_in_turn(ranks: usize, own: usize) -> (usize, u64) {
     (requests, w.client.mount.stats.of(Count::Fill).1)
 }
 
-/// Goal: two processes of a mount that read the records of a file in turn are one stream: large pieces are fetched, no
-/// byte twice, and not a record at a time. A process that reads every second record alone is not joined with
-/// another. Method: 400 records of 47,008 bytes by two opens, and by one of two ranks; requests of the server, bytes
-/// fetched.
+/// Goal: two processes of a mount that read the records of a file in turn are one stream. It is fetched in large pieces
+/// instead of single records, and no byte twice. A process that reads every second record alone is not joined with
+/// another. Method: two opens read 400 records of 47,008 bytes, and so does one of two ranks. Requests to the server
+/// and fetched bytes are counted.
 #[test]
 fn records_in_turn_are_fetched_in_large_pieces() {
     let (requests, bytes) = read_in_turn(2, 2);

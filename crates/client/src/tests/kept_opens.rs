@@ -26,8 +26,9 @@ fn later(w: &mut World, seconds: u64) {
     w.settle();
 }
 
-/// Goal: a repeated open of a file needs no message, for as long as an open is kept; the server closes it then. Other
-/// opens send a request: those with other rights, for writing, or for execution. Method: opens of one file, counted.
+/// Goal: a repeated open of a file needs no message as long as an open is kept. After that time the client closes it at
+/// the server. Other opens send a request: those with other rights, for writing, or for execution. Method: opens of one
+/// file, counted.
 #[test]
 fn the_next_open_takes_it_over() {
     let mut w = World::new(1, &[]);
@@ -59,8 +60,8 @@ fn the_next_open_takes_it_over() {
     w.check_clean();
 }
 
-/// Goal: a change of the inode or of its last name ends a kept open, also one between the answer to the open and the
-/// close, and one during the request of the open. Method: each.
+/// Goal: a change of the inode, or the removal of its last name, ends a kept open. It does so even if it comes between
+/// the answer to the open and the close, or during the request of the open. Method: each.
 #[test]
 fn own_changes_end_it() {
     let mut w = World::new(2, &[]);
@@ -95,8 +96,9 @@ fn own_changes_end_it() {
     w.check_clean();
 }
 
-/// Goal: in shared mode an open is kept under the attributes token: others' changes of rights are obeyed at once, any
-/// program that may read takes it over, and a file that another mount removes is closed. Method: two mounts.
+/// Goal: in shared mode an open is kept under the attributes token. Other mounts' changes of permissions take effect at
+/// once, any program that may read can take the open over, and a file that another mount removes is closed. Method: two
+/// mounts.
 #[test]
 fn others_changes_end_it() {
     in_cluster(1, 1, async |c: &Cluster| {

@@ -32,7 +32,7 @@ impl KernelPages for Drops {
     }
 }
 
-/// A kernel that does not take every size that it is told.
+/// A kernel that does not use every size that it is notified of.
 struct DropsSizes;
 
 impl KernelPages for DropsSizes {
@@ -53,10 +53,11 @@ async fn set(client: &Client, ino: Ino, name: &[u8], value: &[u8]) {
     client.setxattr(&root(), ino, name, value, XattrMode::Set).await.expect("set");
 }
 
-/// Goal: reads of a file that becomes contended move from the kernel to the mount at once, also for open files that the
-/// kernel serves: writes beside the pages that these have read invalidate none of them (docs/HYBRID.md, "Who serves
-/// reads"). Method: a mount reads one page of a file as its kernel does, another one writes others; before the file is
-/// contended the first such write invalidates the pages, after it none does, and one of the same page does.
+/// Goal: when a file becomes contended, its reads move from the kernel to the mount at once. For open files that the
+/// kernel still serves, writes to other bytes than the pages that they have read invalidate none of these pages
+/// (docs/HYBRID.md, "Who serves reads"). Method: a mount reads one page of a file as its kernel does, and another mount
+/// writes other pages. Before the file is contended, the first such write invalidates the page. After it is contended,
+/// none does, but a write to the same page does.
 #[test]
 fn a_contended_file_changes_sides_at_once() {
     for contended in [false, true] {
@@ -92,9 +93,9 @@ fn a_contended_file_changes_sides_at_once() {
     }
 }
 
-/// Goal: in shared mode no reads are left to a kernel that may use an older size (docs/HYBRID.md, "Who serves reads").
-/// Method: opens of a small file without a writer, beside the same with a kernel that uses the notified size, which
-/// comes to serve them.
+/// Goal: in shared mode a kernel that may use an older size serves no reads (docs/HYBRID.md, "Who serves reads").
+/// Method: opens of a small file without a writer. The same is done with a kernel that uses the notified size, and this
+/// kernel serves the reads.
 #[test]
 fn a_kernel_that_drops_sizes_serves_no_reads_in_company() {
     for follows in [true, false] {
@@ -119,10 +120,10 @@ fn a_kernel_that_drops_sizes_serves_no_reads_in_company() {
     }
 }
 
-/// Goal: the kernel's requests for reads of a large file pass the cache; a program whose long streams it serves is
-/// sampled, the result counts from then on, and after a wrong guess the next sample is later (docs/HYBRID.md, "Who
-/// serves reads"). Method: opens by one program, read as its kernel does or as the program itself does, whichever
-/// serves them.
+/// Goal: the kernel's requests for reads of a large file bypass the cache. The mount samples a program whose long
+/// streams the kernel serves, and uses the result from then on. After a wrong guess the next sample is later
+/// (docs/HYBRID.md, "Who serves reads"). Method: opens by one program, which are read as its kernel reads or as the
+/// program itself reads, depending on who serves them.
 #[test]
 fn long_streams_through_the_kernel_are_looked_at() {
     const BYTES: usize = 2 << 20;
@@ -158,8 +159,8 @@ fn long_streams_through_the_kernel_are_looked_at() {
     assert_eq!((opens(&w, Count::OpenMountLook), opens(&w, Count::OpenMountLarge)), (2, 2));
 }
 
-/// Goal: the setting of a file and of its directory reaches other mounts, one setting leaves the others alone, and each
-/// word means itself (docs/HYBRID.md, "Who serves reads"). Method: set and read back on two mounts.
+/// Goal: the setting of a file and of its directory reaches other mounts. One setting does not change the others, and
+/// each word has its own meaning (docs/HYBRID.md, "Who serves reads"). Method: set and read back on two mounts.
 #[test]
 fn the_setting_is_kept_and_inherited() {
     in_cluster(2, async |c| {

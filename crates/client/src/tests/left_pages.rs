@@ -32,7 +32,7 @@ struct Kernel {
     file: Arc<OpenFile>,
     page: Mutex<Vec<u8>>,
     truncates: AtomicBool,
-    /// While the page is dropped it is read anew, and changed once more.
+    /// While the page is dropped, it is read again and changed once more.
     touched_again: bool,
     drops: AtomicU64,
     written: AtomicU64,
@@ -77,7 +77,7 @@ impl Kernel {
 }
 
 /// Goal: a truncate that the kernel of a mount waits for, and a write of another mount that waits for a page of that
-/// kernel, do not wait for each other; and neither the write nor the store that is written back after it is lost
+/// kernel, do not wait for each other. Neither the write nor the store that is written back after it is lost
 /// (docs/locking/kernel_pages.md). Method: a kernel that gives its page back when its truncate is answered; a write
 /// elsewhere to other bytes of that page, before the truncate is requested, at the same time, and where a page is read
 /// anew before all are taken. On one target and on several.
@@ -158,10 +158,10 @@ impl KernelPages for Reading {
     }
 }
 
-/// Goal: while pages of a file are invalidated, a read of bytes that another mount has written, and keeps, returns
-/// these; and the invalidation does not wait for that read, whose lock may have to wait for it. Method: a mount with
-/// dirty bytes keeps its lock until the other one has invalidated its pages; that one's kernel drops no page where it
-/// reads.
+/// Goal: while pages of a file are invalidated, a read of bytes that another mount has written and still caches returns
+/// these bytes. The invalidation does not wait for that read, because the lock of the read may have to wait for the
+/// invalidation. Method: a mount with dirty bytes keeps its lock until the other one has invalidated its pages. The
+/// kernel of the other mount drops no page while it reads it.
 #[test]
 fn reads_while_pages_are_taken_back_show_what_others_have() {
     in_cluster(5, async |c| {

@@ -1,5 +1,5 @@
-//! Names under a timeout that a front end keeps under tokens: when they get one, and which operations wait for their
-//! invalidation.
+//! Names that a front end caches under a timeout and tokens: when they get a timeout, and which operations wait for
+//! their invalidation.
 
 use super::sharing::{Cluster, calls, in_cluster, lookup, root};
 use crate::api::{KernelPages, LentName, NameShows, OpenFlags};
@@ -51,9 +51,9 @@ fn directory(n: &str, ino: Ino) -> LentName {
     name(n, NameShows::Directory(ino))
 }
 
-/// Goal: a name has a timeout as long as its token is held; another mount's change of it is answered, and an own change
-/// sent, when the front end has invalidated it, and not before; then it gets none for a while. Method: two mounts, a
-/// front end that invalidates when the test tells it.
+/// Goal: a name has a timeout as long as its token is held. Another mount's change of it is answered, and this mount's
+/// own change is sent, only when the front end has invalidated the name. After that it gets no timeout for a while.
+/// Method: two mounts, and a front end that invalidates when the test says so.
 #[test]
 fn changes_wait_until_a_name_is_back() {
     in_cluster(21, async |c| {
@@ -128,9 +128,9 @@ async fn waits_for(c: &Cluster, front: &Front, lent: LentName, change: impl Futu
     futures_util::join!(change, give);
 }
 
-/// Goal: names of files and absent names get a timeout as those of directories do, each while a token shows just that;
-/// an operation that makes or removes such a name waits until it is invalidated. Method: two mounts, one file with two
-/// names and one absent name; the front end invalidates when the test tells it.
+/// Goal: names of files and absent names get a timeout like those of directories, while a token shows exactly this
+/// state. An operation that makes or removes such a name waits until it is invalidated. Method: two mounts, one file
+/// with two names, and one absent name. The front end invalidates when the test says so.
 #[test]
 fn files_and_absent_names_are_lent() {
     in_cluster(23, async |c| {

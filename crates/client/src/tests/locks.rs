@@ -1,4 +1,4 @@
-//! Locks as open files request them: groups, lock-ahead, exact locks, age, cancels, and the deadlocks that must not be.
+//! Locks as open files request them: groups, lock-ahead, exact locks, age, cancels, and deadlocks that must not occur.
 
 use super::sharing::*;
 use crate::api::{Hints, OpenFlags};
@@ -58,9 +58,9 @@ async fn truncate(client: &Client, file: &OpenFile, size: u64) {
     client.setattr(&root(), file.ino(), set, None).await.expect("a size");
 }
 
-/// Goal: while a group has a file, I/O of strangers waits, on other mounts and on this one; members continue, stat does
-/// not wait and knows the end, bytes written by members are there for everybody afterwards, and earlier cached data is
-/// not used after (sanityn 107). Method: two members on two mounts, a stranger on each of them and on a third.
+/// Goal: while a group has a file, I/O of strangers waits, on other mounts and on this one. Members continue. `stat`
+/// does not wait and knows the end. Afterwards every mount sees the bytes written by members, and earlier cached data
+/// is not used any more (sanityn 107). Method: two members on two mounts, a stranger on each of them and on a third.
 #[test]
 fn a_group_keeps_others_out() {
     for seed in 0..4 {
@@ -110,9 +110,9 @@ fn a_group_keeps_others_out() {
     }
 }
 
-/// Goal: group after group on one file, also by several open files of one mount, each seeing what the one before wrote;
-/// none is lost. Method: two mounts with two open files each increment a number under groups of their own, in an order
-/// that is not arranged.
+/// Goal: many groups use one file one after the other, also by several open files of one mount. Each sees what the
+/// group before it wrote, and no group is lost. Method: two mounts with two open files each increment a number under
+/// groups of their own, in any order.
 #[test]
 fn groups_take_turns() {
     in_cluster(210, async |c| {
@@ -141,9 +141,9 @@ fn groups_take_turns() {
     });
 }
 
-/// Goal: the results of a lock-ahead (255c): granted exactly as requested, the same again, another one that covers it,
-/// a conflicting holder; with and without growth; bad input. And sizes are right with such locks (sanityn 16e, 103).
-/// Method: two mounts, counters and answers.
+/// Goal: the results of a lock-ahead (255c): granted exactly as requested, the same lock again, another lock that
+/// covers it, or a conflicting holder. They are tested with and without growth, and with bad input. And sizes are right
+/// with such locks (sanityn 16e, 103). Method: two mounts, counters and answers.
 #[test]
 fn lock_ahead_and_exact_locks() {
     in_cluster(220, async |c| {
@@ -211,9 +211,9 @@ async fn drop_locks(c: &Cluster, clients: [&Client; 2]) {
     sleep(c, 2).await;
 }
 
-/// Goal: locks of unused files go back after their age, with what is cached; those of files that are read from the
-/// cache, which pins nothing, stay; cancels go together. Method: three files, one of which is read every second;
-/// counters.
+/// Goal: locks of unused files are returned after their age, and their cached data is dropped. Locks of files that are
+/// read from the cache, which pins nothing, stay. Cancels are sent together. Method: three files, of which one is read
+/// every second, and counters.
 #[test]
 fn locks_age_unless_they_are_used() {
     in_cluster(230, async |c| {
@@ -243,8 +243,9 @@ fn locks_age_unless_they_are_used() {
     });
 }
 
-/// Goal: a removed file leaves no locks behind, whose return travels with others, and open files keep theirs. Method:
-/// files that are written, synced, closed and removed, one of them while it is open, one by a rename over it.
+/// Goal: a removed file leaves no locks behind, and their return is sent together with others. Open files keep their
+/// locks. Method: files are written, synced, closed and removed. One is removed while it is open, and one by a rename
+/// over it.
 #[test]
 fn locks_of_removed_files_go_back() {
     in_cluster(212, async |c| {

@@ -25,15 +25,15 @@ fn set(w: &World, name: &str, value: &str) {
     w.client.mount.tunables.set(name, value).expect("a tunable");
 }
 
-/// Requests of a way by reason, those without any left out.
+/// The requests of a way by reason. Reasons without requests are left out.
 fn counted(w: &World, way: Way) -> Vec<(Reason, u64)> {
     let all = Reason::ALL.iter().map(|reason| (*reason, io(w, way, *reason).0));
     all.filter(|(_, n)| *n > 0).collect()
 }
 
-/// Goal: 8 reads below the threshold count as 8 that did not switch, 8 at it as 8 that did, each of these one message;
-/// switched off, nothing counts as switched (sanity 119k for reads). Method: a file of one object that nobody has read;
-/// read-ahead of either kind is off.
+/// Goal: 8 reads below the threshold count as 8 that did not switch, and 8 at the threshold as 8 that did, each of them
+/// with one message. With switching turned off, no read counts as switched (sanity 119k for reads). Method: a file of
+/// one object that nobody has read, with both kinds of read-ahead off.
 #[test]
 fn as_many_reads_switch_as_were_made() {
     let tunables = [("readahead.max_bytes", "0"), ("readahead.direct_bytes", "0"), ("hybrid.large_read_bytes", "1M")];
@@ -59,9 +59,9 @@ fn as_many_reads_switch_as_were_made() {
     w.check_clean();
 }
 
-/// Goal: small reads through the cache with read-ahead cost a small part of the messages of small reads past it, and
-/// none when they come again (sanity 248a, which takes the time: four times as fast). Method: 4 MiB read in pages, each
-/// way; messages and hits.
+/// Goal: small buffered reads with read-ahead cost a small part of the messages of small direct reads, and none when
+/// they are repeated (sanity 248a measures the time: four times as fast). Method: 4 MiB are read in pages, buffered and
+/// direct, and messages and hits are counted.
 #[test]
 fn cached_small_reads_share_messages() {
     let mut w = World::new(1, &[]);
@@ -87,8 +87,8 @@ fn cached_small_reads_share_messages() {
 }
 
 /// Goal: a request of up to the largest payload is one message for each object, whatever its size: direct writes and
-/// reads, write-back up to its bound, fills up to theirs (sanity 231a). Method: sizes from 4 KiB to 64 MiB on a file of
-/// one object; messages.
+/// reads, write-back up to its bound, and fills up to theirs (sanity 231a). Method: sizes from 4 KiB to 64 MiB on a
+/// file of one object, with the messages counted.
 #[test]
 fn a_request_is_one_message() {
     let tunables = [("readahead.max_bytes", "0"), ("readahead.direct_bytes", "0"), ("writeback.pipeline_bytes", "0")];
@@ -127,9 +127,9 @@ fn a_request_is_one_message() {
     w.check_clean();
 }
 
-/// Goal: a direct write or read at a known offset takes no lock; a direct append takes one, on the object that has the
-/// end, and keeps it for the next ones (sanity 398a). Method: two mounts, so that locks matter; one object, made by the
-/// other mount; requested locks, and the bytes of the file in the end.
+/// Goal: a direct write or read at a known offset takes no lock. A direct append takes one, on the object that contains
+/// the end, and keeps it for the next appends (sanity 398a). Method: there are two mounts, so that locks matter, and
+/// one object that the other mount made. The requested locks are counted, and the final bytes of the file are compared.
 #[test]
 fn a_direct_append_takes_one_lock() {
     in_cluster(231, async |c| {
@@ -158,9 +158,9 @@ fn a_direct_append_takes_one_lock() {
     });
 }
 
-/// Goal: a program that looks for data and holes in turn sends one request to each object for many of them, and its
-/// results follow every change of the file. Method: 400 runs of one block; all pairs, counted; then a write, a hole and
-/// a truncate in between, after each of which all pairs are right.
+/// Goal: a program that looks for data and holes in turn causes one request to each object for many of them, and its
+/// results follow every change of the file. Method: 400 runs of one block. All pairs of data and hole are requested and
+/// counted. Then a write, a hole and a truncate follow, and after each of them all pairs must be right.
 #[test]
 fn data_and_holes_are_asked_for_once() {
     let mut w = World::new(1, &[]);
@@ -210,9 +210,9 @@ fn data_and_holes_are_asked_for_once() {
     w.check_clean();
 }
 
-/// Goal: a mount that appends to a file without other users requests its end once, and then nothing as long as it keeps
-/// the locks; appends and truncates of another mount in between are seen. Method: two mounts, appends through the cache
-/// of one; messages about the file; then appends and truncates in turn.
+/// Goal: a mount that appends to a file without other users requests its end once, and then sends nothing as long as it
+/// keeps the locks. Appends and truncates of another mount in between are seen. Method: two mounts, of which one makes
+/// buffered appends. Messages about the file are counted. Then both append and truncate in turn.
 #[test]
 fn appends_ask_for_the_end_once() {
     in_cluster(232, async |c| {
@@ -253,8 +253,8 @@ fn appends_ask_for_the_end_once() {
     });
 }
 
-/// Goal: where data and holes are is what all mounts have made of the file. Method: one mount looks, the other writes
-/// into a hole, punches, extends and cuts in between.
+/// Goal: where data and holes are is what all mounts have made of the file. Method: one mount looks for data and holes.
+/// In between, the other one writes into a hole, punches, extends and cuts.
 #[test]
 fn data_of_other_mounts_is_found() {
     in_cluster(233, async |c| {

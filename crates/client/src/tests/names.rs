@@ -75,8 +75,8 @@ fn listings_in_portions() {
     }
 }
 
-/// Goal: what is only in the cache shows in attributes. Method: a dirty file seen by stat, lookup and readdir, before
-/// and after an explicit time.
+/// Goal: attributes include changes that are only in the cache. Method: a dirty file seen by stat, lookup and readdir,
+/// before and after an explicit time.
 #[test]
 fn attributes_show_the_cache() {
     let mut w = World::new(1, &[]);

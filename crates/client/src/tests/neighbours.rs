@@ -49,10 +49,10 @@ fn counted(client: &Client, count: Count) -> u64 {
     client.mount.stats.of(count).0
 }
 
-/// Goal: a walk over many files that another mount has just written, or wrote a while ago, needs one message for many
-/// from that mount, in one large directory and in many small ones, also if that mount has just read it all, and keeps
-/// its opens. Method: two mounts; callbacks to the first one and its answers are counted while the second one reads
-/// everything.
+/// Goal: if a mount walks over many files that another mount has written just before or a while ago, the other mount
+/// gets one message for many files. This is so in one large directory and in many small ones, even if that mount has
+/// just read everything and keeps its opens. Method: two mounts. Callbacks to the first one and its answers are counted
+/// while the second one reads everything.
 #[test]
 fn a_tree_of_another_mount() {
     for (seed, servers, dirs, files, pause, reads) in [

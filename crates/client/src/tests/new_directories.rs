@@ -23,9 +23,9 @@ async fn look(client: &Client, ctx: &Ctx, dir: Ino, name: &str) -> (Result<Ino, 
 
 const ABSENT: (Result<Ino, Errno>, u64) = (Err(Errno::NoEnt), 0);
 
-/// Goal: in sole mode, a name that was never made in a directory that this mount made costs no message; after any
-/// operation that may have made it, a message is sent and the name found; so do names in other directories. Method:
-/// each way to make a name, then look-ups.
+/// Goal: in sole mode, a name that was never made in a directory that this mount made costs no message. After any
+/// operation that may have made it, a message is sent and the name is found. So are names in other directories. Method:
+/// each way to make a name, followed by look-ups.
 #[test]
 fn alone_absent_names_are_known() {
     for servers in [1, 2] {
@@ -64,8 +64,8 @@ fn alone_absent_names_are_known() {
     }
 }
 
-/// Goal: a user who may not search the directory is refused, one who may gets the answer. Method: a user, before and
-/// after chmod.
+/// Goal: a user without permission to search the directory is refused, and a user with permission gets the answer.
+/// Method: a user, before and after chmod.
 #[test]
 fn permission_comes_first() {
     in_cluster(21, 1, async |c| {

@@ -1,4 +1,4 @@
-//! Writes to bytes that lie in pages of a kernel, and stores to these pages beside them.
+//! Writes to bytes that are in pages of a kernel, and simultaneous stores to these pages.
 
 use super::sharing::{create, in_cluster, read, root, write};
 use crate::api::{Hints, KernelPages, WriteTo};
@@ -27,7 +27,7 @@ struct OnePage {
     file: Arc<OpenFile>,
     page: Mutex<Vec<u8>>,
     drops: AtomicU64,
-    /// While the page is dropped, it is read anew and changed once more.
+    /// While the page is dropped, it is read again and changed once more.
     touched_again: bool,
 }
 
@@ -92,9 +92,10 @@ impl KernelPages for Dropper {
     }
 }
 
-/// Goal: a store to a page beside a `write` to the same page loses neither (docs/SEMANTICS.md, Mappings): the page,
-/// read before the write, is written back after it. A page that is read anew before the write has returned is written
-/// back whole. Method: a kernel of one page; in sole mode and beside another mount; through the cache and past it.
+/// Goal: of a store to a page and a `write` to the same page, neither is lost (docs/SEMANTICS.md, Mappings). The page
+/// was read before the write and is written back after it. A page that is read anew before the write has returned is
+/// written back whole. Method: a kernel with one page, in sole mode and with another mount, with buffered and direct
+/// writes.
 #[test]
 fn a_page_that_was_read_before_takes_no_write_back() {
     for (seed, sharing, direct, touched_again) in [
@@ -139,7 +140,8 @@ fn a_page_that_was_read_before_takes_no_write_back() {
     }
 }
 
-/// Goal: where a write fails, the page's store to the same bytes stays. Method: a write that is refused for its size.
+/// Goal: if a write fails, the store in the page to the same bytes remains. Method: a write that is refused for its
+/// size.
 #[test]
 fn a_write_that_fails_takes_no_store_back() {
     in_cluster(6, async |c| {

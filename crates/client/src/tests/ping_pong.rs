@@ -1,5 +1,5 @@
-//! Real mounts of a real server far away: ping-pong of locks shows after few hand-overs, a file that is handed over
-//! does not.
+//! Real mounts with a slow link to a real server: ping-pong of locks is detected after few hand-overs, and a file that
+//! is handed over once is not taken for it.
 
 use super::cluster::{Cluster, create, in_cluster_of, open, read, root, write};
 use crate::policy::decision::Reason;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const RECORD: usize = 40 << 10;
 
-/// A network in which everything takes its time: 5 ms one way.
+/// A network in which each message takes 5 ms one way.
 fn far() -> SimConfig {
     SimConfig { net_ns: 4_500_000..5_500_000, ..SimConfig::default() }
 }
@@ -24,8 +24,8 @@ fn count(client: &Client, way: Way, reason: Reason) -> u64 {
     client.mount.stats.io_of(way, reason).0
 }
 
-/// Both write records side by side, one a millisecond, until one goes direct. Returns how many records went through
-/// their caches, and whether one went direct.
+/// Both mounts write adjacent records, one every millisecond, until one of them goes direct. Returns how many records
+/// went through their caches, and whether one went direct.
 async fn ping_pong(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
     let fa = create(a, Ino::ROOT, "f").await;
     let fb = open(b, Ino::ROOT, "f").await;
@@ -44,8 +44,8 @@ async fn ping_pong(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
     (all(Reason::BufferedDefault), direct() > 0)
 }
 
-/// Goal: where a hand-over takes long, few of them send writers direct; without that it takes until sixteen conflicts
-/// are counted. Method: the same ping-pong with and without.
+/// Goal: if a hand-over takes long, few hand-overs make writers go direct. Without this rule it takes until sixteen
+/// conflicts are counted. Method: the same ping-pong with and without the rule.
 #[test]
 fn slow_ping_pong_ends_soon() {
     let mut all = Vec::new();
@@ -70,9 +70,9 @@ fn slow_ping_pong_ends_soon() {
     assert!(seen && few * 2 < many, "{all:?}");
 }
 
-/// Goal: a file that one mount has written and others read is no ping-pong, however long its write-back takes and
-/// however many ask at once. Method: four megabytes over several objects, three readers at the same time, then its
-/// writer again and one more reader.
+/// Goal: a file that one mount has written and others read is not ping-pong, however long its write-back takes and
+/// however many mounts request it at once. Method: four megabytes over several objects, three readers at the same time,
+/// then the writer again and one more reader.
 #[test]
 fn a_slow_hand_over_is_no_ping_pong() {
     in_cluster_of(6, far(), 3, async |c| {

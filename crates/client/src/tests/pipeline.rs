@@ -64,8 +64,9 @@ async fn set(client: &Client, what: &str) {
     client.setxattr(&root(), Ino::ROOT, b"user.amphi.set", what.as_bytes(), XattrMode::Set).await.unwrap();
 }
 
-/// Goal: a large write returns before it was answered, as many as the bound lets; from then on its bytes, size and time
-/// are seen (Promises S1, S3), and `fsync` waits for it. Method: no answer is given until everything was asked.
+/// Goal: large writes return before they are answered, as many as the bound permits. From then on their bytes, size and
+/// time are seen (Promises S1, S3), and `fsync` waits for them. Method: the server gives no answer until all requests
+/// were sent.
 #[test]
 fn a_large_write_returns_early() {
     let mut w = World::new(1, &[("writeback.pipeline_bytes", "4M")]);
@@ -99,7 +100,7 @@ fn a_large_write_returns_early() {
 }
 
 /// Goal: a large write that is to be stable when it returns waits until it is, however its file was opened (Promise
-/// S10). Method: one with the flag of `RWF_DSYNC` beside a plain one.
+/// S10). Method: one write with the flag of `RWF_DSYNC`, and one without it at the same time.
 #[test]
 fn a_stable_write_waits() {
     let mut w = World::new(2, &[]);
@@ -114,9 +115,9 @@ fn a_stable_write_waits() {
     w.check_clean();
 }
 
-/// Goal: whoever waits for what is written, dirty, under way or both, does not wait for what is written meanwhile; all
-/// that was written before is there then (Promise S10). Method: a stream through the cache and one past it go on
-/// without end, beside `fsync`, `sync`, a close and a change of times of the same file.
+/// Goal: a caller that waits for written bytes, dirty or under way, does not wait for bytes that are written meanwhile.
+/// After its return all earlier bytes are there (Promise S10). Method: a buffered and a direct stream run without end,
+/// while `fsync`, `sync`, a close and a change of times of the same file are called.
 #[test]
 fn a_stream_keeps_nobody_waiting() {
     for what in 0..4u64 {
@@ -212,10 +213,10 @@ fn blocks(file: &OpenFile, at: u64) -> BTreeMap<TargetId, u64> {
     blocks
 }
 
-/// Goal: a write returns early only if its targets have granted space for all of its blocks beside the writes under
-/// way: a later error could not be reported (Promise S15). Method: a server that reports ample space on its targets,
-/// and grants nothing, as much as one write needs, and one block less than one needs that begins and ends inside of
-/// blocks.
+/// Goal: a write returns early only if its targets have granted space for all of its blocks in addition to the writes
+/// under way, because a later error could not be reported (Promise S15). Method: a server reports ample space on its
+/// targets. It grants nothing, as much as one write needs, or one block less than a write needs that begins and ends
+/// inside of blocks.
 #[test]
 fn what_has_no_room_set_aside_is_waited_for() {
     let mut w = World::new(9, &[]);
@@ -262,8 +263,8 @@ fn what_has_no_room_set_aside_is_waited_for() {
     w.check_clean();
 }
 
-/// Goal: stricter writes wait for their answer: `O_DIRECT`, `O_SYNC`, appends; and the switch turns early returns off.
-/// Method: one write each that must not return without an answer.
+/// Goal: stricter writes wait for their answer: `O_DIRECT`, `O_SYNC` and appends. The switch turns early returns off.
+/// Method: one write of each kind, which must not return without an answer.
 #[test]
 fn strict_writes_wait() {
     let plain = OpenFlags::READ_WRITE;
@@ -286,8 +287,8 @@ fn strict_writes_wait() {
     }
 }
 
-/// Goal: a write that failed after it had returned is told once by `fsync` (Promise S15), writes wait for their answers
-/// until then, and the size is the server's again. Method: the server has no space for a while.
+/// Goal: if a write fails after it has returned, `fsync` reports it once (Promise S15). Until then writes wait for
+/// their answers, and afterwards the size is the server's again. Method: the server has no space for a while.
 #[test]
 fn a_failure_is_told_later() {
     let mut w = World::new(3, &[]);
@@ -331,8 +332,8 @@ fn a_failure_is_told_later() {
     w.check_clean();
 }
 
-/// Goal: a time that is set after a write stays (Promise S1), a close is heard after the bytes, and a truncate cuts
-/// them. Method: each while a write is on its way, with random orders of answers.
+/// Goal: a time that is set after a write stays (Promise S1). The server gets a close after the bytes, and a truncate
+/// cuts the bytes. Method: each of these while a write is on its way, with random orders of answers.
 #[test]
 fn what_follows_comes_behind() {
     for seed in 0..40 {
@@ -369,7 +370,7 @@ fn what_follows_comes_behind() {
 }
 
 /// Goal: a mount that is admitted while writes are on their way sees all of them (Promise S1). Method: large writes
-/// that have returned, then another mount reads; the size is requested first.
+/// return, and then another mount reads. It requests the size first.
 #[test]
 fn company_sees_what_was_on_its_way() {
     for seed in 0..6 {
@@ -394,9 +395,9 @@ fn company_sees_what_was_on_its_way() {
     }
 }
 
-/// Goal: among several mounts the other one sees a completed large write as if it had landed: its bytes, size and time,
-/// and a later write there stays (Promises S1, S2). Method: two mounts write large pieces in turn, each over the end of
-/// the other's, and read all of it.
+/// Goal: with several mounts, the other mount sees a completed large write as if it were on the target: its bytes, size
+/// and time. A later write to the same bytes stays (Promises S1, S2). Method: two mounts write large pieces in turn,
+/// each over the end of the other's, and read all of it.
 #[test]
 fn company_waits_for_what_is_on_its_way() {
     for seed in 0..8 {

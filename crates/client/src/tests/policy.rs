@@ -39,9 +39,9 @@ pub(super) fn sent(w: &World, name: &str) -> usize {
     w.server.log.iter().filter(|l| *l == name).count()
 }
 
-/// Goal: the memory of a buffered write of just one unit stays in the cache, by both ways in, and no other memory does;
-/// lent memory of the former unit is unchanged, and the server gets the last written bytes. Method: addresses of
-/// memory, and the counter.
+/// Goal: the memory of a buffered write of exactly one unit stays in the cache, in both kinds of calls, and no other
+/// memory does. Lent memory of the former unit is unchanged, and the server gets the last written bytes. Method:
+/// addresses of memory, and the counter.
 #[test]
 fn whole_units_keep_their_memory() {
     let mut w = World::new(1, &[]);
@@ -102,7 +102,7 @@ fn whole_units_keep_their_memory() {
 }
 
 /// Goal: a unit that was not written for long keeps its memory and is written in place, and is exchanged again once it
-/// is near. Method: three units in turn; 16 MiB of others; then one of them twice.
+/// is near. Method: three units in turn, then 16 MiB of others, and then one of the three units twice.
 #[test]
 fn cold_units_are_written_in_place() {
     let mut w = World::new(1, &[("hybrid.mode", "buffered"), ("writeback.run_bytes", "64M")]);
@@ -132,9 +132,9 @@ fn cold_units_are_written_in_place() {
     w.client.mount.cache.check();
 }
 
-/// Goal: chunks that were written in one call, or in the course of a long stream, are sent without a copy, and so are
-/// adopted units; the written bytes arrive. Method: a chunk at once, a stream of quarters behind it, a chunk that is
-/// adopted; counters, and the bytes on the server.
+/// Goal: chunks that were written in one call, or within a long stream, are sent without a copy, and so are adopted
+/// units. The written bytes arrive. Method: a chunk in one call, then a stream of quarters, and a chunk that is
+/// adopted. The test checks counters, and the bytes on the server.
 #[test]
 fn whole_chunks_leave_without_a_copy() {
     const QUARTER: usize = 256 << 10;
@@ -213,8 +213,9 @@ fn reasons_are_counted() {
     w.check_clean();
 }
 
-/// Goal: consecutive full pieces of one stream count as one request (H2), and only those. Method: pieces of 1 MiB of
-/// two streams mixed; the second and later pieces of each are large, until a short one ends the request.
+/// Goal: consecutive full pieces of one stream count as one request (H2), and other pieces do not. Method: pieces of 1
+/// MiB of two streams are mixed. The second and later pieces of each count as large, until a short one ends the
+/// request.
 #[test]
 fn pieces_count_together() {
     let mut w = World::new(1, &[]);
@@ -234,8 +235,9 @@ fn pieces_count_together() {
     w.check_clean();
 }
 
-/// Goal: a small file costs one request, make, which brings the lock, and its share of a batch of writes and of one of
-/// closes; without batches of writes one. Method: many, then count; reads of what is in the cache cost none.
+/// Goal: a small file costs one request (Make), which brings the lock, and a part of a batch of writes and of a batch
+/// of closes. Without batches the writes cost one more. Method: make many files, then count. Reads of cached bytes cost
+/// no message.
 #[test]
 fn requests_of_small_files() {
     for (batch, alone, together) in [("on", 0, 1), ("off", 20, 0)] {
@@ -257,8 +259,8 @@ fn requests_of_small_files() {
     }
 }
 
-/// Goal: dirty data of a file without a name is never written, once it is not open any more. Method: write and close,
-/// then unlink; the same with an open, which still finds its bytes until it is closed.
+/// Goal: dirty data of a file without a name is never written, once it is not open any more. Method: write and close a
+/// file, then unlink it. The same is done with an open file, which still finds its bytes until it is closed.
 #[test]
 fn nameless_files_are_not_written() {
     let mut w = World::new(1, &[]);
@@ -278,7 +280,7 @@ fn nameless_files_are_not_written() {
 }
 
 /// Goal: the cache holds no data of a file that no program here can reach any more. Method: files that were written
-/// back or read, which are unlinked, replaced by a rename, or unlinked while they are open and closed then.
+/// back or read are unlinked, replaced by a rename, or unlinked while they are open and then closed.
 #[test]
 fn the_cache_holds_nothing_of_removed_files() {
     let mut w = World::new(1, &[]);
@@ -375,8 +377,8 @@ fn memory_is_bounded() {
     w.check_clean();
 }
 
-/// Goal: dirty bytes leave by size at once and by age later; large runs leave in large requests. Method: a run of 1
-/// MiB, then a few bytes and time.
+/// Goal: dirty bytes are written back at once if there are many, and otherwise by age. Large runs are sent in large
+/// requests. Method: a run of 1 MiB, then a few bytes and time.
 #[test]
 fn write_back_by_size_and_age() {
     let mut w = World::new(1, &[]);
@@ -428,7 +430,7 @@ fn files_without_locality_go_direct() {
 }
 
 /// Goal: a file that is opened again is written in the cache as quickly as before: its lock is still held. Method:
-/// write, close, have the file forgotten, open again; the second write after that needs no wait.
+/// write, close, make the mount forget the file, and open it again. The second write after that does not have to wait.
 #[test]
 fn locks_outlive_files() {
     let mut w = World::new(1, &[]);
@@ -446,9 +448,9 @@ fn locks_outlive_files() {
     w.check_clean();
 }
 
-/// Goal: a program that waits for a few bytes does not wait for all bytes that a stream has left in the cache before;
-/// the stream's bytes follow. Method: much more than may be under way, then a small file that is synced; the bytes
-/// written back until then.
+/// Goal: a program that waits for a few bytes does not wait for all bytes that a stream has left in the cache before.
+/// The stream's bytes follow later. Method: much more than may be under way, then a small file that is synced. The
+/// bytes that were written back until then are counted.
 #[test]
 fn a_sync_goes_before_what_streams_left_behind() {
     for seed in 0..20 {

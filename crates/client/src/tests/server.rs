@@ -33,7 +33,7 @@ pub(crate) struct Server {
     pub(crate) called_back: Vec<u64>,
     /// Every request's name, for counting.
     pub(crate) log: Vec<String>,
-    /// Writes to refuse: each refuses one write at or behind this offset.
+    /// Writes to refuse: for each of these offsets, one write at or after it is refused.
     pub(crate) refuse_writes: Vec<(u64, Errno)>,
     /// Bytes that cannot be read.
     pub(crate) damaged: Vec<ByteRange>,
@@ -50,7 +50,7 @@ pub(crate) struct Server {
     pub(crate) kept_elsewhere: std::collections::BTreeSet<Ino>,
     /// Answers to batches of reads come without their payload, as if they were given again.
     pub(crate) loses_payloads: bool,
-    /// Runs of data in an answer: few, so that what is known ends everywhere.
+    /// Number of runs of data in an answer. It is small, so that the known part ends at every place.
     pub(crate) runs_max: usize,
     pub(crate) clock_ns: u64,
     pub(crate) file_locks: super::file_locks::Desk,

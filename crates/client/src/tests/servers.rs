@@ -1,7 +1,7 @@
-//! Several servers: which connections are opened when, which request goes to which server, what a server that is down
-//! delays.
+//! Several servers: which connections are opened when, to which server a request is sent, and which calls a server that
+//! is down delays.
 //!
-//! Each server answers for its own targets only; behind them is one reference server.
+//! Each server answers only for its own targets. One reference server executes the requests of all.
 
 use super::server::Server;
 use super::wired::Told;
@@ -34,13 +34,13 @@ struct Shared {
     represented: RefCell<Vec<(usize, TargetId)>>,
     /// Servers that bytes were written to.
     written: RefCell<Vec<usize>>,
-    /// Mount sessions that the master has begun, its reported number of mounts beyond that, and how long its answer
-    /// takes when it has begun one.
+    /// Mount sessions that the master has begun, how many more mounts it reports, and how long its answer takes when it
+    /// has begun one.
     begun: Cell<u64>,
     others: Cell<u64>,
     pause: Cell<Duration>,
     answered: RefCell<Answered>,
-    /// Connections that a server says are best, at most, and whether it lets a second one in.
+    /// The number of connections that a server offers, and whether it admits a second one.
     links: Cell<u16>,
     refuses: Cell<bool>,
     /// Requests to targets: the server, the connection, the target.
@@ -273,9 +273,10 @@ async fn check(client: &Client, name: &str, seed: u8) {
     assert!(back == bytes(seed), "{name}");
 }
 
-/// Goal: any server leads to the master, which admits the session; others are connected to on first use; a server that
-/// is down delays its own targets only, and fails their calls after the bound; after a restart the mount presents its
-/// state to it alone. Method: three servers in the simulated world, of which one is killed and started again twice.
+/// Goal: any server leads the mount to the master, which admits the session. Connections to others are opened on first
+/// use. A server that is down delays only calls to its own targets, and they fail after the bound. After a restart the
+/// mount presents its state only to that server. Method: three servers in the simulated environment, of which one is
+/// killed and started again twice.
 #[test]
 fn each_server_has_its_own_connection() {
     let sim = Rc::new(Sim::new(7, Default::default()));
@@ -323,10 +324,11 @@ fn each_server_has_its_own_connection() {
     .expect("the simulation ends");
 }
 
-/// Goal: a mount has as many connections to each server as the server offers, sends the requests for a target by one of
-/// them, always the same, and presents its state of that target there after a restart; where a server admits none but
-/// the first, or the mount may open no other, all requests use that; the goodbye is sent last. Method: one and two
-/// servers that offer 1 to 4; writes over all targets, a restart of each server, writes again.
+/// Goal: a mount has as many connections to each server as the server offers. It always sends the requests for a target
+/// on the same connection, and presents its state of that target on it after a restart. If a server admits only the
+/// first connection, or the mount may open no other, all requests use that one. The goodbye is sent last. Method: one
+/// and two servers that offer 1 to 4 connections. There are writes over all targets, a restart of each server, and
+/// writes again.
 #[test]
 fn each_worker_has_its_own_connection() {
     let one: &[&[u16]] = &[&[0, 1, 2, 3]];
@@ -374,11 +376,11 @@ fn each_worker_has_its_own_connection() {
     }
 }
 
-/// Goal: where a session has ended and begun anew, none of its former state reaches a server until the master has
-/// permitted the mount to continue, and never if it does not (Promise S22), also where that answer was lost on its way.
-/// Method: all servers forget the session of a mount with dirty bytes, the master takes a while to welcome it again,
-/// and another mount was admitted in between, or none; the connection breaks meanwhile, so that the next welcome is of
-/// a session that the master knows, or not.
+/// Goal: if a session has ended and begun anew, none of its former state reaches a server until the master has
+/// permitted the mount to continue. If the master does not permit it, none ever does (Promise S22). This is so even if
+/// that answer was lost on its way. Method: all servers forget the session of a mount with dirty bytes. The master
+/// takes a while to welcome it again, and another mount was admitted in between, or none. The connection breaks
+/// meanwhile, so that the next welcome is of a session that the master knows, or does not know.
 #[test]
 fn a_session_begun_anew_waits_for_the_master() {
     for (disturbed, lost) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -430,8 +432,9 @@ fn a_session_begun_anew_waits_for_the_master() {
     }
 }
 
-/// Goal: a call to a target that the mount's map does not have makes it request the map; it waits for a server that is
-/// not there yet. Method: a fourth target joins unannounced while a file with stripes on it is written.
+/// Goal: a call to a target that the mount's map does not contain makes the mount request the map. The call waits for a
+/// server that has not joined yet. Method: a fourth target joins unannounced while a file with stripes on it is
+/// written.
 #[test]
 fn a_growing_cluster_is_followed() {
     let sim = Rc::new(Sim::new(11, Default::default()));

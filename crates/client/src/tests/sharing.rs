@@ -70,7 +70,7 @@ impl Cluster {
         panic!("{what} takes too long");
     }
 
-    /// Starts a mount; its first call waits until it is let in.
+    /// Starts a mount. Its first call waits until the mount is admitted.
     pub(super) fn start_mount(&self) -> Client {
         self.mounts.set(self.mounts.get() + 1);
         let env = self.sim.node(&format!("mount{}", self.mounts.get()));
@@ -158,9 +158,10 @@ pub(super) fn calls(client: &Client) -> u64 {
     client.mount.stats.of(Count::Calls).1
 }
 
-/// Goal: a mount that was in sole mode for long, and so has recorded nothing of its server, uses the tokens that it is
-/// granted in shared mode, also if it reads and writes no file. Method: a minute in sole mode, another mount; names and
-/// attributes twice, counting messages; a change by the other mount is seen.
+/// Goal: a mount that was in sole mode for long, and so has not noted any message of its server, uses the tokens that
+/// it is granted in shared mode, even if it reads and writes no file. Method: a minute in sole mode, then another
+/// mount. Names and attributes are requested twice, with the messages counted. Then a change by the other mount is
+/// seen.
 #[test]
 fn tokens_count_behind_a_long_time_alone() {
     in_cluster(7, async |c| {
@@ -183,8 +184,8 @@ fn tokens_count_behind_a_long_time_alone() {
 }
 
 /// Goal: a name and attributes that were seen once are shown again without a message, and a change by another mount is
-/// seen at once (Promise S1). Method: look up and getattr twice, counting messages; then rename, chmod, unlink and
-/// create elsewhere.
+/// seen at once (Promise S1). Method: look-up and getattr twice, with the messages counted; then rename, chmod, unlink
+/// and create on the other mount.
 #[test]
 fn names_and_attributes_are_cached_and_revoked() {
     in_cluster(1, async |c| {
@@ -244,8 +245,9 @@ fn a_cached_name_needs_permission() {
     });
 }
 
-/// Goal: bytes written here are read there, buffered on both sides; another mount's truncate is seen by reads and sizes
-/// at once (Promises S1, S3). Method: write, read, truncate and write again in turn, small and large, with warm caches.
+/// Goal: bytes written on one mount are read on the other, buffered on both sides. Another mount's truncate is seen by
+/// reads and sizes at once (Promises S1, S3). Method: write, read, truncate and write again in turn, small and large,
+/// with warm caches.
 #[test]
 fn data_goes_back_and_forth() {
     in_cluster(3, async |c| {
@@ -275,8 +277,9 @@ fn data_goes_back_and_forth() {
     });
 }
 
-/// Goal: appends of two mounts land whole, none over another (Promise S4). Method: both append records of many sizes at
-/// the same time, one of them past the cache; then every record is there once, and those of a mount are in order.
+/// Goal: appends of two mounts land whole, none over another (Promise S4). Method: both mounts append records of many
+/// sizes at the same time, and one of them writes direct. Afterwards every record is there once, and those of a mount
+/// are in order.
 #[test]
 fn appends_of_two_mounts_land_whole() {
     for seed in 0..6 {
@@ -311,8 +314,9 @@ fn appends_of_two_mounts_land_whole() {
     }
 }
 
-/// Goal: a write is one event for another mount's read, by either way of each (Promise S2). Method: one mount writes
-/// the same range with changing letters, over several objects, in one call each; the other reads all of it: one letter.
+/// Goal: a write is one event for another mount's read, whether each of them is buffered or direct (Promise S2).
+/// Method: one mount writes the same range with changing letters, over several objects, in one call for each letter.
+/// The other mount reads all of it and must see only one letter.
 #[test]
 fn a_write_is_one_event_elsewhere() {
     for seed in 0..4 {
@@ -342,9 +346,9 @@ fn a_write_is_one_event_elsewhere() {
     }
 }
 
-/// Goal: a second mount is admitted only after no loan from sole mode is used any more; back in sole mode, the
-/// remaining mount may give loans, and sees the changes of the other one. Method: a loan held by hand delays the second
-/// mount; then it writes and leaves.
+/// Goal: a second mount is admitted only after no timeout from sole mode is in force any more. Back in sole mode, the
+/// remaining mount may give timeouts, and sees the changes of the other one. Method: a timeout that the test keeps in
+/// force delays the second mount. Then that mount writes and leaves.
 #[test]
 fn company_comes_and_goes() {
     in_cluster(7, async |c| {
@@ -385,8 +389,8 @@ fn company_comes_and_goes() {
     });
 }
 
-/// Goal: a mount that the server has ended shows nothing that it cached, and says so (docs/SEMANTICS.md). Method: cut a
-/// mount off while another one changes what it holds; afterwards its calls fail.
+/// Goal: a mount whose session the server has ended shows nothing that it cached, and reports this (docs/SEMANTICS.md).
+/// Method: a mount is cut off while another one changes files that it caches. Afterwards its calls fail.
 #[test]
 fn an_evicted_mount_fails_its_calls() {
     in_cluster(8, async |c| {
@@ -407,8 +411,8 @@ fn an_evicted_mount_fails_its_calls() {
     });
 }
 
-/// The page cache of a kernel with one page: dropping it waits for a read of it that is under way and writes it back if
-/// it is dirty.
+/// The page cache of a kernel with one page. Dropping the page waits for a read of it that is under way, and writes it
+/// back if it is dirty.
 struct OnePage {
     client: Client,
     file: Arc<OpenFile>,
@@ -441,8 +445,8 @@ impl KernelPages for OnePage {
     }
 }
 
-/// Goal: pages of a kernel go back before a lock does, and neither their write-back nor a read of them meanwhile waits
-/// for that lock (docs/locking/kernel_pages.md). Method: a page cache of one page, clean and dirty, while
+/// Goal: pages of a kernel are dropped before a lock is returned, and neither their write-back nor a simultaneous read
+/// of them waits for that lock (docs/locking/kernel_pages.md). Method: a page cache of one page, clean and dirty, while
 /// another mount writes the file.
 #[test]
 fn pages_go_back_with_their_lock() {
@@ -484,8 +488,8 @@ fn pages_go_back_with_their_lock() {
     });
 }
 
-/// Goal: calls of two mounts, one after the other, show what calls of one would (Promises S1, S3). Method: random calls
-/// on few names, each from a random mount, compared with a map of byte vectors.
+/// Goal: calls of two mounts that follow each other have the same results as calls of one mount (Promises S1, S3).
+/// Method: random calls on few names, each from a random mount, compared with a map of byte vectors.
 #[test]
 fn two_mounts_are_like_one() {
     for seed in 0..40 {

@@ -1,4 +1,5 @@
-//! Small files of a directory that are fetched ahead: what is sent, whom it serves, and that nothing stale is shown.
+//! Small files of a directory that are fetched ahead: what is sent, which callers get it, and that nothing outdated is
+//! shown.
 
 use super::policy::sent;
 use super::world::World;
@@ -83,8 +84,9 @@ fn messages(w: &World) -> usize {
     w.server.log.len()
 }
 
-/// Goal: who reads the files of a listed directory in the order of names or inodes needs a message for many of them,
-/// and gets the right bytes; switched off it is several for each. Method: 300 files; requests by kind.
+/// Goal: if a program reads the files of a listed directory in the order of names or inodes, one message serves many of
+/// them, and the bytes are right. With the feature turned off, each file needs several messages. Method: 300 files,
+/// with the requests counted by kind.
 #[test]
 fn files_in_order_travel_together() {
     for by_inode in [false, true] {
@@ -132,7 +134,7 @@ fn names_are_asked_for() {
     w.check_clean();
 }
 
-/// Goal: files whose bytes are here are opened ahead without them. Method: a mount reads what it has read before.
+/// Goal: files whose bytes are here are opened ahead without them. Method: a mount reads files that it has read before.
 #[test]
 fn cached_files_are_just_opened() {
     let mut w = World::new(3, &[]);
@@ -160,8 +162,8 @@ fn started(w: &mut World, count: usize) -> Vec<(String, Ino)> {
     order
 }
 
-/// Goal: what the server has checked for one caller serves no other (permission). Method: the super-user reads in
-/// order; a user whom the server refuses requests files that were opened ahead.
+/// Goal: a file that the server has checked for one caller is not given to another one (permission). Method: the
+/// super-user reads in order. A user whom the server refuses requests files that were opened ahead.
 #[test]
 fn others_are_checked_by_the_server() {
     let mut w = World::new(4, &[]);
@@ -178,8 +180,8 @@ fn others_are_checked_by_the_server() {
     w.check_clean();
 }
 
-/// Goal: the own changes of this mount are seen: mode, size, name, also while an answer is on its way. Method: each
-/// change of a file that was fetched, then of files whose fetch is under way.
+/// Goal: this mount's own changes of mode, size and name are seen, even while an answer is on its way. Method: each
+/// change of a file that was fetched, and then of files whose fetch is under way.
 #[test]
 fn own_changes_are_seen() {
     let mut w = World::new(5, &[]);
@@ -226,7 +228,7 @@ fn own_changes_are_seen() {
     w.check_clean();
 }
 
-/// Goal: a repeated answer has lost its bytes; files that the server refused in order not to wait are requested once
+/// Goal: a repeated answer has lost its bytes. Files that the server refused in order not to wait are requested once
 /// more. Method: a server that sends no payloads, then one that refuses some files once.
 #[test]
 fn incomplete_answers() {
@@ -275,9 +277,10 @@ fn waste_ends_it() {
     w.check_clean();
 }
 
-/// Goal: nothing stale is ever shown, whatever comes between question and answer (all invariants of `small_files`).
-/// Method: random runs of reads in order among writes, cuts, removals, renames and creates of the same files, with
-/// locks called back at any moment and answers in any order; every read, size and look-up is compared with a model.
+/// Goal: nothing outdated is ever shown, whatever comes between request and answer (all invariants of `small_files`).
+/// Method: random runs of reads in order are mixed with writes, cuts, removals, renames and creates of the same files.
+/// Locks are called back at any moment, and answers come in any order. Every read, size and look-up is compared with a
+/// model.
 #[test]
 fn random_changes_match_a_model() {
     for seed in 0..60 {

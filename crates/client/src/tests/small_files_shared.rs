@@ -61,10 +61,10 @@ fn off(client: &Client) {
     client.mount.tunables.set("readahead.small_files", "off").expect("a switch");
 }
 
-/// Goal: a mount that has never seen the files of another one reads them in order for a fraction of a message each,
-/// although that one keeps their locks; the bytes are right. Method: 200 files made on one mount, read on the second in
-/// the orders of names and of the listing, on one server and on three; and once more by a third mount with the switch
-/// off.
+/// Goal: a mount that has never seen the files of another one reads them in order with a fraction of a message for
+/// each, although the other one keeps their locks. The bytes are right. Method: 200 files are made on one mount, and
+/// read on the second in the orders of names and of the listing, on one server and on three. They are read once more by
+/// a third mount with the feature off.
 #[test]
 fn files_of_another_mount() {
     for (seed, servers, plus) in [(1, 1, true), (2, 3, false)] {
@@ -98,8 +98,8 @@ fn files_of_another_mount() {
 }
 
 /// Goal: what another mount writes, cuts, renames and removes while files are being read ahead is seen by each later
-/// read. Method: one mount reads all files again and again in order; after every few the other one changes some that
-/// have been fetched by then or will be.
+/// read. Method: one mount reads all files again and again in order. After every few files, the other one changes some
+/// that have been fetched by then or will be.
 #[test]
 fn changes_elsewhere_are_seen() {
     for seed in 10..18 {
@@ -156,8 +156,8 @@ fn changes_elsewhere_are_seen() {
 }
 
 /// Goal: a permission that another mount takes away counts at once (Promise of permissions at open). Method: a user
-/// reads in order; of files that were opened ahead for it some lose their mode, some their owner, one the access of its
-/// directory.
+/// reads in order. Of files that were opened ahead for him, some get another mode, some another owner, and for one the
+/// permission of its directory is removed.
 #[test]
 fn permission_taken_elsewhere() {
     in_cluster(30, 1, async |c: &Cluster| {
@@ -190,8 +190,8 @@ fn permission_taken_elsewhere() {
     });
 }
 
-/// Goal: no listing of the directory is needed in shared mode either. Method: files are looked up by one mount after
-/// another one has made them, then opened in the order in which they were made; locks are kept by their maker.
+/// Goal: no listing of the directory is needed in shared mode either. Method: one mount looks up files after another
+/// one has made them, and then opens them in the order in which they were made. Their maker keeps the locks.
 #[test]
 fn unlisted_files_of_another_mount() {
     in_cluster(40, 1, async |c: &Cluster| {

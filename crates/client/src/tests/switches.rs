@@ -1,4 +1,4 @@
-//! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off.
+//! The parts of direct I/O that have switches: what each does, and that it has no effect when it is off.
 
 use super::locks::locked;
 use super::policy::{io, read, write};
@@ -26,9 +26,9 @@ fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
     }
 }
 
-/// Goal: large requests of files without locality go through the cache where that was measured to carry more, in either
-/// direction, and direct again where it does not any more, where something else speaks for that, where files are used
-/// again, or when learning is off. Method: rates and pages told by hand.
+/// Goal: large requests of files without locality are buffered if that was measured to be faster, for reads and writes.
+/// They are direct again if it is not faster any more, if another rule requires it, if files are used again, or if
+/// learning is off. Method: given rates and pages.
 #[test]
 fn large_requests_that_the_cache_carries_sooner() {
     let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
@@ -77,7 +77,8 @@ fn large_requests_that_the_cache_carries_sooner() {
     w.check_clean();
 }
 
-/// Goal: the throughput of large direct writes is learnt from them, for comparison. Method: enough of them; the gauge.
+/// Goal: the throughput of large direct writes is learnt from them, for comparison. Method: enough of them, and the
+/// gauge.
 #[test]
 fn large_writes_are_measured() {
     let mut w = World::new(1, &[]);
@@ -93,9 +94,9 @@ fn large_writes_are_measured() {
     w.check_clean();
 }
 
-/// Goal: with `hybrid.unaligned` off only whole blocks go past the cache: other requests are buffered and reported as
-/// such, with `O_DIRECT` they are refused as on Linux; bytes are right. Method: requests beside blocks and on them,
-/// both ways, with the switch on and off.
+/// Goal: with `hybrid.unaligned` off only whole blocks bypass the cache. Other requests are buffered and reported as
+/// such, and with `O_DIRECT` they are refused as on Linux. The bytes are right. Method: aligned and unaligned reads and
+/// writes, with the switch on and off.
 #[test]
 fn only_whole_blocks_pass_the_cache_if_told_so() {
     let mut w = World::new(1, &[("hybrid.mode", "direct")]);
@@ -128,8 +129,8 @@ fn only_whole_blocks_pass_the_cache_if_told_so() {
     w.check_clean();
 }
 
-/// Goal: a direct request to one object is locked by its target, and no lock is requested; the other mount sees the
-/// bytes. Method: two mounts; a write and a read past the cache; locks that were requested.
+/// Goal: a direct request to one object is locked by its target, and no lock is requested. The other mount sees the
+/// bytes. Method: two mounts make a direct write and a direct read, and the requested locks are counted.
 #[test]
 fn who_locks_for_direct_requests() {
     in_cluster(7, async |cluster| {
@@ -149,9 +150,9 @@ fn who_locks_for_direct_requests() {
     });
 }
 
-/// Goal: a cache full of dirty bytes sends requests past it, unless its way was measured to be the faster one, waits
-/// included; a memory group that is short does so in any case. Method: a small cache with scattered dirty bytes, rates
-/// told by hand.
+/// Goal: if the cache is full of dirty bytes, requests go direct, unless the cache was measured to be faster, waits
+/// included. If a memory group is short, they go direct in any case. Method: a small cache with scattered dirty bytes,
+/// and given rates.
 #[test]
 fn a_full_cache_may_be_worth_waiting_for() {
     for (cached, group, reason) in

@@ -10,8 +10,9 @@ use futures_util::future::join;
 use std::time::Duration;
 
 /// Goal: the inode that a repeated walk returned exists for the operation that follows, although another mount has
-/// replaced the name by then, whatever kind it is; without a repeated walk it is stale; and no state stays behind.
-/// Method: one mount looks a name up, the other renames over it, the first continues with the inode.
+/// replaced the name by then. This is so for every kind of inode. Without a repeated walk the inode is stale. No state
+/// is left behind. Method: one mount looks a name up, the other one renames over it, and the first one continues with
+/// the inode.
 #[test]
 fn what_a_repeated_walk_is_shown_stays() {
     in_cluster(1, async |cluster| {
@@ -53,8 +54,9 @@ fn what_a_repeated_walk_is_shown_stays() {
     });
 }
 
-/// Goal: a create at the end of a repeated walk waits for a link that other mounts will remove, for a bounded time;
-/// without a repeated walk the error is returned at once. Method: a link that another mount removes later, or never.
+/// Goal: a create at the end of a repeated walk waits, for a bounded time, until other mounts have removed a link of
+/// that name. Without a repeated walk the error is returned at once. Method: a link that another mount removes later,
+/// or never.
 #[test]
 fn a_repeated_create_waits_for_a_link_to_go() {
     in_cluster(1, async |cluster| {
@@ -78,8 +80,8 @@ fn a_repeated_create_waits_for_a_link_to_go() {
     });
 }
 
-/// Goal: a lone mount asks nothing for security attributes of inodes that were shown without any, and shows one as soon
-/// as it has set it. Method: calls counted.
+/// Goal: the only mount sends no request for security attributes of inodes that were shown without any, and shows such
+/// an attribute as soon as it has set it. Method: calls counted.
 #[test]
 fn attributes_that_are_not_there_cost_nothing() {
     in_cluster(2, async |cluster| {

@@ -51,7 +51,7 @@ impl Handler for Served {
     fn disconnected(&self, _: SessionId, _: ConnId, _: bool) {}
 }
 
-/// Time of the simulation for the half without environment: told by a task.
+/// The time of the simulation for the half without environment, which a task updates.
 #[derive(Default)]
 pub(super) struct Told(AtomicU64);
 
@@ -139,9 +139,9 @@ async fn user(client: &Client, env: &SimEnv, clock: &Told) {
     }
 }
 
-/// Goal: the I/O half connects, serves, writes everything back at shutdown, says goodbye and ends; equal seeds give
+/// Goal: the I/O half connects, serves, writes everything back at shutdown, says goodbye and ends. Equal seeds give
 /// equal traces. Method: a user in the simulated environment over an in-process connection, with slow answers in random
-/// order; the server's bytes afterwards.
+/// order. At the end the server's bytes are compared.
 #[test]
 fn the_io_half_serves_and_ends() {
     for seed in 0..4 {

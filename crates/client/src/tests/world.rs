@@ -1,4 +1,4 @@
-//! Client, server and background tasks in one thread; who gets the next step is drawn from a seed.
+//! Client, server and background tasks in one thread. A seed decides which of them makes the next step.
 
 use super::server::Server;
 use crate::api::{ClientConfig, Clock, Ctx, OpenFlags, ReadText};
@@ -31,7 +31,7 @@ pub(crate) struct World {
     tasks: Vec<Task>,
     calls: Vec<Outgoing>,
     seed: u64,
-    /// Chance that a held lock is called back at a step, 1 in this many; 0 = never.
+    /// The probability that a held lock is called back at a step is 1 in this number; 0 means never.
     pub(crate) callbacks: u64,
     _io: crate::IoHalf,
 }
@@ -189,7 +189,7 @@ impl World {
         self.run(op).expect("unlink");
     }
 
-    /// Checks that nothing is left behind once all files are closed.
+    /// Checks that nothing remains once all files are closed.
     pub(crate) fn check_clean(&mut self) {
         self.settle();
         crate::coherence::opened_ahead::lose(&self.client.mount, None);

@@ -1,13 +1,14 @@
-//! Dirty bytes that the bound of write-back under way has left behind.
+//! Dirty bytes that could not be sent because of the bound of write-back under way.
 //!
 //! Owns: the order of these bytes. Bytes for which a task waits are sent first, then full chunks in the order in which
-//! they became full. Without that an `fsync` of few bytes, or the return of a lock, would wait for everything that
-//! streams have written into the cache before; on slow storage a session would end because of that. Does not own: the
-//! bound, requests (`writeback`).
+//! they became full. Without this order, an `fsync` of few bytes, or the return of a lock, would wait for everything
+//! that streams have written into the cache before. On slow storage a session would end because of that. Does not own:
+//! the bound, requests (`writeback`).
 //!
 //! Invariants: an entry is only a hint: the dirty bytes of its range are looked up when its turn comes. While a task
 //! waits, no other new bytes take the space. As long as there are entries, requests are under way, or a task is about
-//! to send some: each request that ends continues here. Both lists are bounded by the dirty share of the cache.
+//! to send some. Each request that ends continues with the entries. Both lists are bounded by the dirty share of the
+//! cache.
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -17,7 +18,7 @@ use amphi_types::ByteRange;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// A full chunk was left behind.
+/// A full chunk could not be sent yet.
 pub(crate) fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     mount.writeback.backlog.0.lock().full_chunks.push_back(Left { file: file.clone(), range, waits: None });
     // All that was under way may have landed meanwhile.
@@ -54,7 +55,7 @@ pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteR
     ticket.0.load(SeqCst)
 }
 
-/// A request has ended, or bytes were left over: sends what the bound permits.
+/// A request has ended, or bytes could not be sent: sends what the bound permits.
 pub(crate) fn pump(mount: &Arc<Mount>) {
     let mut told = false;
     while let Some(left) = mount.writeback.backlog.next() {

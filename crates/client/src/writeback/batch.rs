@@ -1,19 +1,19 @@
-//! Cross-file batching: dirty bytes of many small files leave in one request to their target, and so do
-//! the small runs that are scattered over one object of a large file.
+//! Cross-file batching: dirty bytes of many small files are sent in one request to their target, and so are the small
+//! runs that are scattered over one object of a large file.
 //!
 //! Owns: the list of small files that no program writes any more, for each target, and the bounds at which they are
 //! sent; making a batch, sending it, and processing the result of each part. Does not own: dirty ranges (`cache`), how
 //! one request of write-back affects its file (`writeback`).
 //!
 //! A file has few dirty bytes if they are at most `writeback.small_bytes`; only those of its first stripe, which lies
-//! with the inode, travel so. When the last writer closes such a file it enters the list of its target. The list leaves
-//! when the next file does not fit a batch with it, and along with any of its files that has become old.
+//! with the inode, travel so. When the last writer closes such a file it enters the list of its target. The list is
+//! sent when the next file does not fit into a batch with it, or when any of its files has become old.
 //!
-//! Invariants: those of `writeback`, for each part by itself: a part is a request under way of its file from before its
+//! Invariants: those of `writeback`, for each part by itself. A part is a request under way of its file from before its
 //! bytes are taken until its answer was processed, and an error concerns only its file. A caller that waits for one
-//! file (`fsync`, a callback) starts that file alone; it waits for a batch only if its bytes are in one already, and
-//! the server lets no part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, and
-//! so has a list; bytes under way are bounded like all write-back.
+//! file (`fsync`, a callback) sends that file alone. It waits for a batch only if its bytes are in one already, and the
+//! server lets no part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, and so
+//! has a list. Bytes under way are bounded like all write-back.
 
 use crate::coherence::closes;
 use crate::conn::replies::unexpected;
@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Longer runs leave in requests of their own: from 16 KiB on the copies into a batch cost what it saves
+/// Longer runs are sent in requests of their own. From 16 KiB on the copies into a batch cost as much as it saves
 /// (docs/LESSONS.md, Scattered and unaligned writes).
 const SCATTERED_MAX_BYTES: usize = 12 << 10;
 
@@ -112,7 +112,7 @@ fn begin_flight(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, batch: 
     left
 }
 
-/// Parts on their way out, ascending in (inode, offset), all of one target.
+/// Parts to be sent, ascending in (inode, offset), all of one target.
 #[derive(Default)]
 struct Batch {
     parts: Vec<(Flight, Buf)>,
@@ -124,7 +124,7 @@ impl Batch {
         self.parts.last().map(|(flight, _)| flight)
     }
 
-    /// Whether a block of the piece is that of the part before it: the server plans parts of one object side by side.
+    /// Whether the piece shares a block with the part before it. The server plans parts of one object at the same time.
     fn shares_block(&self, file: &Inode, piece: ByteRange) -> bool {
         let end = |f: &Flight| f.range.align_out(BLOCK).end;
         self.last().is_some_and(|f| f.file.ino == file.ino && end(f) > piece.start / BLOCK * BLOCK)
@@ -152,8 +152,8 @@ impl Batch {
 pub(crate) struct Scattered(BTreeMap<ObjectId, Batch>);
 
 impl Scattered {
-    /// Adds a run that was taken out of the cache. Returns runs that have to be sent alone: large ones, which gain
-    /// nothing, and those that begin in the block in which the previous one ends, or before it.
+    /// Adds a run that was taken out of the cache. Returns runs that have to be sent alone. These are large ones, which
+    /// gain nothing, and runs that begin in the block in which the previous one ends, or before it.
     pub(crate) fn add(&mut self, mount: &Arc<Mount>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
         let (file, piece) = (&flight.file, flight.range);
         if buf.len() > SCATTERED_MAX_BYTES || !mount.tunables.on(Tunable::Batch) {
@@ -221,7 +221,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
     closes::send(&mount, due);
 }
 
-/// Writes all parts and waits until they are on the disk; what became of each.
+/// Writes all parts and waits until they are on the disk. Returns the result of each.
 async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<Vec<Result<()>>> {
     if let Some(f) = flights.first().filter(|f| f.object.stripe > 0) {
         spread(mount, &f.file).await?;

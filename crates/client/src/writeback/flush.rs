@@ -1,14 +1,14 @@
 //! Write-back: dirty bytes leave in large requests, in the background by size and age.
 //!
-//! Owns: cutting dirty runs along the layout, requests under way and their bound, the consequences of a failure,
-//! throttling of writers. Does not own: dirty state (`cache`), when a lock needs a flush (`locks`), small files that
-//! are sent together (`batch`), the order of what the bound leaves over (`backlog`).
+//! Owns: dividing dirty runs by the layout, requests under way and their bound, the consequences of a failure, and
+//! slowing down writers. Does not own: dirty state (`cache`), when a lock needs a flush (`locks`), small files that are
+//! sent together (`batch`), the order of what the bound leaves over (`backlog`).
 //!
 //! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs (`tables::writeback`). A connection accepts
-//! 65,536 waiting calls; small scattered runs would be twice as many within the bound of bytes alone, and those that it
+//! 65,536 waiting calls. Small scattered runs would be twice as many within the bound of bytes alone, and those that it
 //! refuses would be lost. Runs of one object are sent together (`batch`).
 //!
-//! Invariants: a byte is in at most one request under way; meanwhile it stays readable, and a write to it makes it
+//! Invariants: a byte is in at most one request under way. Meanwhile it stays readable, and a write to it makes it
 //! dirty again. Nothing beyond `Flights::frozen_from()` is sent. Write-back takes no range lock and needs no credits of
 //! ordinary requests, so a holder of the range lock may wait for it.
 
@@ -49,7 +49,7 @@ pub(crate) fn start(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> 
     send_off(mount, file, range).by_bound
 }
 
-/// As `start`, with all that may be left behind.
+/// As `start`, for everything that was not sent because of the bound.
 pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Left {
     let mut scattered = Scattered::default();
     let left = send_off_with(mount, file, range, &mut scattered);
@@ -57,7 +57,7 @@ pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) 
     left
 }
 
-/// As `start`; small runs wait in `scattered` until it is sent.
+/// As `start`. Small runs wait in `scattered` until it is sent.
 pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> bool {
     send_off_with(mount, file, range, scattered).by_bound
 }
@@ -146,7 +146,7 @@ pub(crate) fn begin_flight(
     Some((Flight { file: file.clone(), object, range, cover, id }, buf))
 }
 
-/// Sends what was taken out in a request of its own.
+/// Sends a run that was taken out of the cache in a request of its own.
 pub(crate) fn submit(mount: &Arc<Mount>, flight: Flight, buf: Buf) {
     let mount2 = mount.clone();
     mount.spawn(async move {
@@ -197,13 +197,13 @@ pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     complete(mount, flight, landing, failure);
 }
 
-/// The bytes are dirty again: they have to be sent anew.
+/// The bytes are dirty again and have to be sent again.
 pub(crate) fn again(mount: &Arc<Mount>, flight: &Flight) {
     complete(mount, flight, Landing::Again, None);
     pump(mount);
 }
 
-/// A request has ended: bytes that were left over are sent, and waiting tasks are woken.
+/// A request has ended: bytes that could not be sent before are sent, and waiting tasks are woken.
 pub(crate) fn pump(mount: &Arc<Mount>) {
     backlog::pump(mount);
     mount.writeback.landed.notify();
@@ -302,7 +302,7 @@ pub(crate) fn recycle_room(mount: &Arc<Mount>) {
     }
 }
 
-/// Writes back what has been dirty for too long, and what the bound left over.
+/// Writes back bytes that have been dirty for too long, and those that the bound did not permit before.
 pub(crate) fn tick(mount: &Arc<Mount>) {
     if mount.cache.dirty_bytes() == 0 {
         mount.cache.rest();
@@ -323,7 +323,7 @@ fn dirty_files(mount: &Mount) -> Vec<(Arc<Inode>, ByteRange)> {
 }
 
 /// A chunk became dirty as a whole: it is sent now, or with its neighbours if larger runs are wanted. A chunk that was
-/// written back before will probably be written again: it stays until it is old or memory is short.
+/// written back before will probably be written again. So it is not sent until it is old or memory is short.
 pub(crate) fn chunk_is_full(mount: &Arc<Mount>, file: &Arc<Inode>, chunk: ByteRange, rewritten: bool) {
     if rewritten && !mount.dirty_is_high() {
         return;
@@ -341,8 +341,8 @@ pub(crate) fn chunk_is_full(mount: &Arc<Mount>, file: &Arc<Inode>, chunk: ByteRa
     }
 }
 
-/// While this lives a program waits for the bytes that were dirty when it began: how quickly much of it lands shows
-/// what write-back carries. Little would show how long one request takes.
+/// While this value lives, a program waits for the bytes that were dirty when it began. If there are many, the time
+/// that they take shows the rate of write-back. A few bytes would only show how long one request takes.
 pub(crate) struct Drain(Option<Arc<Mount>>);
 
 impl Drain {

@@ -34,8 +34,8 @@ impl Drop for Covered {
     }
 }
 
-/// Counts all blocks of `range` against the grants, if its targets have granted enough beyond what is dirty or under
-/// way.
+/// Counts all blocks of `range` against the grants, if its targets have granted enough beyond the blocks that are dirty
+/// or under way.
 pub(crate) fn cover(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Option<Covered> {
     let layout = file.layout();
     let mut covered = Covered { mount: mount.clone(), blocks: SmallVec::new() };
@@ -93,7 +93,7 @@ async fn ask_target(mount: &Arc<Mount>, target: TargetId) {
     }
 }
 
-/// `Push::GrantWanted`: returns blocks that no dirty bytes need, and writes back what is dirty there: write-back of
+/// `Push::GrantWanted`: returns blocks that no dirty bytes need, and writes back dirty bytes there. Write-back of
 /// overwrites uses up none of their blocks, so the target asks again. It waits for nothing, because requests under way
 /// may wait for this answer.
 pub(crate) fn wanted(mount: &Arc<Mount>, target: TargetId) {

@@ -1,11 +1,11 @@
-//! Bytes that could not be written back: what this mount shows afterwards, and to whom the failure is reported.
+//! Bytes that could not be written back: what this mount shows afterwards, and which callers get the failure.
 //!
 //! Owns: that a file shows what the servers have as soon as bytes of it were lost. Does not own: the losses, for
-//! callers that ask about all files (`tables::writeback::errors`), to whom one file's failures were reported
+//! callers that sync all files (`tables::writeback::errors`), and which open files got one file's failures
 //! (`inode::failures`).
 //!
-//! The cache drops lost bytes at once, so that this mount and others show the same. The size, and the front end's pages
-//! of these bytes, are updated by a task of the file; a caller that gets the failure waits for that task.
+//! The cache drops lost bytes at once, so that this mount and others show the same. A task of the file updates the
+//! size, and the front end's pages of these bytes. A caller that gets the failure waits for that task.
 
 use crate::cache::dirty_end;
 use crate::coherence::attributes;
@@ -18,7 +18,7 @@ use amphi_types::{ByteRange, Cred, Errno, Ino, TargetId};
 use amphi_wire::{Lane, Request};
 use std::sync::Arc;
 
-/// Bytes of `range` were lost, and are no longer in the cache: the file ends where the server says, and a front end
+/// Bytes of `range` were lost and are no longer in the cache. The file ends where the server says, and a front end
 /// drops its copy.
 pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     file.size.own_is_at_least(|| dirty_end(&mount.cache, file));
@@ -38,10 +38,10 @@ pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     });
 }
 
-/// `Push::WriteFailed`: a server cannot write to its disk what it has accepted into memory of a file that this mount
-/// wrote. The server still has the bytes, and returns them in reads; nevertheless programs that have the file open get
-/// the failure, and if there are none the next one that opens it does. The message is acknowledged when it is noted,
-/// also if it is a repetition.
+/// `Push::WriteFailed`: a server cannot write bytes to its disk that it has accepted into memory, of a file that this
+/// mount wrote. The server still has the bytes and returns them in reads. Nevertheless programs that have the file open
+/// get the failure. If there are none, the next program that opens it does. The message is acknowledged when it is
+/// noted, also if it is a repetition.
 pub(crate) fn refused(mount: &Arc<Mount>, target: TargetId, id: u64, ino: Ino) {
     if mount.writeback.errors.is_news(target, id) {
         note_refused(mount, ino);

@@ -9,7 +9,7 @@ use amphi_types::{ByteRange, ObjectId, RangeSet, SessionId};
 
 impl LockCache {
     /// Pins a lock that permits `mode` on all of `range`. For an I/O that no single lock covers, request one lock over
-    /// all its bytes: an I/O never waits for a lock while it pins another one of the same object
+    /// all its bytes. An I/O never waits for a lock while it pins another one of the same object
     /// (`docs/locking/extent_locks.md`).
     pub fn pin(&mut self, now_ns: u64, object: ObjectId, mode: Mode, range: ByteRange) -> Hit {
         match self.covers(object, mode, range) {
@@ -193,8 +193,8 @@ mod tests {
     use crate::client::{CacheLimits, CallbackPlan, LockAction};
     use amphi_types::Ino;
 
-    /// Goal: ranges that lie under no lock are found, and a lock counts until it has left the table. Method: one lock
-    /// in use that is called back, and an idle one beside it.
+    /// Goal: ranges that no lock covers are found, and a lock counts until it has left the table. Method: one lock that
+    /// is in use and called back, and an idle one next to it.
     #[test]
     fn bare_ranges() {
         let mut cache = LockCache::new(CacheLimits::default());

@@ -76,8 +76,9 @@ mod tests {
         }
     }
 
-    /// Goal: what is found are idle locks of the mode, on other files, the nearest first, within reach and bound.
-    /// Method: locks by hand: some in use, of the other mode, of a group, on their way back, far away.
+    /// Goal: the function finds only idle locks of the given mode on other files, the nearest first, within the given
+    /// distance and number. Method: single locks: some are in use, of the other mode, of a group, being returned, or
+    /// far away.
     #[test]
     fn idle_locks_are_found_by_distance() {
         let mut cache = LockCache::new(CacheLimits::default());

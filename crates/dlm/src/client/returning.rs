@@ -1,11 +1,11 @@
-//! Returning locks: after callbacks, by age, by the bound, or because they were lost.
+//! Returning locks: after callbacks, by age, because of the bound, or because they were lost.
 //!
-//! Owns: the steps of a lock from usable to the cancel message. Does not own: who uses it (`holding`).
+//! Owns: the steps of a lock from usable to the cancel message. Does not own: the users of a lock (`holding`).
 //!
 //! Two locks of one client may overlap. Bytes that another usable write lock covers may stay dirty, so they are not
 //! flushed. Bytes that any other lock in the table covers may stay cached, so they are not dropped. A lock leaves the
-//! table when its drop is handed out. So of two overlapping locks that are being returned, the later one drops the
-//! bytes that they share.
+//! table when the action to drop its data is returned to the caller. So of two overlapping locks that are being
+//! returned, the later one drops the bytes that they share.
 
 use super::{CANCEL_BATCH, CallbackPlan, HeldLock, LockAction, LockCache, Stage};
 use crate::mode::{LockId, Mode};

@@ -3,10 +3,10 @@
 //! Owns: the search over who waits for whom. Does not own: the tables.
 //!
 //! An owner waits for every other owner that holds a lock in conflict with one of its requests. Waiting behind an
-//! earlier request does not count, because that ends by itself. As on Linux, the search knows owners, not threads: a
-//! process with several threads may be refused although another of its threads could still unlock. The search stops at
-//! OFD owners, for which Linux does not search either, and at the bound, where it assumes that there is no cycle.
-//! Cycles over several servers are not found.
+//! earlier request does not count, because such a wait ends by itself. As on Linux, the search knows owners, not
+//! threads. So a process with several threads may be refused although another of its threads could still unlock. The
+//! search stops at OFD owners, for which Linux does not search either. It also stops at the bound, where it assumes
+//! that there is no cycle. Cycles over several servers are not found.
 
 use super::{File, FileLock, FileLocks, LockFamily, LockKind, Party, WaitId, conflicting, exempt};
 use crate::tree::Search;

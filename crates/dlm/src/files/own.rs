@@ -3,7 +3,7 @@
 //! Owns: the arithmetic of an owner's own ranges, and applying it to the tables. Does not own: conflicts with other
 //! owners.
 //!
-//! Invariant: the pieces of one owner on one file are disjoint, and two adjacent ones differ in kind. A change looks
+//! Invariant: the pieces of one owner on one file are disjoint, and two adjacent pieces differ in kind. A change looks
 //! only at the pieces in its range and at its two ends.
 
 use super::{File, FileLock, FileLocks, LockKind, Party, Piece, Table, WaitId};

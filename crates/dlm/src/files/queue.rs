@@ -4,7 +4,7 @@
 //!
 //! Invariant: a waiting request watches one thing that keeps it from being granted: a held lock or an earlier request.
 //! It is checked again when that changes, when its owner becomes a holder on the file, and each `yield_ns`. Requests
-//! that one step may let be granted are checked in the order in which they came.
+//! that may be granted because of one step are checked in the order in which they came.
 
 use super::{File, FileLock, FileLocks, Party, Table, Wait, WaitGranted, WaitId};
 use crate::mode::LockId;
@@ -51,8 +51,8 @@ impl FileLocks {
         }
     }
 
-    /// Whether requests of the owner wait behind earlier ones. An owner that already has a lock on the file does not,
-    /// because an earlier request may be waiting for that lock.
+    /// Whether requests of the owner wait behind earlier requests. An owner that already has a lock on the file does
+    /// not, because an earlier request may be waiting for that lock.
     pub(super) fn yields(&self, party: Option<Party>, ino: Ino) -> bool {
         #[cfg(test)]
         if self.planted == Some(super::tests::PlantedBug::JumpQueue) {

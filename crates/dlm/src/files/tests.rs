@@ -1,8 +1,8 @@
 //! Tests of the file locks of applications.
 //!
-//! `model` is a plain reference of bytes and lists, compared after every call; `explore` walks all states of small
-//! worlds with it, `random` long programs of many owners; `rules` has the cases of fcntl(2) and flock(2); `scale`
-//! bounds the work.
+//! `model` is a plain reference of bytes and lists, which is compared after every call. `explore` tests all states of
+//! small worlds with it, and `random` long programs of many owners. `rules` has the cases of fcntl(2) and flock(2).
+//! `scale` bounds the work.
 
 mod explore;
 mod model;

@@ -1,35 +1,36 @@
-//! Detection of contended objects: conflicts and ping-pongs in a sliding window, remembered after the last lock is
-//! gone.
+//! Detection of contended objects: conflicts and ping-pongs in a sliding window, which are remembered after the last
+//! lock is released.
 //!
-//! Owns: a small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`),
+//! Owns: a small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`), and
 //! which hand-overs are ping-pongs (`hand_overs`).
 //!
 //! The window consists of two halves; their sum covers between one half and one whole window. An object becomes
 //! contended
 //!
-//! * by number: `threshold` conflicts within half a window always suffice, and only as many within one window do;
+//! * by number: `threshold` conflicts within half a window always suffice, and fewer than that within one window never
+//!   do;
 //! * by waiting: `ping_pongs` ping-pongs within the window, which took `waited_ns` together.
 //!
-//! Counting alone is slow where it matters: with 10 ms for each hand-over, it takes 160 ms to notice what a few
-//! hand-overs show. Waiting time alone says nothing: one hand-over of a large file takes a second, and each of ten
+//! Counting alone is slow where it matters. With 10 ms for each hand-over, it takes 160 ms to notice what a few
+//! hand-overs show. Waiting time alone proves nothing. One hand-over of a large file takes a second, and each of ten
 //! readers waits for that second. So only hand-overs back and forth count. Many mounts that each write a part of their
 //! own look like ping-pong at first, because each loses the grown lock once. So several ping-pongs are required. The
 //! time of a hand-over that still lasts counts from the moment at which the losing session requests the object again,
 //! and not before. So the second mount that requests a large file is not advised to go direct.
 //!
-//! A program may write one shared file after the other. If each file had to be detected anew, a file that is written
-//! for some seconds would be in the caches for a good part of that time. So within `FORESEEN_NS` after an object became
-//! contended, the next `foreseen` objects become contended with their first ping-pong, if it took `1 / EARLY_PART` of
-//! the time. After these, one object has to be detected in full again. An object that is handed over once is never
-//! judged by this rule.
+//! A program may write one shared file after the other. If the contention of each file had to be detected anew, a file
+//! that is written for some seconds would be cached for a large part of that time. So within `FORESEEN_NS` after an
+//! object became contended, the next `foreseen` objects become contended with their first ping-pong, if it took `1 /
+//! EARLY_PART` of the time. After these, one object has to be detected in full again. An object that is handed over
+//! once is never judged by this rule.
 //!
 //! An object stays contended for `hold_ns` after the last conflict, and after the last ping-pong that made it
-//! contended, whatever locks are left. So the state does not flap when clients go direct and leave no cached lock
+//! contended, whichever locks remain. So the state does not flap when clients go direct and leave no cached lock
 //! behind.
 //!
 //! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 ping-pongs of 5 ms together;
-//! held for 5 s. Bound: `max_objects` windows of about 400 bytes. When there are more, the window with the oldest
-//! conflict is forgotten.
+//! the object stays contended for 5 s. Bound: `max_objects` windows of about 400 bytes. When there are more, the window
+//! with the oldest conflict is forgotten.
 
 use super::hand_overs::HandOvers;
 use amphi_types::{ObjectId, SessionId};
@@ -49,7 +50,7 @@ pub struct ContentionLimits {
     pub threshold: usize,
     /// Ping-pongs in one window that make an object contended if they took long enough. 0: they never do.
     pub ping_pongs: usize,
-    /// How long they have to take together, at least.
+    /// The least time that they have to take together.
     pub waited_ns: u64,
     /// Number of objects that become contended with their first ping-pong, after one was detected in full. 0: none.
     pub foreseen: usize,
@@ -123,7 +124,7 @@ struct Window {
 }
 
 impl Window {
-    /// Moves the window to the present time. Clocks of one target do not run backwards; if one did, the window would
+    /// Moves the window to the present time. The clocks of a target do not run backwards. If one did, the window would
     /// not move.
     fn advance(&mut self, now_ns: u64, limits: &ContentionLimits) {
         let half = (now_ns / (limits.window_ns / 2).max(1)).max(self.half);
@@ -179,7 +180,7 @@ impl Contention {
         (self.foreseen, self.foreseen_until_ns) = (self.limits.foreseen, now_ns.saturating_add(FORESEEN_NS));
     }
 
-    /// Sets other limits from now on. What was counted under another window counts as if it had been this one.
+    /// Sets other limits from now on. Counts of another window are used as if they had been made with this one.
     pub fn tune(&mut self, limits: ContentionLimits) {
         self.limits = limits;
     }
@@ -310,7 +311,7 @@ mod tests {
     /// The history of the locks of one session.
     #[derive(Default)]
     struct Party {
-        /// Times of callback and release, and when the session first requested the object again after the callback;
+        /// Times of callback and release, when the session first requested the object again after the callback, and
         /// whether that was before the release.
         hand_overs: Vec<HandOver>,
     }
@@ -343,7 +344,7 @@ mod tests {
             self.conflicts.iter().filter(|(at, _)| now - at < span).map(|&(_, count)| count).sum()
         }
 
-        /// Whether few conflicts that took long make the object contended, of those within `span`.
+        /// Whether few conflicts that took long, of those within `span`, make the object contended.
         fn bounces(&self, now: u64, span: u64) -> bool {
             let (mut ping_pongs, mut time) = (0, 0);
             for party in &self.parties {
@@ -362,9 +363,10 @@ mod tests {
         }
     }
 
-    /// Goal: an object becomes contended by enough conflicts or long enough ping-pongs in half a window, never without
-    /// enough of either in a whole one, stays so for the hold time after its last conflict, and not longer. Method:
-    /// random conflicts, callbacks, releases and requests of three sessions against the list of all of them.
+    /// Goal: enough conflicts or long enough ping-pongs in half a window make an object contended, and without enough
+    /// of either in a whole window it never becomes so. It stays contended for the hold time after its last conflict,
+    /// and not longer. Method: random conflicts, callbacks, releases and requests of three sessions, compared with a
+    /// list of all of them.
     #[test]
     fn detector_stays_between_its_bounds() {
         let (mut became, mut ended, mut bounced) = (0, 0, 0);
@@ -425,8 +427,8 @@ mod tests {
         assert!(became > 200 && ended > 200 && bounced > 50, "all edges were met: {became}, {ended}, {bounced}");
     }
 
-    /// One ping-pong for an object: the session that lost it requests it again while the hand-over lasts. Returns
-    /// whether the object is contended then.
+    /// One ping-pong for an object: the session that lost it requests it again during the hand-over. Returns whether
+    /// the object is contended then.
     fn ping_pong(contention: &mut Contention, now: &mut u64, n: u32, took_ns: u64) -> bool {
         contention.conflicts(*now, object(n), 1);
         contention.called_back(*now, object(n), SessionId(1));
@@ -436,9 +438,9 @@ mod tests {
         contention.contended(*now, object(n))
     }
 
-    /// Goal: after an object whose contention was detected in full, as many others as the limit says become contended
-    /// with one ping-pong, then one has to be detected in full again; none does so without a ping-pong, by a short one,
-    /// after a minute, or with the limit 0. Method: objects one after the other.
+    /// Goal: after the contention of an object was detected in full, as many further objects as the limit says become
+    /// contended with one ping-pong. Then one object has to be detected in full again. No object becomes contended
+    /// without a ping-pong, by a short one, after a minute, or with the limit 0. Method: objects one after the other.
     #[test]
     fn contention_is_expected_where_it_was() {
         const MS: u64 = 1_000_000;

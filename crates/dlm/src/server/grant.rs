@@ -2,11 +2,11 @@
 //!
 //! Owns: the growth rules. Does not own: whether a request may be granted (`queue`).
 //!
-//! Rules: without any incompatible lock or request on the object, a grant covers all of it, so a single user sends one
+//! Rules: if the object has no incompatible lock or request, a grant covers all of it. So a single user sends only one
 //! request. With incompatible locks or requests, a grant grows only upward, to the next of them. Files are mostly
-//! written forward, and growing downward would take what a neighbour is about to request. With more than `crowd_locks`
-//! incompatible ones, growth ends `crowd_growth_bytes` after the start, unless either is 0. What is added never
-//! overlaps a conflicting granted lock or waiting request.
+//! written forward, and downward growth would take bytes that a neighbour is about to request. With more than
+//! `crowd_locks` incompatible ones, growth ends `crowd_growth_bytes` after the start, unless either is 0. What is added
+//! never overlaps a conflicting granted lock or waiting request.
 
 use super::{Action, LockSpace, Object, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};

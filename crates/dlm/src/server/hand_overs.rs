@@ -1,13 +1,14 @@
 //! Hand-overs of the locks of one object, and which of them are ping-pongs.
 //!
 //! Owns: of the last [`PARTIES`] sessions whose locks of the object were called back: when, when the lock was released,
-//! and whether the session requested the object again too soon. Does not own: what follows from that (`contention`).
+//! and whether the session requested the object again too soon. Does not own: the consequences of ping-pongs
+//! (`contention`).
 //!
 //! A hand-over lasts from the callback to the release. That is the least time that the conflicting request waits, and
 //! it would be saved without caching. A hand-over is a *ping-pong* (it *bounces*) if the session that loses the lock
-//! requests bytes of the object again while the hand-over lasts, or before others had the lock for a quarter of that
-//! time. In ping-pong, the object goes back and forth and is mostly on its way. A file that one process has written and
-//! others read is handed over too, which may take seconds, but its writer does not request it again. Processes that
+//! requests bytes of the object again too soon: during the hand-over, or before others had the lock for a quarter of
+//! its time. In ping-pong, the object goes back and forth and is mostly on its way. A file that one process has written
+//! and others read is handed over too. This may take seconds, but its writer does not request it again. Processes that
 //! take strict turns request it again only when the other one is done.
 //!
 //! Invariants: a hand-over is a ping-pong at most once. Its time counts once, however many requests wait for it.
@@ -24,7 +25,7 @@ const USE_PART: u64 = 4;
 enum Stage {
     /// Called back, and not requested again yet.
     Called { since_ns: u64 },
-    /// A ping-pong whose lock is not released yet; `counted_ns` of its time is counted already.
+    /// A ping-pong whose lock is not released yet. `counted_ns` of its time is counted already.
     Bounced { counted_ns: u64 },
     /// Released after `lasted_ns`.
     Free { at_ns: u64, lasted_ns: u64 },
@@ -47,7 +48,7 @@ pub(super) struct HandOvers {
 }
 
 impl HandOvers {
-    /// A lock of the session is called back. If several are, they count as one hand-over.
+    /// A lock of the session is called back. If several locks are called back, they count as one hand-over.
     pub fn called_back(&mut self, now_ns: u64, loser: SessionId) {
         let called = Stage::Called { since_ns: now_ns };
         match self.of(loser) {
@@ -60,7 +61,8 @@ impl HandOvers {
         }
     }
 
-    /// A lock of the session that was called back is released. Returns what has to be added to the time of ping-pongs.
+    /// A lock of the session that was called back is released. Returns the time that has to be added to the time of
+    /// ping-pongs.
     pub fn free(&mut self, now_ns: u64, loser: SessionId) -> u64 {
         let Some(known) = self.of(loser) else { return 0 };
         match known.stage {
@@ -106,8 +108,8 @@ mod tests {
     const A: SessionId = SessionId(1);
     const B: SessionId = SessionId(2);
 
-    /// Goal: a hand-over bounces if its loser asks while it lasts or soon after, once, and all of its time is told.
-    /// Method: examples.
+    /// Goal: a hand-over counts once as a ping-pong if its loser requests the object during the hand-over or soon
+    /// after. All of its time is reported. Method: examples.
     #[test]
     fn who_comes_back_soon_bounces() {
         let mut all = HandOvers::default();

@@ -4,9 +4,9 @@
 //! (`grant`).
 //!
 //! A request waits for every conflicting granted lock and every earlier conflicting request. Of these it watches just
-//! one. When that one is gone, the request is checked again, and either watches another one or is granted. So the
-//! return of a lock costs what it wakes, not the length of the queue. A watched request that is granted stays watched,
-//! because it still conflicts.
+//! one. When that lock or request is gone, the request is checked again, and either watches another one or is granted.
+//! So the return of a lock costs what it wakes, not the length of the queue. A watched request that is granted stays
+//! watched, because it still conflicts.
 
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -15,7 +15,7 @@ use amphi_types::{ByteRange, ObjectId, RangeSet, SessionId};
 use std::collections::BTreeSet;
 
 impl LockSpace {
-    /// Requests a lock. It is granted at once or later, always through [`LockSpace::poll_action`]; conflicting requests
+    /// Requests a lock. It is granted at once or later, always through [`LockSpace::poll_action`]. Conflicting requests
     /// are granted in the order in which they came.
     pub fn enqueue(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
         self.enter(now_ns, request, true)
@@ -76,8 +76,8 @@ impl LockSpace {
         Ok(id)
     }
 
-    /// The client returns locks, or withdraws requests. Ids that are not its own, or already gone, are ignored: that is
-    /// the normal race between a cancel and an eviction. Returns how many there were.
+    /// The client returns locks, or withdraws requests. Ids that do not belong to the session, or are already gone, are
+    /// ignored. They are the normal result of a race between a cancel and an eviction. Returns how many there were.
     pub fn cancel(&mut self, now_ns: u64, session: SessionId, ids: &[LockId]) -> usize {
         let of_session = |lock: &Lock| !lock.owner.is_direct() && lock.owner.session() == session;
         let own = |id: &LockId| self.locks.get(id).is_some_and(of_session);
@@ -93,9 +93,9 @@ impl LockSpace {
         }
     }
 
-    /// The session is over: its cached locks and all its waiting requests are dropped. Its granted direct requests stay
-    /// until they are released, because their I/O may be on its way to the disk. For the same reason the caller first
-    /// waits for writes that the session sent under cached locks and that were already submitted.
+    /// The session is over: its cached locks and all its waiting requests are dropped. Its granted direct requests
+    /// remain until they are released, because their I/O may be on its way to the disk. For the same reason the caller
+    /// first waits for writes that the session sent under cached locks and that were already submitted.
     pub fn drop_session(&mut self, now_ns: u64, session: SessionId) -> Dropped {
         let mut dropped = Dropped::default();
         let mut ids = BTreeSet::new();
@@ -184,7 +184,7 @@ impl LockSpace {
             || self.granted_conflict(&view, owner, mode, range).is_some()
     }
 
-    /// Whether a request that came now would have to wait.
+    /// Whether a new request would have to wait.
     fn is_blocked(&self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
         self.blocker_of(&view, owner, mode, range, LockId(u64::MAX)).is_some()
@@ -209,8 +209,9 @@ impl LockSpace {
     }
 
     /// Number of conflicting granted locks and waiting requests, up to `cap`. Granted locks count with their grown
-    /// range, because false sharing is contention too. Locks and requests of the same session do not count (its direct
-    /// requests may share a page, if locks cover whole pages): contention is what others want.
+    /// range, because false sharing is contention too. Locks and requests of the same session do not count, because
+    /// contention means that other sessions want the object. (If locks cover whole pages, the direct requests of a
+    /// session may share a page.)
     fn count_conflicts(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, cap: usize) -> usize {
         let mut count = 0;
         for (class, exempt) in conflicting(owner, mode).filter(|&(class, _)| class < GROUP) {
@@ -221,14 +222,14 @@ impl LockSpace {
         count
     }
 
-    /// One reason why the request has to wait. Of several requests it is the latest, so that a crowd behind one lock
-    /// forms a chain in which each departure wakes one.
+    /// One of the reasons why the request has to wait. Of several requests it is the latest, so that many requests
+    /// behind one lock form a chain in which each release wakes one of them.
     fn blocker(&self, view: &Object, id: LockId) -> Option<LockId> {
         let lock = &self.locks[&id];
         self.blocker_of(view, lock.owner, lock.mode, lock.range, id)
     }
 
-    /// As `blocker`, for a request that counts as made at `id`.
+    /// As `blocker`, for a request that is treated as if it had been made at `id`.
     fn blocker_of(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, id: LockId) -> Option<LockId> {
         #[cfg(test)]
         if self.planted_bug == Some(crate::tests::PlantedBug::JumpQueue) {

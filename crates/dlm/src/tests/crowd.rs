@@ -1,4 +1,4 @@
-//! A thousand clients on one object: all make progress, and none waits much longer than others.
+//! A thousand clients on one object: all of them make progress, and none waits much longer than others.
 
 use super::{Random, object};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CLIENTS: u64 = 1000;
 const ROUNDS: usize = 20;
 
-/// One client: what it does next.
+/// One client, and its next step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doing {
     Nothing,
@@ -19,10 +19,10 @@ enum Doing {
     Direct(LockId),
 }
 
-/// Goal: with 1,000 clients that cache, go direct, read, write, grow and do not, every request is granted; waits,
-/// counted in grants of the object, are bounded and alike: no client waits on average twice as long as the median, no
-/// single request longer than five rounds of everybody. Method: a random schedule in which holders answer callbacks in
-/// any order.
+/// Goal: 1,000 clients cache, go direct, read and write, with growth and without. Every request is granted. Waits,
+/// counted in grants of the object, are bounded and similar: no client waits on average twice as long as the median,
+/// and no single request longer than five rounds of all clients. Method: a random schedule in which holders answer
+/// callbacks in any order.
 #[test]
 fn a_thousand_clients_get_on() {
     let mut space = LockSpace::new(LockLimits::default(), 1);

@@ -55,12 +55,12 @@ fn direct(op: Op) -> Op {
     Op { direct: true, ..op }
 }
 
-/// Under the lock of a group; `last`: which is returned then.
+/// I/O under the lock of a group. `last`: the group lock is returned after it.
 fn in_group(group: u64, last: bool, op: Op) -> Op {
     Op { group: Some((group, last)), ..op }
 }
 
-/// Programs with groups: members of one, strangers, another group, direct requests of both sides.
+/// Programs with groups: members of one group, strangers, another group, and direct requests of both sides.
 fn group_programs() -> Vec<Vec<Vec<Op>>> {
     use Mode::{Read, Write};
     vec![
@@ -89,7 +89,7 @@ fn group_programs() -> Vec<Vec<Vec<Op>>> {
     ]
 }
 
-/// Programs with lock-ahead of bytes that others have locked, request, or request ahead as well; such locks are used,
+/// Programs with lock-ahead of bytes that others have locked, request, or request ahead as well. Such locks are used,
 /// called back or never used.
 fn ahead_programs() -> Vec<Vec<Vec<Op>>> {
     use Mode::{Read, Write};
@@ -214,8 +214,8 @@ fn programs() -> Vec<Vec<Vec<Op>>> {
     ]
 }
 
-/// Goal: in every order of messages and I/O, no two holders conflict, every read sees the last write, and every end
-/// state has every request satisfied: no deadlock, no lost callback. Method: exhaustive exploration.
+/// Goal: in every order of messages and I/O, no two holders conflict, every read sees the last write, and in every end
+/// state all requests are satisfied. So there is no deadlock and no lost callback. Method: exhaustive exploration.
 #[test]
 fn every_order_is_coherent_and_ends() {
     let (mut states, mut early) = (0, false);
@@ -232,9 +232,9 @@ fn every_order_is_coherent_and_ends() {
     assert!(early, "a callback overtook its grant somewhere in {states} states");
 }
 
-/// Goal: in every order, with groups: no client outside a group does I/O while it is in force, what members wrote is
-/// seen by all clients afterwards, what was cached before is not used after, and every request is satisfied in the end.
-/// Method: exhaustive.
+/// Goal: the same with groups. No client outside a group does I/O while the group is in force, all clients see
+/// afterwards what members wrote, data that was cached before is not used after, and every request is satisfied in the
+/// end. Method: exhaustive.
 #[test]
 fn every_order_with_groups() {
     for (n, programs) in group_programs().iter().enumerate() {
@@ -245,7 +245,8 @@ fn every_order_with_groups() {
     }
 }
 
-/// Goal: locks returned for their number race with callbacks without harm. Method: exhaustive, with room for one lock.
+/// Goal: locks returned for their number race with callbacks without harm. Method: exhaustive, with a bound of one
+/// lock.
 #[test]
 fn every_order_with_a_tight_cache() {
     let limits = CacheLimits { max_locks: 1, cancel_linger_ns: 0, ..CacheLimits::default() };
@@ -270,14 +271,14 @@ fn explore_all(worlds: impl IntoIterator<Item = World>, limit: usize) {
 }
 
 /// Goal: a lock-ahead is granted only if nothing conflicts, such locks behave like others, and every request is
-/// answered; a client that waits for its own lock-ahead continues if it is refused. Method: exhaustive.
+/// answered. A client that waits for its own lock-ahead continues if it is refused. Method: exhaustive.
 #[test]
 fn every_order_with_locks_asked_for_ahead() {
     explore_all(ahead_programs().iter().map(|programs| world(programs, None)), 400_000);
 }
 
-/// Goal: a session that ends at any moment leaves nothing for which others wait: no lock, no request, no group; only
-/// its disk operations under way are finished; other clients see what was on the disk. Method: exhaustive.
+/// Goal: a session that ends at any moment leaves no lock, request or group for which others wait. Only its disk
+/// operations under way are finished. Other clients see what was on the disk. Method: exhaustive.
 #[test]
 fn every_order_with_ends_of_sessions() {
     explore_all(ending_programs().iter().map(|(ends, programs)| with_ends(ends, programs, None)), 1_000_000);
@@ -297,7 +298,7 @@ fn every_order_with_a_restart() {
     explore_all(programs().iter().filter(|programs| programs.len() == 2).map(restarting), 1_000_000);
 }
 
-/// Goal: the exploration can fail. Method: each planted mistake of the server that harms, and one of the client, is
+/// Goal: the exploration can fail. Method: each harmful planted mistake of the server, and one of the client, must be
 /// found.
 #[test]
 fn exploration_finds_planted_mistakes() {

@@ -20,7 +20,7 @@ impl Story {
         Story { space: LockSpace::new(LockLimits::default(), 1), now_ns: 0, slow_ns }
     }
 
-    /// Whether the session holds what it needs, and the lock was not called back.
+    /// Whether the session holds a sufficient lock that was not called back.
     fn has(&self, session: SessionId, mode: Mode, range: ByteRange) -> bool {
         let called: Vec<LockId> = self.space.called_back(session).map(|(id, _)| id).collect();
         self.space
@@ -28,8 +28,8 @@ impl Story {
             .any(|(id, _, _, held, of)| held.covers(mode) && of.contains(&range) && !called.contains(&id))
     }
 
-    /// Asks if it has to, and lets those who are called back continue with `meanwhile` before they give their locks
-    /// back.
+    /// Requests a lock if necessary. Sessions that are called back continue with `meanwhile` before they return their
+    /// locks.
     fn ask(&mut self, session: u64, mode: Mode, range: ByteRange, mut meanwhile: impl FnMut(&mut Story, SessionId)) {
         if self.has(SessionId(session), mode, range) {
             return;
@@ -64,8 +64,8 @@ impl Story {
 
 fn nothing(_: &mut Story, _: SessionId) {}
 
-/// Two writers with adjacent pieces, the second's a little ahead of the first's: it loses its lock to the first each
-/// time, and requests its next piece at once. Returns the counters when the object became contended.
+/// Two writers of adjacent pieces, of which the second is a little ahead of the first. It loses its lock to the first
+/// each time, and requests its next piece at once. Returns the counters when the object became contended.
 fn ping_pong(story: &mut Story) -> LockCounts {
     for n in 0..40 {
         let at = n * PIECE;
@@ -84,9 +84,9 @@ fn ping_pong(story: &mut Story) -> LockCounts {
     story.space.counts()
 }
 
-/// Goal: with slow answers ping-pong is detected after the few hand-overs that the tunables say, with fast answers by
-/// the number of conflicts, and with that rule switched off also by their number; the counters show which. Method: the
-/// same ping-pong at two speeds.
+/// Goal: with slow answers ping-pong is detected after as many hand-overs as the tunables say. With fast answers, and
+/// with that rule turned off, it is detected by the number of conflicts. The counters show which rule it was. Method:
+/// the same ping-pong at two speeds.
 #[test]
 fn slow_ping_pong_shows_soon() {
     let slow = ping_pong(&mut Story::new(15 * MS));
@@ -104,8 +104,9 @@ fn slow_ping_pong_shows_soon() {
     assert_eq!((off.contended, off.contended_waiting, off.conflicts, off.ping_pongs), (1, 0, 16, 0));
 }
 
-/// Goal: slow patterns without ping-pong make nothing contended: a file with a second's worth of dirty data that ten
-/// clients read; a few clients that take separate parts; two clients in strict turns. Method: each pattern by hand.
+/// Goal: slow patterns without ping-pong make no object contended. The patterns are: ten clients read a file with a
+/// second's worth of dirty data; a few clients use separate parts; two clients take strict turns. Method: a sequence of
+/// calls for each pattern.
 #[test]
 fn slow_hand_overs_are_no_ping_pong() {
     let mut readers = Story::new(1000 * MS);

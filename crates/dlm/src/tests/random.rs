@@ -15,8 +15,8 @@ enum Faults {
     Ends,
 }
 
-/// A program of client `n`: I/O of its own, and with `groups` sometimes a few in one of two groups on a byte that is
-/// its own.
+/// A program of client `n`: I/O of its own, and with `groups` sometimes I/O in one of two groups on a byte that only
+/// this client uses.
 fn program(random: &mut Random, n: u64, direct_percent: u64, groups: bool, next_value: &mut u32) -> Vec<Op> {
     let mut group: Option<(u64, u32)> = None;
     (0..30)

@@ -320,8 +320,9 @@ impl Pair {
     }
 }
 
-/// Goal: grants, their growth, their order (first come, first served among conflicting ones), callbacks, glimpses and
-/// the end of sessions follow the rules; no request starves; nothing leaks. Method: model check against the plain list.
+/// Goal: the following obey the rules: grants, their growth and order (first come, first served among conflicting
+/// ones), callbacks, glimpses, and the end of sessions. No request starves, and nothing leaks. Method: model check
+/// against the plain list.
 #[test]
 fn server_follows_the_rules() {
     let (mut waited, mut crowded, mut joined, mut refused, mut passed) = (0, 0, 0, 0, 0);

@@ -16,9 +16,9 @@ fn drain(space: &mut LockSpace) -> Vec<Action> {
     std::iter::from_fn(|| space.poll_action()).collect()
 }
 
-/// Goal: 100,000 locks on one object cost O(log n) each. Method: four writers take every fourth block, another client
-/// requests everything, all locks are returned; the number of nodes visited for each lock stays below a small multiple
-/// of log n.
+/// Goal: 100,000 locks on one object cost O(log n) each. Method: four writers each take every fourth block, another
+/// client requests everything, and all locks are returned. The number of nodes visited for each lock stays below a
+/// small multiple of log n.
 #[test]
 fn strided_locks_are_not_quadratic() {
     let mut space = LockSpace::new(LockLimits::default(), 1);
@@ -73,7 +73,7 @@ fn crowd_on_one_byte_is_not_quadratic() {
     assert!(per_lock < 1200, "{per_lock} nodes for each request");
 }
 
-/// Goal: one client alone gets the whole object with one request; with a second one locks grow upward only, to the
+/// Goal: a single client gets the whole object with one request. With a second client, locks grow only upward, to the
 /// neighbour. Method: example.
 #[test]
 fn growth_examples() {
@@ -109,8 +109,9 @@ fn granularity_widens() {
     assert_eq!(space.granted_range(id), Some(ByteRange::ALL));
 }
 
-/// Goal: direct requests of one session that share a unit wait for each other and make nothing contended; those of two
-/// do. Method: more of them than make an object contended, by one session and by two.
+/// Goal: direct requests of one session that share a unit wait for each other and make nothing contended. Those of two
+/// sessions do make the object contended. Method: more requests than are needed to make an object contended, by one
+/// session and by two.
 #[test]
 fn who_is_alone_does_not_contend() {
     for (sessions, contended) in [(1, false), (2, true)] {
@@ -126,10 +127,10 @@ fn who_is_alone_does_not_contend() {
     }
 }
 
-/// Goal: with whole units two writers of different bytes of one unit conflict, count as contention, and grow up to a
-/// neighbour's unit; without growth every request is granted exactly; without counting nothing is contended; a change
-/// of a setting applies only to later requests. Method: one pattern of requests under each setting, changed while locks
-/// are held.
+/// Goal: with locks on whole units, two writers of different bytes of one unit conflict, count as contention, and grow
+/// up to a neighbour's unit. Without growth every request is granted exactly. Without counting nothing is contended. A
+/// change of a setting applies only to later requests. Method: one pattern of requests under each setting, which is
+/// changed while locks are held.
 #[test]
 fn switches_of_the_lock_server() {
     let limits = LockLimits { granularity_bytes: 4096, ..LockLimits::default() };
@@ -166,7 +167,8 @@ fn switches_of_the_lock_server() {
     assert!(space.contended(0, object(0)) && space.counts().contended == 1);
 }
 
-/// Goal: a callback has a deadline that progress prolongs, told once; bounds refuse. Method: example with set times.
+/// Goal: a callback has a deadline, which progress prolongs and which is reported once. Requests beyond the bounds are
+/// refused. Method: example with set times.
 #[test]
 fn deadlines_and_bounds() {
     let limits = LockLimits { max_locks: 2, max_direct: 1, ..LockLimits::default() };
@@ -227,7 +229,7 @@ fn contention_outlives_the_locks() {
     assert!(!space.contended(now_ns + 5 * SECOND, object(0)));
 }
 
-/// Goal: locks held before a restart are restored with their ids; conflicting and unknown ones are refused. Method:
+/// Goal: locks held before a restart are restored with their ids, and conflicting and unknown ones are refused. Method:
 /// example.
 #[test]
 fn restart_restores_locks() {
@@ -264,8 +266,8 @@ fn hold(cache: &mut LockCache, now_ns: u64, id: u64, range: ByteRange) -> LockId
     lock.id
 }
 
-/// Goal: unused locks go after their age or beyond the bound, oldest first, used ones stay; their cancels travel
-/// together. Method: example with set times.
+/// Goal: unused locks are returned after their age or beyond the bound, the oldest first, and used ones stay. Their
+/// cancels are sent together. Method: example with set times.
 #[test]
 fn ageing_and_bound() {
     let mut cache = LockCache::new(CacheLimits { max_locks: 3, ..CacheLimits::default() });

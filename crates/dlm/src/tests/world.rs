@@ -1,12 +1,12 @@
 //! One server, several clients, a network that reorders all messages, and data that shows incoherence.
 //!
-//! Each step is one message delivered, one I/O begun or ended, or one direct request ended. After every step no two
-//! holders may conflict, neither in the server's table nor in the clients' tables; every read must see what was written
-//! last.
+//! Each step is the delivery of one message, the begin or end of one I/O, or the end of one direct request. After every
+//! step no two holders may conflict, neither in the server's table nor in the clients' tables. Every read must see what
+//! was written last.
 //!
 //! Faults are steps too, as many as a test permits: the server restarts, or a session ends, with all its messages under
-//! way. A client whose session has ended uses nothing of it any more (leases and the order in which targets release
-//! locks ensure that, and are not modelled); it has lost what it had not written back, and continues its program in a
+//! way. A client whose session has ended uses nothing of it any more. (Leases and the order in which targets release
+//! locks ensure that, and are not modelled.) It has lost what it had not written back, and continues its program in a
 //! new session.
 
 use super::{PlantedBug, object};
@@ -37,8 +37,8 @@ pub(super) struct Op {
     pub range: ByteRange,
     pub direct: bool,
     pub extent: Extent,
-    /// The I/O is done under the lock of this group, which is taken before if the client does not hold it, and returned
-    /// afterwards if the flag says so. Members of a group access separate bytes.
+    /// The I/O is done under the lock of this group. If the client does not hold it, it is taken before, and it is
+    /// returned afterwards if the flag says so. Members of a group access separate bytes.
     pub group: Option<(u64, bool)>,
     /// Written value, unique in a world.
     pub value: u32,
@@ -80,7 +80,7 @@ impl Message {
     }
 }
 
-/// Clients at most: so far apart are the sessions that one has after the other.
+/// Most clients. The numbers of the sessions that one client has one after the other differ by this.
 const CLIENTS_MAX: u64 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,7 +90,8 @@ enum Doing {
     Awaiting(Op),
     Waiting(Op, u64),
     Joining(Op),
-    /// The client waits until the server has confirmed the return of the group lock: what follows is not done under it.
+    /// The client waits until the server has confirmed the return of the group lock, so that the following I/O is not
+    /// done under it.
     Leaving(LockId),
     Running(Op, LockId),
     /// A direct request that waits until none of its bytes is dirty in its own cache.
@@ -122,8 +123,8 @@ impl Client {
         SessionId(n as u64 + self.ended * CLIENTS_MAX)
     }
 
-    /// Sends the dirty bytes of `ranges`, or waits for an earlier flush of the same bytes: two of them could land in
-    /// the wrong order.
+    /// Sends the dirty bytes of `ranges`, or waits for an earlier flush of the same bytes, because two flushes could
+    /// reach the disk in the wrong order.
     fn flush(&mut self, n: usize, id: LockId, object: ObjectId, ranges: Vec<ByteRange>) -> Option<Message> {
         if ranges.iter().any(|&range| self.busy(object, range)) {
             self.deferred.push((id, object, ranges));
@@ -168,7 +169,7 @@ impl Client {
         message
     }
 
-    /// Sends a direct request of a client that caches the same bytes: at the server its own locks do not conflict, so
+    /// Sends a direct request of a client that caches the same bytes. At the server its own locks do not conflict, so
     /// the client first writes back dirty bytes and drops what is cached. This also flushes a dirty byte whose lock is
     /// being returned.
     fn settle(&mut self, n: usize, now_ns: u64) -> Vec<Message> {
@@ -215,9 +216,9 @@ pub(super) struct World {
     truth: BTreeMap<(ObjectId, u64), u32>,
     clients: Vec<Client>,
     network: Vec<Message>,
-    /// Requests at the server: what to answer to.
+    /// The requests at the server that have to be answered.
     asked: BTreeMap<LockId, (usize, u64)>,
-    /// Direct requests granted, I/O in progress; those of a session that has ended are finished too.
+    /// Granted direct requests whose I/O is in progress. Those of a session that has ended are finished too.
     directs: Vec<(LockId, SessionId, Op)>,
     /// Clients whose sessions may end, once each.
     pub evictable: BTreeSet<usize>,
@@ -288,7 +289,7 @@ impl World {
         faults
     }
 
-    /// A state in which nothing can happen: every client must have got what it requested.
+    /// A state in which no step is possible. Every client must have got what it requested.
     pub fn check_end(&self) -> Result<(), String> {
         for (n, client) in self.clients.iter().enumerate() {
             if client.doing != Doing::Nothing || !client.program.is_empty() {
@@ -586,8 +587,8 @@ impl World {
         }
     }
 
-    /// The session of a client ends, and it begins another one. What it had not written back is lost, so the disk has
-    /// the last write: no other client can have seen the rest.
+    /// The session of a client ends, and it begins another one. Bytes that it had not written back are lost, so the
+    /// disk has the last write. No other client can have seen the lost bytes.
     pub fn evict(&mut self, n: usize) -> Result<(), String> {
         let mut lost: Vec<(ObjectId, u64)> = Vec::new();
         for message in self.network.iter().filter(|message| message.client() == n) {
@@ -636,8 +637,8 @@ impl World {
         Ok(())
     }
 
-    /// The server process dies and starts again: messages and lock tables are gone, the disk is not. Clients present
-    /// their locks first, then send everything unanswered again.
+    /// The server process dies and starts again. Messages and lock tables are lost, and the disk is not. Clients
+    /// present their locks first, then send everything unanswered again.
     pub fn restart(&mut self) -> Result<(), String> {
         self.network.clear();
         self.asked.clear();
@@ -705,7 +706,7 @@ impl World {
         Ok(())
     }
 
-    /// A number for the state: equal states have equal numbers, whatever order they were reached in.
+    /// A number for the state. Equal states have equal numbers, in whatever order they were reached.
     pub fn fingerprint(&self) -> u128 {
         let mut network = self.network.clone();
         network.sort();

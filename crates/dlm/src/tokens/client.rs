@@ -13,9 +13,9 @@
 //!   Another client may see the change before the reply is here, and tell a program of this client.
 //! * Nothing here waits, so a revocation can be answered as soon as it was applied.
 //!
-//! Numbers: [`TokenCache::get`] is one lookup without allocation. 65,536 values are cached, and the one that expires
-//! first makes room. 4,096 void numbers are kept by key, about 60 bytes each, only while an older request is
-//! unanswered. When there are more, one void number counts for all keys.
+//! Numbers: [`TokenCache::get`] is one lookup without allocation. 65,536 values are cached. If a further one is stored,
+//! the one that expires first is dropped. 4,096 void numbers are kept by key, about 60 bytes each, only while an older
+//! request is unanswered. When there are more, one void number counts for all keys.
 
 #[cfg(test)]
 use super::PlantedBug;
@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub struct TokenCacheLimits {
     /// Most cached values.
     pub max_values: usize,
-    /// Most keys whose void numbers are remembered one by one.
+    /// Most keys whose void numbers are remembered separately.
     pub max_void: usize,
 }
 
@@ -57,7 +57,7 @@ struct Cached<V> {
     value: V,
 }
 
-/// Grants up to a number are void if they come with the reply to one of the requests up to `newest`.
+/// A grant with a number up to `upto` is void if it comes with the reply to one of the requests up to `newest`.
 #[derive(Clone, Copy)]
 #[cfg_attr(test, derive(Hash))]
 struct Void {
@@ -89,7 +89,7 @@ pub struct TokenCache<V> {
     generation: u16,
     last_change: u64,
     changes: BTreeMap<OwnChange, Vec<TokenKey>>,
-    /// By key: how many changes of this client concern it.
+    /// By key, the number of changes of this client that concern it.
     changing: BTreeMap<TokenKey, usize>,
     #[cfg(test)]
     pub(crate) bug: Option<PlantedBug>,
@@ -244,7 +244,7 @@ impl<V> TokenCache<V> {
         self.by_end.clear();
     }
 
-    /// As `lose_all`, but keeps values of keys that are not `lost`. Grants on their way are void all the same.
+    /// As `lose_all`, but keeps values of keys that are not `lost`. Grants on their way are void too.
     pub fn lose(&mut self, lost: impl Fn(TokenKey) -> bool) {
         self.values.retain(|key, _| !lost(*key));
         self.by_end.retain(|(_, key)| !lost(*key));
@@ -283,7 +283,7 @@ impl<V> TokenCache<V> {
     }
 
     /// Makes grants of the key up to this number void. Only the reply to a request that is unanswered now can bring
-    /// one, because the server made those grants before it sent what is being applied here.
+    /// such a grant, because the server made it before it sent the message that is being applied here.
     fn void(&mut self, key: TokenKey, upto: TokenNumber) {
         if self.asks.is_empty() {
             return;
@@ -315,7 +315,8 @@ pub(crate) mod inspect {
     use super::*;
 
     impl<V> TokenCache<V> {
-        /// Everything that grows beside values: ends, asks, void numbers, their order, own changes, changing keys.
+        /// The sizes of everything that grows except values: expiry times, requests, void numbers, their order, own
+        /// changes, changing keys.
         pub(crate) fn footprint(&self) -> [usize; 6] {
             let void = self.void.len() + usize::from(self.void_all.is_some());
             let asks = self.asks.len();

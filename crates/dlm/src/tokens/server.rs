@@ -2,8 +2,8 @@
 //!
 //! Owns: which session may cache which key and until when, revocations and their deadlines, changes that wait for them
 //! (`change`), and sessions that a restarted target waits for. Does not own: sessions (the caller reports their end),
-//! values, or the execution of changes. Like the rest of the crate it is a state machine: time is an argument, and what
-//! has to be done is taken out with [`TokenSpace::poll_action`].
+//! values, or the execution of changes. Like the rest of the crate it is a state machine: time is an argument, and the
+//! caller gets the resulting actions from [`TokenSpace::poll_action`].
 //!
 //! Invariants, checked by the model tests:
 //!
@@ -14,7 +14,7 @@
 //! * A token is in `tokens` and in exactly one of `held` and `leaving`, and in the same set of its session.
 //! * A token under revocation stays in the table until the answer, so bounds count it and later changes wait for it.
 //!
-//! Numbers: a token expires here `margin_ns` [1 s] after its life [30 s] is over. A token takes about 200 bytes; there
+//! Numbers: a token expires here `margin_ns` [1 s] after its life [30 s] is over. A token takes about 200 bytes. There
 //! are at most 1,048,576 of them, and 131,072 for each session. From three quarters of a bound on, the oldest are
 //! revoked, 64 at a time.
 
@@ -39,14 +39,14 @@ const EXPIRE_BATCH: usize = 1024;
 pub struct TokenLimits {
     /// How long a client may use a token, counted from its request. 0: none is granted.
     pub life_ns: u64,
-    /// How much longer a token counts here, counted from the grant. It has to be more than two clocks may drift apart
-    /// within a life.
+    /// How much longer a token is valid at the server, counted from the grant. It has to be more than two clocks may
+    /// drift apart within a life.
     pub margin_ns: u64,
     /// Most tokens of the target, including those under revocation.
     pub max_tokens: usize,
     /// Most tokens of one session, including those under revocation.
     pub max_session_tokens: usize,
-    /// How many tokens are revoked together when a bound comes near.
+    /// How many tokens are revoked together when the table is nearly full.
     pub trim_batch: usize,
     /// Most revocations that a session may leave unanswered before it is granted nothing.
     pub max_unanswered: usize,
@@ -203,7 +203,7 @@ pub struct TokenSpace {
 }
 
 impl TokenSpace {
-    /// An empty table. `generation` counts the starts of the target; every start needs a larger one.
+    /// An empty table. `generation` counts the starts of the target, and every start needs a larger one.
     pub fn new(limits: TokenLimits, generation: u16) -> TokenSpace {
         TokenSpace {
             limits,
@@ -240,7 +240,7 @@ impl TokenSpace {
         self.history.is_shared(now_ns, dir)
     }
 
-    /// Grants a token for what a reply shows. To be called in the same step that reads the value, with nothing in
+    /// Grants a token for what a reply shows. Has to be called in the same step that reads the value, with nothing in
     /// between. `written`: another session writes the file, so its size and times change without a change here.
     pub fn grant(&mut self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Result<Grant, NoGrant> {
         let limits = self.limits;
@@ -291,7 +291,7 @@ impl TokenSpace {
         TokenNumber::new(self.generation, self.counts.grants)
     }
 
-    /// The session answered: it has dropped what the revocation names, and uses it no more. Answers to unknown
+    /// The session answered: it has dropped what the revocation names, and does not use it any more. Answers to unknown
     /// revocations (answered before, or the session was dropped) are ignored. Returns whether the revocation was known.
     pub fn revoked(&mut self, session: SessionId, id: RevokeId) -> bool {
         if self.revoking.pending.get(&id).is_none_or(|pending| pending.revoke.session != session) {
@@ -348,8 +348,8 @@ impl TokenSpace {
     }
 
     /// To be called first after a restart. These sessions may use tokens that this target does not know any more.
-    /// Changes wait until each of them has presented itself or was dropped as stopped, or until the longest life that
-    /// was ever granted is over.
+    /// Changes wait until each of these sessions has presented itself or was dropped as stopped, or until the longest
+    /// life that was ever granted is over.
     pub fn recover(&mut self, now_ns: u64, sessions: impl IntoIterator<Item = SessionId>, longest_life_ns: u64) {
         #[cfg(test)]
         if self.bug == Some(PlantedBug::SkipRecovery) {
@@ -420,9 +420,9 @@ impl TokenSpace {
         !self.revoking.deadlines.is_empty()
     }
 
-    /// A session that left a revocation unanswered beyond its deadline. Each revocation is reported once. One for a
-    /// change of that session itself is not reported: evicting the session would not help, because changes wait for the
-    /// expiry of the tokens anyway.
+    /// A session that left a revocation unanswered beyond its deadline. Each revocation is reported once. A revocation
+    /// for a change of that session itself is not reported. Evicting the session would not help, because changes wait
+    /// for the expiry of the tokens anyway.
     pub fn poll_overdue(&mut self, now_ns: u64) -> Option<TokenOverdue> {
         while let Some(&(deadline_ns, id)) =
             self.revoking.deadlines.first().filter(|(deadline_ns, _)| *deadline_ns <= now_ns)

@@ -1,9 +1,9 @@
-//! The memory of buffers: where it comes from and where it goes.
+//! The memory of buffers: how it is allocated and what happens to it when it is freed.
 //!
 //! Owns: the store of used memory. Does not own: windows and access to bytes (`buf`).
 //!
-//! Buffers below `POOLED_MIN_BYTES` come from the allocator. From there to 1 MiB a buffer is a chunk of a run, one
-//! class of chunks for each power of two with a page of room on top, so that a payload that begins anywhere within a
+//! Buffers below `POOLED_MIN_BYTES` come from the allocator. From there to 1 MiB a buffer is a chunk of a run. There is
+//! one class of chunks for each power of two, with an additional page, so that a payload that begins anywhere within a
 //! page fits its class. Larger buffers are mappings of their own. Runs and mappings request huge pages and lie on their
 //! boundaries: direct I/O from huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB request of
 //! small pages has more segments than a request of the block layer takes), and memory that comes back used costs no
@@ -36,8 +36,8 @@ const POOLED_MIN_BYTES: usize = 64 << 10;
 const CLASSES: usize = 7;
 /// Buffers beyond this are mappings of their own, bytes.
 const CHUNK_MAX_BYTES: usize = (1 << 20) + ALIGN;
-/// Size of a run, the unit in which memory is cut into chunks and returned to the system, bytes: small, so that soon no
-/// chunk of it is in use.
+/// Size of a run in bytes. A run is the unit in which memory is cut into chunks and returned to the system. It is
+/// small, so that soon none of its chunks is in use.
 const RUN_BYTES: usize = 4 << 20;
 /// A huge page, bytes.
 const HUGE_BYTES: usize = 2 << 20;
@@ -241,10 +241,10 @@ fn give_back_all(wanted: usize, mut excess: Option<GiveBack>) {
     }
 }
 
-/// Sets how many bytes of used memory may be kept for reuse: at least 48 MiB, whatever is in use, and more as long as
-/// kept and used chunks together have at most `held` bytes, so that a cache that was emptied is filled again from its
-/// former memory. New memory is expensive: on a machine that itself gets it from a host, 0.4 GB/s. A caller that raises
-/// this has to call `decay` from time to time.
+/// Sets how many bytes of used memory may be kept for reuse. It is at least 48 MiB, whatever is in use. It is more as
+/// long as kept and used chunks together have at most `held` bytes, so that a cache that was emptied can be filled
+/// again from its former memory. New memory is expensive: on a machine that itself gets it from a host, 0.4 GB/s. A
+/// caller that raises this has to call `decay` from time to time.
 pub fn keep_bytes(max: usize, held: usize) {
     lock(store_of(FILL)).keep_bytes(max, held);
     lock(&MAPPINGS).keep_bytes(max);
@@ -303,8 +303,8 @@ pub fn in_use_bytes() -> usize {
     CHUNKS.iter().map(|chunks| lock(chunks).in_use()).sum()
 }
 
-/// Touches memory ahead of its use until `goal` bytes of memory are kept for reuse, one run of 4 MiB in each call:
-/// touching costs 0.3 us for each 4 KiB, and up to 10 us on a machine that gets its own memory from a host. This takes
+/// Touches memory ahead of its use until `goal` bytes of memory are kept for reuse, one run of 4 MiB in each call.
+/// Touching costs 0.3 us for each 4 KiB, and up to 10 us on a machine that gets its own memory from a host. This takes
 /// long, and nothing waits for it meanwhile. Returns whether there is more to touch.
 pub fn populate(goal: usize) -> bool {
     let mut chunks = lock(store_of(FILL));
@@ -340,8 +340,8 @@ fn give_back(back: GiveBack) {
     lock(store_at(back.at)).gave_back(back);
 }
 
-/// How many bytes of buffers came new from the system so far, for the first time or again after they were returned:
-/// measurements of their use include page faults, of up to 10 us for each 4 KiB on a machine that gets its own memory
+/// How many bytes of buffers came new from the system so far, for the first time or again after they were returned.
+/// Measurements of their use include page faults, of up to 10 us for each 4 KiB on a machine that gets its own memory
 /// from a host.
 pub(super) fn new_bytes() -> u64 {
     NEW_BYTES.load(Relaxed)
@@ -371,8 +371,8 @@ fn map_run(class: usize) -> NonNull<u8> {
     map_huge(RUN_BYTES, RUN_BYTES)
 }
 
-/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several. It lies in the arena, if there
-/// is one with room.
+/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several. It comes from the arena, if
+/// there is one with enough free memory.
 fn map_huge(size: usize, align: usize) -> NonNull<u8> {
     debug_assert!(RUN_BYTES.is_multiple_of(align), "ranges of the arena are aligned to runs");
     arena::take_passable(size).unwrap_or_else(|| map_private(size, align))

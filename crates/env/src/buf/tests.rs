@@ -4,8 +4,8 @@ use super::*;
 use proptest::prelude::*;
 
 /// Goal: used memory is reused, but zeroed memory is always zero, also memory that the store cannot keep. Method: fill,
-/// drop and allocate again, of each kind: heap, chunk, mapping, in sizes that no other test uses; then own more chunks
-/// of a class at once than the store keeps. One test, because all share one store.
+/// drop and allocate again, for each kind: heap, chunk and mapping, in sizes that no other test uses. Then more chunks
+/// of a class are owned at once than the store keeps. One test, because all share one store.
 #[test]
 fn scratch_is_reused_and_zeroed_is_zero() {
     for len in [3 * ALIGN, (512 << 10) + 7, (7 << 20) + 5 * ALIGN] {
@@ -150,8 +150,8 @@ fn only_neighbours_join() {
     assert!(matches!(abc.owner, Owner::Sole(_)), "it can be cut and joined again without leaving a trace");
 }
 
-/// Goal: a whole whose other parts are gone stays within its room. Method: drop the first of three parts and join the
-/// others.
+/// Goal: a buffer whose other parts are gone stays within its own memory. Method: drop the first of three parts and
+/// join the others.
 #[test]
 fn a_joined_rest_keeps_to_its_room() {
     let mut c = Buf::zeroed(3 * ALIGN);
@@ -195,8 +195,8 @@ proptest! {
     }
 }
 
-/// Goal: adjacent parts are passed on as one buffer without a copy, in parts that can be joined again; nobody can
-/// change them meanwhile, and a change of the passed-on buffer goes to a copy. Method: three parts of one memory,
+/// Goal: adjacent parts are passed on as one buffer without a copy, in parts that can be joined again. Nobody can
+/// change them meanwhile, and a change of the passed-on buffer is made in a copy. Method: three parts of one memory,
 /// shared, cut, joined, changed and dropped.
 #[test]
 fn neighbours_are_shared() {

@@ -1,9 +1,9 @@
 //! `cores`: a worker that polls and the threads that wait for it use different cores.
 //!
 //! The scheduler wakes a thread where it slept or where its waker runs, and leaves it there as long as no core is
-//! overloaded. On few cores a reader of the kernel's requests therefore gets onto the core of the worker to which it
-//! sends them, while the calling program sleeps on another core: each hand-over is then a switch, and each answer wakes
-//! a core. Such a placement lasts for seconds. So while most requests wait only for workers, and only briefly, a worker
+//! overloaded. So on few cores a reader of the kernel's requests gets onto the core of the worker to which it sends
+//! them, while the calling program sleeps on another core. Each hand-over is then a switch, and each answer wakes a
+//! core. Such a placement lasts for seconds. So while most requests wait only for workers, and only briefly, a worker
 //! stays on its core, and readers use other cores.
 //!
 //! Numbers (two cores, 8,136 names unpacked through a mount and deleted, in turn, medians of 6): 4.99 and 1.60 s left
@@ -14,7 +14,7 @@
 //! own: which threads do so.
 //!
 //! Invariants: at least one core stays free of workers that keep theirs. Long waits mean that another thread needs a
-//! core that a worker keeps (a busy loop on the core of a bound worker made every request ten times as slow): then
+//! core that a worker keeps. (A busy loop on the core of a bound worker made every request ten times as slow.) Then
 //! everything is left to the scheduler for a while. If the affinity of a thread is changed from outside, that setting
 //! is used from then on.
 
@@ -48,7 +48,8 @@ const CROWDED: Duration = Duration::from_secs(5);
 
 /// Score of a request that waited for a worker, for a short time.
 const SHORT_WAIT: u32 = 4;
-/// By how much a request without a wait lowers the score: so little that one for each waiting request changes nothing.
+/// By how much a request without a wait lowers the score. It is so little that one of them for each waiting request
+/// changes nothing.
 const NO_WAIT: u32 = 1;
 /// By how much a long wait lowers the score.
 const LONG_WAIT: u32 = 16;
@@ -145,8 +146,8 @@ thread_local! {
     static WIDE: Cell<Option<CpuSet>> = const { Cell::new(None) };
 }
 
-/// The cores of a thread that has narrowed its own, for a thread that it starts: that one would begin with the narrow
-/// ones.
+/// The cores of a thread that has narrowed its own, for a thread that it starts. That thread would otherwise begin with
+/// the narrow ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Wide(Option<CpuSet>);
 
@@ -260,7 +261,7 @@ impl Apart {
         Apart { cores, avoided: 0, narrow: None }
     }
 
-    /// This thread has served a request in so long; `waited`: it waited for another thread.
+    /// This thread has served a request in this time. `waited`: it waited for another thread.
     pub fn served(&mut self, waited: bool, took: Duration) {
         self.cores.served(waited, took);
         let avoid = if self.cores.waits() { self.cores.kept.load(Ordering::Relaxed) } else { 0 };
@@ -294,8 +295,8 @@ mod tests {
         (0..times).for_each(|_| cores.served(true, LONG));
     }
 
-    /// Goal: cores are kept once many requests had a short wait, also if as many had none; no longer when only requests
-    /// without a wait come; and not for a while after long waits. Method: requests by hand.
+    /// Goal: cores are kept once many requests had a short wait, even if as many had none. They are no longer kept when
+    /// only requests without a wait come, and for a while after long waits. Method: requests by hand.
     #[test]
     fn short_waits_keep_cores() {
         let cores = Cores::new();
@@ -322,8 +323,8 @@ mod tests {
         assert!(cores.waits(), "the while has passed");
     }
 
-    /// Goal: a worker keeps its core as long as requests wait and another core is left; a thread that serves them
-    /// leaves it and may return later; threads that it starts begin with all cores; settings from outside stay. Method:
+    /// Goal: a worker keeps its core as long as requests wait and another core is left. A thread that serves them
+    /// leaves it and may return later. Threads that it starts begin with all cores. Settings from outside stay. Method:
     /// both on threads of their own, with the real affinity; on a machine with one core nothing may change.
     #[test]
     fn workers_and_readers_part() {

@@ -2,8 +2,8 @@
 //!
 //! Owns: opening, locking, and the four operations on the ring. Does not own: when to sync.
 //!
-//! Invariants: the file is flocked as long as it is open, so two servers never share one; an operation that fails
-//! part way is never reported as done.
+//! Invariants: the file is locked by `flock` as long as it is open, so two servers never share one. An operation that
+//! fails part way is never reported as done.
 
 use super::lent::{Held, Leases, Lent};
 use crate::{Buf, Disk, DiskMode, IoBuf};

@@ -34,9 +34,9 @@ const REMOTE_WAKES_MAX: usize = 4096;
 /// Ready tasks of a round.
 const TASKS_MAX: usize = 4;
 /// Rounds of tasks between two submissions to the ring, where operations go to the kernel. A task that wakes another
-/// one adds a round, and a submission costs 0.4 us even if there is nothing: a request passes some four tasks. After a
-/// round in which something large was begun the submission comes at once: otherwise tasks that copy 1 MiB each would
-/// keep an idle disk waiting for milliseconds.
+/// one adds a round, and a submission costs 0.4 us even if there is nothing to submit. A request passes about four
+/// tasks. After a round in which something large was begun, the submission comes at once. Otherwise tasks that copy 1
+/// MiB each would keep an idle disk waiting for milliseconds.
 const TICKS_MAX: u32 = 64;
 /// How long `run` waits at its end for operations that the kernel has not finished.
 pub(super) const DRAIN: Duration = Duration::from_secs(10);

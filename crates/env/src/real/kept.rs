@@ -2,8 +2,8 @@
 //!
 //! Owns: their place, names and rights. Does not own: what is in them.
 //!
-//! Invariants: only the user of the process can write to such memory; a place that is not a tmpfs is not used, since a
-//! write there could wait for a disk; nor is the tmpfs of a container, which ends with it.
+//! Invariants: only the user of the process can write to such memory. A place that is not a tmpfs is not used, because
+//! a write there could wait for a disk. Neither is the tmpfs of a container, which ends with it.
 
 use super::disk::context;
 use super::origin;
@@ -98,7 +98,7 @@ fn sweep() {
     }
 }
 
-/// All users see these names, so a file there may belong to anybody and be of any kind and size: it is used only if it
+/// All users see these names, so a file there may belong to anybody and be of any kind and size. It is used only if it
 /// belongs to this user, to root, or to the owner of the file `of`.
 pub(super) fn read(name: &str, of: &str, most: usize) -> io::Result<Vec<u8>> {
     let path = path_of(name);

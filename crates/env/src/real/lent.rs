@@ -3,8 +3,8 @@
 //! Owns: the wrappers through which a `Buf` and a file are given to the ring, and the count of those that are
 //! out. Does not own: the operations.
 //!
-//! Invariants: memory that the kernel may still touch is never freed; a file is not closed, nor its lock returned,
-//! while an operation on it runs. A cancelled operation keeps its wrappers until its completion arrives; buffers whose
+//! Invariants: memory that the kernel may still touch is never freed. A file is not closed, nor its lock released,
+//! while an operation on it runs. A cancelled operation keeps its wrappers until its completion arrives. Buffers whose
 //! operation has not completed when the ring is closed are leaked, because closing a ring does not wait for direct I/O
 //! that is in flight.
 

@@ -3,9 +3,9 @@
 //! Owns: sockets, the staging buffer of receivers, vectored sends, who is at the other end of a Unix socket (`peer`).
 //! Does not own: frames.
 //!
-//! Invariants: TCP never delays small segments (without TCP_NODELAY two small writes cost 88 ms), and a TCP peer that
-//! is gone without a word ends the connection; no bytes are skipped or repeated over short reads and writes; a receiver
-//! whose future was dropped refuses further use.
+//! Invariants: TCP never delays small segments (without TCP_NODELAY two small writes cost 88 ms). A TCP peer that
+//! vanishes ends the connection. No bytes are skipped or repeated by short reads and writes. A receiver whose future
+//! was dropped refuses further use.
 
 use super::lent::{Frame, Held, Leases, Lent};
 use super::passed::RealMemory;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Bytes that one receive may fetch ahead: head and body of small messages come with one system call.
+/// Most bytes that one receive may fetch ahead, so that header and body of small messages come with one system call.
 const STAGING_BYTES: usize = 64 << 10;
 /// If at least this many bytes are missing, a receive goes directly into the caller's buffer: for fewer the copy costs
 /// less than the additional system call (16 KiB copy in about 1 us).
@@ -186,7 +186,7 @@ pub struct RealTx {
 pub struct RealEnds(Fd);
 
 impl RealEnds {
-    /// Whether the kernel tells one of `wanted` now; `None` if it tells nothing.
+    /// Whether the kernel reports one of `wanted` now, or `None` if it reports nothing.
     fn poll(&self, wanted: PollFlags) -> Option<bool> {
         let mut fds = [PollFd::new(&self.0, wanted)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).ok()?;
@@ -220,7 +220,8 @@ fn send_with_fd(socket: &Fd, bytes: &[u8], fd: BorrowedFd<'_>) -> rustix::io::Re
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut beside, flags)
 }
 
-/// Receives what is there without waiting, and the first descriptor that came with it; others are closed.
+/// Receives the bytes that are there without waiting, and the first descriptor that came with them. Other descriptors
+/// are closed.
 fn receive_with_fd(socket: &Fd, into: &mut [u8]) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
@@ -312,7 +313,7 @@ pub struct RealRx {
 }
 
 impl RealRx {
-    /// As `recv` from the start of `buf`, with what comes beside the bytes.
+    /// As `recv` from the start of `buf`, with the descriptor that comes with the bytes.
     async fn recv_expecting(&mut self, mut buf: Buf) -> (io::Result<usize>, Buf) {
         loop {
             match receive_with_fd(&self.fd, &mut buf) {
@@ -428,8 +429,8 @@ impl RealListener {
     }
 }
 
-/// Binds a Unix socket that nobody but this user and root can connect to, from its first moment on: the kernel gives
-/// the file the bits that the socket has before it is bound.
+/// Binds a Unix socket to which only this user and root can connect, from its first moment on. The kernel gives the
+/// file the permission bits that the socket has before it is bound.
 fn listen_unix(path: &str) -> rustix::io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -442,7 +443,7 @@ fn listen_unix(path: &str) -> rustix::io::Result<OwnedFd> {
 const GONE_LOOKS: u32 = 100;
 const GONE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Removes a socket that no process serves; refuses one that answers and anything that is not a socket.
+/// Removes a socket that no process serves. Refuses a socket that answers, and anything that is not a socket.
 fn remove_stale(path: &str) -> io::Result<()> {
     let in_use = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, format!("unix:{path}: {why}")));
     match std::fs::symlink_metadata(path) {

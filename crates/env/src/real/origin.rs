@@ -1,4 +1,5 @@
-//! Which file some memory belongs to, noted so that its deletion can be told from everything else that hides a file.
+//! Which file some memory belongs to. It is noted so that the deletion of the file can be distinguished from everything
+//! else that hides a file.
 //!
 //! Owns: the note (file system, file handle, path) and the decision. Does not own: where notes are stored (`kept`).
 //!
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     /// Goal: only a deleted file counts as deleted: not one that exists, was moved, or whose file system is not
-    /// mounted. Method: a file that is moved and then removed; notes changed by hand.
+    /// mounted. Method: a file that is moved and then removed, and notes that the test changes.
     #[test]
     fn only_a_deletion_is_one() {
         let dir = tempfile::tempdir().expect("directory");

@@ -144,7 +144,7 @@ mod tests {
     }
 
     /// Goal: only memory whose size stays is taken, and copies are checked against its end. Method: descriptors of
-    /// other kinds, other seals and other sizes; the right kind, read, written and asked for bytes beyond.
+    /// other kinds, other seals and other sizes. One of the right kind is read and written, also beyond its end.
     #[test]
     fn only_sealed_memory_is_taken() {
         let (sealing, all) = (MemfdFlags::ALLOW_SEALING, SealFlags::SHRINK | SealFlags::GROW);

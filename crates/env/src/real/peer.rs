@@ -1,7 +1,8 @@
 //! The identity of the other end of a Unix socket.
 //!
 //! Owns: asking the kernel for user, group and supplementary groups of the process that connected, as they were then.
-//! Looking at its `/proc` entry instead would show what it has become since: it may have started a set-user-id program.
+//! Its `/proc` entry would show what the process has become since. For example, it may have started a set-user-id
+//! program.
 
 use amphi_types::Cred;
 use amphi_types::limits::GROUPS_MAX;

@@ -1,7 +1,7 @@
 //! Random numbers of production: the system's generator, some hundred bytes at a time.
 //!
 //! Owns: the fetched bytes that were not given out yet. Does not own: the use of the numbers (nonces, numbers of
-//! sessions and of runs), which strangers must not be able to predict, so there is no generator of our own.
+//! sessions and of runs). Strangers must not be able to predict them, so we have no generator of our own.
 
 /// Bytes that one system call fetches: 32 numbers.
 const FETCHED_BYTES: usize = 256;

@@ -3,15 +3,15 @@
 //! Owns: the budget since the last progress, and the rule that no thread polls while others need the core. Does not
 //! own: what is checked between two turns, how to sleep.
 //!
-//! Invariant: a turn gives the core away once, because the thread that has to answer may wait for this very core (a
-//! round trip of 8 us instead of 105 on two cores). If it comes back late, another thread has used the core; polling
-//! then costs that thread time, and costs this thread the priority that a sleeping thread has when it wakes. So there
-//! is no polling for a pause, which doubles while that continues, and is short again after some calm: the kernel's own
-//! threads delay turns as well, one of them for 0.75 ms twice a second, and with pauses that only a second of calm
-//! ended, polling was off for seconds then. If a turn comes back a little late a few times and nothing has come for
-//! this thread, other threads are at work that are not those that answer it: it sleeps until it is woken, which costs
-//! less on a busy core than the switches of polling. At most as many threads of the process poll at a time as there are
-//! cores.
+//! Invariant: a turn gives the core away once, because the thread that has to answer may wait for this very core. (On
+//! two cores a round trip then takes 8 us instead of 105.) If it gets the core back late, another thread has used the
+//! core. Polling then costs that thread time, and costs this thread the priority that a sleeping thread has when it
+//! wakes. So the thread does not poll for a pause, which doubles while late turns continue, and is short again after
+//! some calm. The kernel's own threads delay turns as well, one of them for 0.75 ms twice a second. When only a second
+//! of calm ended the pauses, polling was off for seconds. If a few turns come back a little late and nothing has
+//! arrived for this thread, the other threads at work are not those that answer it. It then sleeps until it is woken,
+//! which costs less on a busy core than the switches of polling. At most as many threads of the process poll at a time
+//! as there are cores.
 //!
 //! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead
 //! of 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without
@@ -42,7 +42,7 @@ const TAKEN_MAX: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A pause is forgotten, and the next one is short again, when this many times as long has passed behind it without a
+/// A pause is forgotten, and the next one is short again, when this many times its length has passed after it without a
 /// late turn.
 const CALM_TIMES: u32 = 8;
 
@@ -52,7 +52,7 @@ const TURN_SHARE: u32 = 64;
 const TURNS_ALL: u32 = 1 << 16;
 
 /// How many of a thread's last turns found work waiting. A thread that answers one request after the other sleeps, or
-/// looks in vain, between two of them; a thread that always finds the next one is the one for which others wait.
+/// looks in vain, between two of them. A thread that always finds the next request is the one for which others wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BusyTurns(u32);
 
@@ -201,8 +201,8 @@ mod tests {
         assert!(again);
     }
 
-    /// Goal: late turns stop the polling, for growing pauses while they follow one another; one now and then, as of a
-    /// kernel thread that is at work twice a second, costs a short pause each time. Method: judged times.
+    /// Goal: late turns stop the polling, for growing pauses while they follow one another. A single late turn now and
+    /// then, as of a kernel thread that is at work twice a second, costs a short pause each time. Method: judged times.
     #[test]
     fn late_turns_pause() {
         let mut spin = Spin::new();

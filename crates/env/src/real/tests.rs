@@ -39,8 +39,8 @@ fn wakes_across_threads() {
 }
 
 /// Goal: a connection works on the thread that takes it over, with what was received ahead. Method: one thread accepts
-/// and reads a part, another one reads the rest and answers, and its ring carries on after the first has closed its
-/// own.
+/// and reads a part. Another one reads the rest and answers, and its ring continues after the first thread has closed
+/// its own.
 #[test]
 fn connections_change_threads() {
     let dir = tempfile::tempdir().expect("temporary folder");
@@ -148,8 +148,8 @@ fn panics_leave_run() {
     assert_eq!(drops.get(), 2);
 }
 
-/// Goal: the end of `run` drops tasks that wait for the network, a timer, a disk or each other, and those that
-/// their destructors spawn; locks are free afterwards. Method: leave many behind, then open the disk again.
+/// Goal: the end of `run` drops tasks that wait for the network, a timer, a disk or each other, and those that their
+/// destructors spawn. Locks are free afterwards. Method: leave many behind, then open the disk again.
 #[test]
 fn the_end_drops_tasks() {
     struct SpawnAtEnd(RealEnv, Rc<Cell<u32>>);
@@ -195,7 +195,7 @@ fn the_end_drops_tasks() {
 }
 
 /// Goal: at the end of `run` all buffers are returned by the kernel, also for more operations than the ring's queue has
-/// entries. Method: so many operations that end only by cancellation, on one socket; it gives up on those that do not
+/// entries. Method: many operations on one socket that end only by cancellation. `run` gives up on those that do not
 /// return within `DRAIN`.
 #[test]
 fn the_end_cancels_more_than_the_ring_holds() {
@@ -277,9 +277,9 @@ fn boot_numbers() {
     }
 }
 
-/// Goal: memory that is passed over a Unix socket is read and written by both ends, also on another thread; without any
-/// the bytes come all the same; each end knows at once that the other has given up or closed. Method: two ends in this
-/// process, over a Unix socket and over TCP.
+/// Goal: memory that is passed over a Unix socket is read and written by both ends, also on another thread. Without
+/// memory the bytes arrive nevertheless. Each end knows at once that the other one has given up or closed. Method: two
+/// ends in this process, over a Unix socket and over TCP.
 #[test]
 fn memory_is_passed_over_unix_sockets() {
     if !crate::buf::pass_memory() {

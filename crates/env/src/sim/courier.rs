@@ -1,7 +1,7 @@
 //! `Courier`: a say in what simulated connections carry, for tests that know the messages in the bytes.
 //!
 //! Owns: the interface. Does not own: the connections (`net`), the meaning of the bytes. Without a courier bytes arrive
-//! as they were sent; one that always returns its input changes nothing, not even the trace.
+//! as they were sent. A courier that always returns its input changes nothing, not even the trace.
 
 use crate::Time;
 
@@ -33,7 +33,7 @@ pub struct Carried {
 
 /// Decides which of the sent bytes arrive. It receives no notice of connections that end.
 pub trait Courier {
-    /// These bytes were sent; for the sender they have left.
+    /// These bytes were sent. For the sender they have left.
     fn take(&mut self, leg: &Leg<'_>, bytes: &[u8]) -> Carried;
     /// A time that it requested has come, and the connection still exists.
     fn due(&mut self, leg: &Leg<'_>) -> Carried;

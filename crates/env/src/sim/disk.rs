@@ -2,11 +2,11 @@
 //!
 //! Owns: the files of a node, operations in flight, what survives which crash. Does not own: when a node crashes.
 //!
-//! Fault model. A write takes effect when it completes. At a crash of the process, writes in flight are lost,
-//! whole, or torn at 512 bytes, each 4 KiB block by itself; completed writes stay. At a power crash the same
-//! happens to every write since the last sync as well: of each block some versions are skipped, in order, or
-//! mixed by sector. A sync makes stable what had completed when it was called. A discarded block reads as zeros
-//! or keeps its old bytes, at random.
+//! Fault model. A write takes effect when it completes. At a crash of the process, writes in flight are lost, whole, or
+//! torn at 512 bytes, each 4 KiB block by itself. Completed writes stay. At a power crash the same happens to every
+//! write since the last sync as well. Of each block some versions are skipped, in order, or mixed by sector. A sync
+//! makes stable what had completed when it was called. A discarded block reads as zeros or keeps its old bytes, at
+//! random.
 
 use super::rng::Rng;
 use super::world::{Core, Event, Kind, World};
@@ -155,8 +155,8 @@ fn block_of(bytes: &[u8]) -> Block {
     Rc::new(block)
 }
 
-/// The effect of a crash on a set of changes. Extremes are as likely as mixtures, because both reveal bugs; of mixtures
-/// one in so many blocks or sectors is lost, down to nearly none.
+/// The effect of a crash on a set of changes. Extremes are as likely as mixtures, because both reveal bugs. Of mixtures
+/// a varying share of the blocks or sectors is lost, down to nearly none.
 enum Fate {
     Lost,
     Whole,
@@ -207,7 +207,7 @@ pub(super) struct Files {
     /// Memory that outlives the process, by name.
     kept: BTreeMap<String, Memory>,
     free_bytes: u64,
-    /// Blocks that the file system has left for those without storage; without, as many as are wanted.
+    /// The number of blocks without storage for which the file system still has space. `None` means no limit.
     room: Option<u64>,
 }
 

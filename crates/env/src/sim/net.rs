@@ -2,11 +2,11 @@
 //!
 //! Owns: connections, listeners, what is in flight. Does not own: node life (`world`).
 //!
-//! Model. Bytes arrive reliably and in order, in arbitrary pieces, each after its own latency, until the
-//! connection breaks; a break loses what is in flight and, at random, what had arrived unread. A sender waits
-//! when `net_window_bytes` are unread. A cut between two nodes delays everything until it heals, or breaks the
-//! connection after `stall_timeout_ns`. When a process dies its peers see an orderly end or a break; when power
-//! fails they see a break after `power_break_ns`.
+//! Model. Bytes arrive reliably and in order, in arbitrary pieces, each after its own latency, until the connection
+//! breaks. A break loses the bytes in flight and, at random, bytes that had arrived unread. A sender waits when
+//! `net_window_bytes` are unread. A cut between two nodes delays everything until it heals, or breaks the connection
+//! after `stall_timeout_ns`. When a process dies its peers see an orderly end or a break; when power fails they see a
+//! break after `power_break_ns`.
 
 mod moved;
 mod passed;

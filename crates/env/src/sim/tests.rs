@@ -112,8 +112,8 @@ fn process_crash() {
     assert_eq!(outcomes.len(), 3, "{outcomes:?}");
 }
 
-/// Goal: power loss keeps synced data and any part of the rest; a process crash before it does not make writes stable;
-/// a sync covers writes that returned before its call. Method: three blocks, each rewritten, many seeds.
+/// Goal: power loss keeps synced data and any part of the rest. A process crash before it does not make writes stable.
+/// A sync covers writes that returned before its call. Method: three blocks, each rewritten, many seeds.
 #[test]
 fn power_crash() {
     let mut second = BTreeSet::new();
@@ -190,7 +190,7 @@ fn crash_sweep() {
 }
 
 /// Goal: a crash point is reached exactly once although several writes start in one poll, in this life and, set anew,
-/// in the next. Method: eight writes at a time, crashed at each of them.
+/// in the next one. Method: eight writes at a time, crashed at each of them.
 #[test]
 fn writes_after_the_crash_point_do_not_count() {
     for point in 1..=8 {
@@ -304,8 +304,8 @@ fn crash_and_restart() {
     }
 }
 
-/// Goal: a cut delays and loses nothing if it heals in time, breaks connections if not, and fails dials; an
-/// explicit break ends both sides. Method: send over each.
+/// Goal: a cut delays messages and loses nothing if it heals in time. Otherwise it breaks connections and fails dials.
+/// An explicit break ends both sides. Method: send over each.
 #[test]
 fn cuts() {
     for seed in 0..20 {
@@ -344,7 +344,7 @@ fn cuts() {
 }
 
 /// Goal: a stopped node does nothing and loses nothing, and a crash ends the stop. Method: a node that counts every ms
-/// is stopped for 10 ms; it continues with its count; stopped again, crashed and started, it runs at once.
+/// is stopped for 10 ms, and continues with its count. If it is stopped again, crashed and started, it runs at once.
 #[test]
 fn stopped_nodes_stand_still() {
     let sim = Sim::new(1, SimConfig::default());
@@ -400,8 +400,8 @@ impl Courier for Delays {
 }
 
 /// Goal: bytes that a courier delays arrive at its time, a connection that it breaks breaks then, and one that passes
-/// everything changes no trace. Method: single bytes on a connection, without a courier, with one that passes all, with
-/// one that delays.
+/// everything changes no trace. Method: single bytes on a connection without a courier, with one that passes
+/// everything, and with one that delays.
 #[test]
 fn couriers_carry_bytes() {
     let run = |courier: Option<bool>, bytes: &'static [u8]| {

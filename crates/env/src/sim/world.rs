@@ -3,8 +3,8 @@
 //! Owns: which task runs next (random among the runnable ones), when time advances (only when none can run),
 //! and the end of a node's tasks. Does not own: what disks and connections do (`disk`, `net`).
 //!
-//! Invariants: nothing outside the seed and the calls of the controller influences the order of events; user
-//! code (polls, drops, hooks) never runs while `core` is borrowed.
+//! Invariants: nothing except the seed and the calls of the controller influences the order of events. User code
+//! (polls, drops, hooks) never runs while `core` is borrowed.
 
 use super::courier::Courier;
 use super::disk::{DiskOp, DiskOps, Files, PendingOp};
@@ -73,7 +73,7 @@ pub(super) struct TaskState {
 /// A process, its files included.
 pub(super) struct Node {
     pub(super) name: String,
-    /// Counts restarts; what belongs to an earlier life is dead.
+    /// Counts restarts. Everything that belongs to an earlier life is dead.
     pub(super) life: u64,
     pub(super) alive: bool,
     /// Counts losses of power.

@@ -1,7 +1,8 @@
 //! Open directories: opening, listing and closing them.
 //!
-//! Owns: how a directory is opened, and how a listing is composed of the client's answers. Does not own: who opened a
-//! directory and where its listing ends (`front/listings`), which listings the kernel caches (`front/kept_listings`).
+//! Owns: how a directory is opened, and how a listing is composed of the client's answers. Does not own: which program
+//! opened a directory and where its listing ends (`front/listings`), which listings the kernel caches
+//! (`front/kept_listings`).
 
 use super::ClientFs;
 use crate::calls::OpenFlags;

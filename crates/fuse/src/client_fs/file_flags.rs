@@ -4,8 +4,8 @@
 //! Owns: the two forms in which Linux writes the flags. Does not own: the effect of flags (`meta::perm`), projects
 //! (`types::owner`).
 //!
-//! A file made in a directory with a project belongs to that project. So such a directory always shows the flag by
-//! which other file systems mark that it passes its project on, and the flag cannot be set or cleared.
+//! A file made in a directory with a project belongs to that project. So such a directory always shows the flag that
+//! means on other file systems that it passes its project on. The flag cannot be set or cleared.
 
 use super::ClientFs;
 use crate::calls::{IoctlCall, IoctlReply};
@@ -111,7 +111,8 @@ mod tests {
     use super::*;
     use crate::calls::Handle;
 
-    /// Goal: both forms name the same flags, and unknown ones are refused. Method: round trips, then one bit more.
+    /// Goal: both forms name the same flags, and unknown ones are refused. Method: conversions in both directions, and
+    /// then one unknown bit.
     #[test]
     fn both_forms() {
         let both = FileFlags::APPEND.and(FileFlags::IMMUTABLE);

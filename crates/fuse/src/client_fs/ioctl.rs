@@ -1,6 +1,6 @@
-//! Device control (`ioctl`) of open files, for programs that know their I/O pattern; `docs/IOCTL.md` has the numbers.
+//! Device control (`ioctl`) of open files, for programs that know their I/O pattern. `docs/IOCTL.md` has the numbers.
 //!
-//! Owns: numbers, sizes and checks of the commands. Does not own: what the commands do (the client).
+//! Owns: numbers, sizes and checks of the commands. Does not own: how the commands are executed (the client).
 //!
 //! Invariants: the sizes are encoded in the numbers (`_IOR`, `_IOW`, `_IOWR`), so the kernel copies the arguments and
 //! the mount never sees a pointer. A command that may wait for hours (joining a group) occupies no thread.
@@ -29,7 +29,7 @@ const fn command(direction: u32, number: u32, size: u32) -> u32 {
 pub const SET_MODE: u32 = command(WRITES, 1, 4);
 /// `u32` out: the mode that is set.
 pub const GET_MODE: u32 = command(READS, 2, 4);
-/// `u32` in: 1: locks of the open file are granted as requested; 0: they grow as far as nothing conflicts.
+/// In: `u32`. With 1, locks of the open file are granted as requested. With 0 they grow as far as nothing conflicts.
 pub const NO_EXPAND: u32 = command(WRITES, 3, 4);
 /// Requests a lock ahead. In: `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` flags (1: wait for the
 /// answer). Returns 0 if the request was sent (with flag 1: if it was refused), 1 if this mount holds the same lock
@@ -40,7 +40,7 @@ pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
 /// Leaves a group. In: `u64` group.
 pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
 
-/// `u32` out: whether another open file waits for the end of the group that the open file is a member of: 0 no, 1 yes.
+/// Out: `u32`, which says whether another open file waits for the end of the group of this open file: 0 no, 1 yes.
 pub const GROUP_WANTED: u32 = command(READS, 8, 4);
 
 /// Advice for a range. In: `u64` offset, `u64` length (0: to the end), `u32` advice (0 normal, 1 random, 2 sequential,

@@ -2,7 +2,7 @@
 //!
 //! In shared mode the answers to programs carry no entry timeout, because nobody could invalidate a name without
 //! waiting for the lock of its directory. Instead the mount's own *lookup thread* (`walker`) looks up the names that
-//! programs request often. The answers to this thread carry an entry timeout: what is left of the token's life.
+//! programs request often. The answers to this thread carry an entry timeout, which is the remaining life of the token.
 //! *Invalidation threads* (`takers`) end such timeouts.
 //!
 //! Owns: the answers to these threads, and which names the lookup thread visits. Does not own: the threads and the
@@ -10,9 +10,9 @@
 //!
 //! Invariants:
 //!
-//! * A request of these threads is answered at once. The lookup thread is answered from what is cached under tokens, an
-//!   invalidation thread from the name that it invalidates, any other one with EINTR, which leaves the kernel's entry
-//!   as it is.
+//! * A request of these threads is answered at once. Requests of the lookup thread are answered from what is cached
+//!   under tokens. Requests of an invalidation thread are answered from the name that it invalidates. Requests of any
+//!   other of these threads are answered with EINTR, which leaves the kernel's entry as it is.
 //! * The lookup thread is answered ENOENT only for a name for which programs got ENOENT before, under the same token.
 //!   An invalidation thread never gets ENOENT.
 
@@ -31,14 +31,14 @@ use std::time::Duration;
 const ROOT: Handle = Handle(u64::MAX);
 
 impl ClientFs {
-    /// To be called before this mount changes a name. The count of its lookups starts anew.
+    /// To be called before this mount changes a name. The count of its lookups begins again at zero.
     pub(super) fn changes_name(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) {
         self.names.asked.begins_anew(dir, name);
         self.is_lent_as_absent(caller, dir, name);
     }
 
-    /// To be called after a program was answered what a name shows. If programs request the name again and again, the
-    /// lookup thread has the kernel cache it.
+    /// Has to be called after a program got the answer to a lookup of the name. If programs request the name again and
+    /// again, the lookup thread has the kernel cache it.
     pub(super) fn shown(&self, caller: &Caller<'_>, dir: Ino, name: &[u8], entry: Option<&Entry>) {
         if self.client.lends_names()
             && !caller.by_other_id()
@@ -69,7 +69,7 @@ impl ClientFs {
     /// Whether the kernel may have a negative entry with a running timeout for a name that this thread is about to
     /// make. If this thread has just looked the name up, the timeout of the negative entry is over, and nothing has to
     /// be invalidated. An invalidation thread would even have to wait for the directory's lock, which the caller holds,
-    /// and would drop the dentry that is about to show the new file.
+    /// and it would drop the dentry that is about to show the new file.
     pub(super) fn is_lent_as_absent(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
         let is_over = self.names.has_just_asked(caller.tid, dir, name, loan);
@@ -160,8 +160,8 @@ impl ClientFs {
         entry
     }
 
-    /// Answers a GETATTR of one of the mount's own threads: the kernel checks whether the thread may search a
-    /// directory.
+    /// Answers a GETATTR of one of the mount's own threads. The kernel sends it to check whether the thread may search
+    /// a directory.
     pub(super) fn own_getattr(&self, caller: &Caller<'_>, ino: Ino) -> Result<AttrReply> {
         let any = || AttrReply { attr: unknown_attr(ino, Kind::Dir), ttl: Duration::ZERO };
         match self.names.lender.taker_asks_attributes(caller.tid, ino) {

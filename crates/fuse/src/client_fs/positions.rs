@@ -1,5 +1,5 @@
-//! The moments at which the kernel is made to take the end of a file, so that positions behind an append are right
-//! (`front/appended`).
+//! The moments at which the mount makes the kernel update the end of a file, so that positions after an append are
+//! right (`front/appended`).
 
 use super::ClientFs;
 use crate::calls::WriteHow;
@@ -11,7 +11,8 @@ use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
 
 impl ClientFs {
-    /// Whether the kernel has to take the end of the file before a program is granted a file lock on it.
+    /// Whether the mount has to make the kernel update the end of the file before a program is granted a file lock on
+    /// it.
     fn owes_end(&self, ino: Ino) -> bool {
         !self.client.has_always_been_alone() && self.kernel_view.appended.is(ino)
     }

@@ -1,6 +1,6 @@
 //! The required state of the kernel before an answer with attributes is given.
 //!
-//! Owns: for each kind of answer, what it waits for. Does not own: which size the kernel goes by (`front/sizes`), which
+//! Owns: for each kind of answer, what it waits for. Does not own: which size the kernel uses (`front/sizes`), which
 //! listing of a directory it has (`front/kept_listings`).
 
 use super::ClientFs;
@@ -18,7 +18,7 @@ impl ClientFs {
     }
 
     /// To be called before a GETATTR or LOOKUP is answered that was read from the device at `asked_ns`. If the kernel
-    /// might drop this answer, waits until the kernel goes by the size of the file, or has no older listing of the
+    /// might drop this answer, waits until the kernel uses the size of the file, or has no older listing of the
     /// directory.
     pub(super) fn tells_size(&self, caller: &Caller<'_>, attr: &Attr, asked_ns: u64) {
         if attr.kind != Kind::File {
@@ -33,8 +33,8 @@ impl ClientFs {
         }
     }
 
-    /// As `tells_size`, for an answer that shows no program a size and that may be left out. False: it has to be left
-    /// out.
+    /// As `tells_size`, for an answer that shows no size to a program and may therefore be left out. False means that
+    /// it has to be left out.
     pub(super) fn shows_aside(&self, tid: u32, attr: &Attr, asked_ns: u64) -> bool {
         let is_changing = || self.kernel_view.is_changing(attr.ino);
         attr.kind != Kind::File || self.sizes().tells_aside(tid, attr, asked_ns, is_changing)
@@ -45,7 +45,7 @@ impl ClientFs {
         self.sizes().tells_in_doubt(tid, attr, 0);
     }
 
-    /// To be called before something that makes the kernel drop all answers on their way. Waits until the size that
+    /// Has to be called before an action that makes the kernel drop all answers on their way. Waits until the size that
     /// another thread was shown has arrived in the kernel.
     pub(super) fn size_arrives(&self, caller: &Caller<'_>, ino: Ino) {
         if self.sizes().is_on_its_way(caller.tid, ino) {
@@ -55,7 +55,7 @@ impl ClientFs {
     }
 
     /// To be called before an answer that the kernel keeps in any case, whose attributes were requested at `asked_ns`.
-    /// Returns the attributes to show: newer ones, if a size was shown to a program meanwhile.
+    /// Returns the attributes to show. These are newer ones if a program was shown another size meanwhile.
     pub(super) fn fixes_size(&self, caller: &Caller<'_>, mut attr: Attr, mut asked_ns: u64) -> Result<Attr> {
         self.tells_directory(caller, &attr);
         for _ in 0..NEWER {

@@ -1,4 +1,4 @@
-//! Operations after which the kernel has to walk the path again, although the server's answer says something else.
+//! Operations after which the kernel has to walk the path again, although the server's answer does not say so.
 //!
 //! The kernel walks a path again after ESTALE, once (`Client::walk_failed`).
 //!
@@ -60,10 +60,10 @@ impl ClientFs {
         Ok(entry)
     }
 
-    /// Looks up a name. A directory that was removed contains no names: a thread that comes back to it holds it open,
-    /// or found it by its name at a moment when it was empty. Linux does not walk again after the lookup of what
-    /// `mkdir`, `mknod`, `symlink` and `link` are about to make. If the directory was replaced, the change itself fails
-    /// and is walked again.
+    /// Looks up a name. A removed directory contains no names. A thread that returns to it holds it open, or found it
+    /// by its name at a moment when it was empty. Linux does not walk again after the lookup of what `mkdir`, `mknod`,
+    /// `symlink` and `link` are about to make. If the directory was replaced, the change itself fails and is walked
+    /// again.
     fn look_up(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let again = self.client.repeats_walk(caller.tid);
         let found = self.asked(caller, |ctx| self.client.lookup(ctx, dir, name));
@@ -106,9 +106,9 @@ impl ClientFs {
     }
 
     /// Creates or opens a file. If another mount has made a symbolic link, a pipe or a socket of that name since the
-    /// lookup, the kernel has to follow or open it, and so has to walk again. In the second walk the client has waited
-    /// for that inode to go. If it is still there, the answer is ESTALE once more, since this may be the first walk of
-    /// a new call.
+    /// lookup, the kernel has to follow or open it, so it has to walk the path again. In the second walk the client has
+    /// waited for that inode to go. If it is still there, the answer is ESTALE once more, since this may be the first
+    /// walk of a new call.
     pub(super) fn create_walked(
         &self,
         caller: &Caller<'_>,

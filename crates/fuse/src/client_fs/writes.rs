@@ -126,9 +126,9 @@ impl ClientFs {
         }
     }
 
-    /// Sets the size and whatever else the request names. If that takes long, the answer comes later and the returned
-    /// value is ignored. If the server refuses it, the caller's rights are read anew, as in `asked`. The caller waits
-    /// in this call, so its thread can still be looked at.
+    /// Sets the size and the other attributes that the request names. If that takes long, the answer comes later and
+    /// the returned value is ignored. If the server refuses it, the caller's rights are read again, as in `asked`. The
+    /// caller waits in this call, so its thread can still be looked at.
     pub(super) fn truncate(
         &self,
         caller: &Caller<'_>,
@@ -203,8 +203,8 @@ impl ClientFs {
         }
     }
 
-    /// Where a write goes. `OffsetAtEnd`: to its offset if that is the end of the file; otherwise the client has to
-    /// find out which was meant.
+    /// Where a write goes. `OffsetAtEnd`: the write goes to its offset if that is the end of the file. Otherwise the
+    /// client has to find out whether the offset or the end was meant.
     fn aim(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow) -> WriteTo {
         let appends = how.flags & libc::O_APPEND as u32 != 0;
         if how.from_page_cache {
@@ -231,7 +231,7 @@ impl ClientFs {
         Changes { client: self.client.clone(), view: self.kernel_view.clone(), names: self.names.lender.clone() }
     }
 
-    /// `asked` bytes from `offset` on were to be changed, and `done` of them were.
+    /// A call was to change `asked` bytes from `offset` on, and has changed `done` of them.
     pub(super) fn bytes_changed(&self, ino: Ino, offset: u64, asked: u64, done: u64) {
         note_change(&self.client, &self.kernel_view, ino, offset, asked, done);
     }
@@ -256,7 +256,7 @@ impl Changes {
         self.names.sizes.wrote(ino, tid, end);
     }
 
-    /// As `wrote`, for a reservation or a copy. While one of these is under way, the kernel takes no other answer.
+    /// As `wrote`, for a reservation or a copy. While one of these is under way, the kernel uses no other answer.
     pub(super) fn extended(&self, ino: Ino, tid: u32, end: u64) {
         self.wrote(ino, tid, end);
         self.names.sizes.cuts(ino, tid);

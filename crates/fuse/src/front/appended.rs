@@ -1,18 +1,18 @@
-//! `Appended`: files that are open to append, and the positions of descriptors behind an append.
+//! `Appended`: files that are open to append, and the positions of descriptors after an append.
 //!
-//! Before Linux sends an append, it computes where the append begins and the position of the descriptor behind it, from
-//! the size that it goes by. The answer cannot carry another position. So if another mount has moved the end, the bytes
+//! Before Linux sends an append, it computes the begin of the append and the resulting position of the descriptor from
+//! the size that it knows. The answer cannot carry another position. So if another mount has moved the end, the bytes
 //! are written at the right place, but the descriptor's position is wrong. To avoid that, the mount makes the kernel
 //! take the present end at two moments:
 //!
 //! * Before a program is granted a file lock on a file that is open to append here. Programs that take turns by such
 //!   locks find their records by position.
 //! * Before an append is answered that went elsewhere than the kernel expected. That makes the position behind the next
-//!   append right. If the file has become shorter, the kernel goes by its own computed position once it has the answer,
-//!   so it is made to take the end right after the answer.
+//!   append right. If the file has become shorter, the kernel uses its own computed position after it has got the
+//!   answer. So the mount makes it update the end right after the answer.
 //!
-//! Owns: which files are open to append. Does not own: making the kernel take a size (`sizes`), when that happens
-//! (`client_fs/positions`), where an append goes (`client_fs/writes`).
+//! Owns: which files are open to append. Does not own: making the kernel update a size (`sizes`), when that happens
+//! (`client_fs/positions`), where an append is written (`client_fs/writes`).
 
 use super::names::lender::Lender;
 use amphi_client::OpenFile;

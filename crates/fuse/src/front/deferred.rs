@@ -1,23 +1,23 @@
 //! Calls that wait long, without occupying a thread.
 //!
-//! Any user who may read a file can make its reads wait for hours: for a group that holds the file, or for a mount that
+//! Any user who may read a file can make its reads wait for hours, for a group that holds the file or for a mount that
 //! does not answer. The same holds for writes and truncates. If each such call kept one of the mount's threads, some
 //! hundred of them would stop every call of every user. So a call on a file's bytes (read, write, truncate,
-//! reservation, copy, search for holes) gives its thread back after `THREAD_WAIT`, and a task answers it.
+//! reservation, copy, search for holes) releases its thread after `THREAD_WAIT`, and a task answers it.
 //!
 //! Of many small reads that wait for a disk at the same time, some wait without a thread from the start. Waking a
-//! thread for each of them, and another one to read the device meanwhile, costs more than the task. For few reads the
-//! opposite is true. Measured with reads of 4 KiB by tasks instead of threads: a single one takes three times as long,
-//! and eight at a time take a quarter longer. Of 32 at a time, a tenth to a third more are done in a second.
+//! thread for each of them, and another one to read the device meanwhile, would cost more than the task. For few reads
+//! the opposite is true. Reads of 4 KiB by tasks instead of threads were measured: a single one takes three times as
+//! long, and eight at a time take a quarter longer. Of 32 at a time, a tenth to a third more are done in a second.
 //!
-//! Owns: how many calls may wait in this way. Does not own: which calls do and how they give their threads back
-//! (`client_fs/deferred`), what they wait for, the table of requests without a thread (`Later`), what is noted when a
+//! Owns: how many calls may wait in this way. Does not own: which calls do so and how they release their threads
+//! (`client_fs/deferred`), what they wait for, the table of requests without a thread (`Later`), and the updates when a
 //! change is done (`client_fs/writes`). Calls that open or make files wait on their threads, of which each user has a
 //! share (`session/pool`).
 //!
 //! Bounds: `DEFERRED_MAX` calls with `DEFERRED_BYTES_MAX` bytes to write. Further calls keep their threads. The number
 //! behind `THREAD_WAIT`: a task copies the bytes of its answer on the thread that all connections share, so this should
-//! be rare, and all 256 threads are free again after that time.
+//! be rare. After that time all 256 threads are free again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -71,7 +71,7 @@ impl Deferred {
         Counted::new(&self.brief, 1, usize::MAX)
     }
 
-    /// Whether so many small reads wait that further ones give their threads back at once.
+    /// Whether so many small reads wait that further ones release their threads at once.
     pub(crate) fn are_many_brief(&self) -> bool {
         self.brief.load(SeqCst) > BRIEF_THREADS
     }

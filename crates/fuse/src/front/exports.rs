@@ -1,12 +1,12 @@
 //! `Exports`: memory in which programs of this machine read cached files without a call (docs/design/preload.md).
 //!
-//! Owns: the board of the mount, which files have an export, who may have the memory of one, the thread that hands it
-//! out and renews the lease. Does not own: what is shown and when it stops counting (the client), the layout
-//! (`amphi_shm`).
+//! Owns: the board of the mount, which files have an export, which programs may have the memory of an export, and the
+//! thread that passes it to them and renews the lease. Does not own: what is shown and until when it is valid (the
+//! client), the layout (`amphi_shm`).
 //!
 //! None of this exists before the first program identifies a descriptor. The memory of a file is sent to a program for
 //! a secret of 16 bytes, which the mount gives only to a program with a descriptor of the file that is open for
-//! reading. So a program can read only what `mmap` of that descriptor would show it.
+//! reading. So a program can read only the bytes that `mmap` of that descriptor would show.
 //!
 //! Invariants: the generation of a handle is raised before the close of one of its descriptors is answered. The thread
 //! waits for no program: a request that does not arrive at once is dropped. Bounds: `EXPORTS_MAX` files,
@@ -39,7 +39,7 @@ use std::time::Duration;
 const EXPORTS_MAX: usize = 1024;
 /// Connections without a request; the oldest is replaced by a new one.
 const WAITING_MAX: usize = 64;
-/// How often the lease is renewed, and files that have gone are forgotten: four times in a lease.
+/// How often the lease is renewed and closed files are forgotten: four times in a lease.
 const RENEWAL: Duration = Duration::from_millis(500);
 
 /// A file that is shown.
@@ -77,7 +77,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Whether a program has ever identified one, so that there may be exports.
+    /// Whether a program has ever identified a file, so that exports may exist.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Acquire)
@@ -210,7 +210,7 @@ impl Office {
         Some((secret, export))
     }
 
-    /// Drops exports whose files are gone, and the oldest ones beyond the bounds; all but `kept`.
+    /// Drops exports whose files are gone, and the oldest ones beyond the bounds, but never `kept`.
     fn keep_bounds(&self, state: &mut State, kept: Option<u64>) {
         state.shown.retain(|_, shown| !shown.export.is_given_up());
         let max_bytes = self.client.exports_max_bytes();

@@ -1,28 +1,28 @@
-//! `FileLocks`: which file locks the kernel's calls have taken, so that closes release them.
+//! `FileLocks`: which file locks the kernel's calls have taken, so that closes can release them.
 //!
 //! Owns: which owner took locks through which handle, and the translation between kernel and client in both directions.
 //! Does not own: the locks (client and server).
 //!
-//! The kernel names an owner by a scrambled address: of the process's table of descriptors for POSIX locks, of the open
-//! file for OFD locks and `flock`. It does not say whether a lock is a POSIX or an OFD lock, so both are requested as
-//! POSIX locks. Therefore a cycle of OFD owners is refused with EDEADLK where Linux would let them wait for ever, and
-//! `F_GETLK` names the process that took an OFD lock where Linux says -1. The kernel keeps no record of these locks and
-//! sends no unlock when a descriptor is closed. It only sends FLUSH with the process's owner at every close, and
-//! RELEASE at the last one. Therefore:
+//! The kernel names an owner by a scrambled address. For POSIX locks it is that of the process's table of descriptors,
+//! and for OFD locks and `flock` that of the open file. It does not say whether a lock is a POSIX or an OFD lock, so
+//! both are requested as POSIX locks. So a cycle of OFD owners is refused with EDEADLK, where Linux would let them wait
+//! for ever. And `F_GETLK` names the process that took an OFD lock, where Linux returns -1. The kernel keeps no record
+//! of these locks and sends no unlock when a descriptor is closed. It only sends FLUSH with the process's owner at
+//! every close, and RELEASE at the last one. Therefore:
 //!
 //! * The owner of a `flock` lock is its handle here, that is, the open file. The handle's number is not used again
 //!   while it has locks, because a new open file may have the address of one whose RELEASE has not been read yet.
 //! * FLUSH releases the POSIX locks of its owner on the file, through whichever handle they were taken.
-//! * RELEASE releases what was taken through its handle and is still held: the locks of the open file, and a lock that
-//!   one thread took while another one closed its descriptor.
+//! * RELEASE releases the locks that were taken through its handle and are still held: those of the open file, and a
+//!   lock that one thread took while another one closed its descriptor.
 //! * The kernel does not wait for RELEASE. So a program whose `close` has returned may request a lock before the
 //!   RELEASE is read. If FLUSH was seen for a handle whose lock conflicts, such a request waits for the RELEASE,
 //!   `CLOSE_WAIT` at most. It does so once for each FLUSH, because other descriptors of the handle may still be open.
 //!   Without this, 1 of 300 requests after a close failed on a busy mount.
-//! * An owner that is known from another handle with a FLUSH waits for the same time: it may be a new open file at the
-//!   old address, whose locks the RELEASE would take.
-//! * Requests of other mounts get the same treatment: a server asks (`Closes`). It is answered when what follows the
-//!   FLUSH was read, and the server knows that the locks are released.
+//! * An owner that is known from another handle with a FLUSH waits for the same time, because it may be a new open file
+//!   at the old address, whose locks the RELEASE would release.
+//! * Requests of other mounts wait in the same way, because a server asks about closes (`Closes`). It is answered when
+//!   what follows the FLUSH was read, and the server knows that the locks are released.
 //!
 //! Bound: one entry for each owner and handle with locks. The kernel's limit on open files bounds them, and the client
 //! bounds how many questions of servers wait.
@@ -40,7 +40,7 @@ use std::time::Duration;
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 /// How long a request waits for the RELEASE that may follow a FLUSH.
 const CLOSE_WAIT: Duration = Duration::from_millis(50);
-/// How often one request may find that another close was under way.
+/// How often one request may find that a further close was under way.
 pub(crate) const CLOSES_MAX: usize = 16;
 
 #[derive(Default)]
@@ -54,14 +54,14 @@ struct Taken {
     closes: u64,
     /// Number of these closes that are complete on this mount.
     released: u64,
-    /// By number of the close: files whose locks a RELEASE releases, while the server has not answered yet.
+    /// By number of the close, the files whose locks a RELEASE releases, until the server has answered.
     going: BTreeMap<u64, BTreeSet<Ino>>,
     /// Servers that wait for closes.
     questions: BTreeMap<u64, Question>,
     last_question: u64,
 }
 
-/// A server's question about closes: what it waits for.
+/// A server's query about closes, and the closes for which its answer waits.
 struct Question {
     /// Handles that may be about to be closed, with the number of their FLUSH.
     handles: BTreeMap<Handle, u64>,
@@ -202,7 +202,8 @@ impl FileLocks {
         self.taken.lock().released
     }
 
-    /// If the owner may be a new open file at the address of one that is being closed, waits for the end of that close.
+    /// If the owner may be a new open file at the address of an open file that is being closed, waits for the end of
+    /// that close.
     pub(crate) fn await_namesake(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) {
         if how.flock || self.len.load(SeqCst) == 0 {
             return;
@@ -310,7 +311,7 @@ mod tests {
     use std::sync::Arc;
 
     /// Goal: a FLUSH takes an owner out of all handles of the file, a RELEASE finds those that are left. Method: one
-    /// owner over two handles, one open file, another file.
+    /// owner with two handles, one open file, and another file.
     #[test]
     fn closes_find_their_locks() {
         let posix = FileLockOwner { family: FileLockFamily::Posix, id: 7 };
@@ -338,8 +339,8 @@ mod tests {
         assert!(taken.going.is_empty());
     }
 
-    /// Goal: a server that asks is answered when the locks of closed handles have been given up, and not before; a wait
-    /// in vain ends with its FLUSH, not with a later one. Method: one file, two handles, by hand.
+    /// Goal: a server's query is answered when the locks of closed handles have been released, and not before. A wait
+    /// in vain ends with its FLUSH, not with a later one. Method: one file with two handles, in single calls.
     #[test]
     fn servers_wait_for_closes() {
         let flock = |handle: u64| FileLockOwner { family: FileLockFamily::Flock, id: handle };

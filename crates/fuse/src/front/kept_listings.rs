@@ -1,30 +1,30 @@
 //! `KeptListings`: listings of directories that the kernel caches.
 //!
-//! The kernel caches what it reads through an open directory that is marked so (`FOPEN_CACHE_DIR`), and uses it at a
-//! later open that is marked with `FOPEN_KEEP_CACHE` too. A cached listing costs neither a request to the mount nor a
-//! message to the server.
+//! The kernel caches the entries that it reads through an open directory that is marked with `FOPEN_CACHE_DIR`. It uses
+//! them at a later open that is also marked with `FOPEN_KEEP_CACHE`. A cached listing costs neither a request to the
+//! mount nor a message to the server.
 //!
 //! Owns: of which directories the kernel may have a listing, and which state of the directory it shows. Does not own:
-//! whether attributes are up to date (the client knows, by tokens, or in sole mode by its own changes), pages of files
-//! (`pages`).
+//! whether attributes are up to date (the client knows this, by tokens, or in sole mode by its own changes), pages of
+//! files (`pages`).
 //!
 //! Invariants: every change of a name gives the directory a time of change that it never had before. So a listing that
-//! was read through open directories with one time of change shows the directory as it was then or later. It is up to
-//! date as long as the directory still has that time of change. Therefore only open directories with the same time of
-//! change are marked at the same time. A directory that is opened after a change is not marked until the last of the
-//! others is closed; then the kernel drops its listing.
+//! was read through open directories with the same time of change shows the directory as it was at that time or later.
+//! It is up to date as long as the directory still has that time of change. Therefore only open directories with the
+//! same time of change are marked at the same time. A directory that is opened after a change is not marked until the
+//! last of the others is closed. Then the kernel drops its listing.
 //!
 //! When a program starts again in a directory that it keeps open (`rewinddir`), the kernel requests the attributes and
 //! compares the time of modification. In shared mode that is not enough, for three reasons. A program may have set the
 //! time back. Linux drops an answer that another one has crossed, and continues with the older time. And names that
-//! were read before a change may arrive after an answer that shows the time of the change, and are then cached under
-//! that time. So attributes that show a change are answered only when the earlier answers with names have been taken
-//! and the pages of the listing have been dropped (`client_fs/directories`). These waits are bounded, because a thread
+//! were read before a change may arrive after an answer that shows the time of the change. They are then cached under
+//! that time. So attributes that show a change are answered only when the kernel has taken the earlier answers with
+//! names and has dropped the pages of the listing (`client_fs/directories`). These waits are bounded, because a thread
 //! that holds a page of a listing may itself wait for a page of a file. At the switch to shared mode the pages of all
 //! open directories are dropped, and no answer waits for that.
 //!
 //! A listing without attributes is not used again, because each lookup that follows it would cost a message. The same
-//! holds for a listing that is older than the tokens that came with it.
+//! is true of a listing that is older than the tokens that came with it.
 //!
 //! Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
 
@@ -37,9 +37,9 @@ use std::time::Duration;
 
 /// Most directories that are recorded.
 const DIRECTORIES_MAX: usize = 16_384;
-/// Most answers with names of one directory that are recorded; when there are more, the oldest are forgotten.
+/// Most answers with names of one directory that are recorded. If there are more, the oldest are forgotten.
 const ANSWERS_MAX: usize = 64;
-/// So long after an answer was given, the kernel has certainly taken it, in nanoseconds.
+/// After this time since an answer was given, the kernel has certainly taken it, in nanoseconds.
 const TAKEN_NS: u64 = 10_000_000;
 /// How long attributes wait for answers with names, at most.
 const NAMES_WAIT: Duration = Duration::from_millis(100);
@@ -85,7 +85,7 @@ struct Kept {
 pub(crate) enum Mark {
     /// The kernel caches nothing that it reads.
     No,
-    /// The kernel drops what it has, and caches what it reads.
+    /// The kernel drops its listing, and caches what it reads.
     Anew,
     /// The kernel uses what it has.
     Keep,
@@ -133,8 +133,8 @@ impl KeptListings {
         directories.insert(attr.ino, directory);
     }
 
-    /// Opens a directory, and returns how it is marked. `life` says for how long given attributes are certainly up to
-    /// date; zero if they are not.
+    /// Opens a directory, and returns how it is marked. `life` says for how long the given attributes are certainly up
+    /// to date. It is zero if they are not.
     pub(crate) fn opens(&self, ino: Ino, now_ns: u64, life: impl FnOnce(&Attr) -> Duration) -> Mark {
         let shown = {
             let mut directories = self.directories.lock();
@@ -184,7 +184,7 @@ impl KeptListings {
         directories.get(&attr.ino).is_some_and(|directory| directory.is_open() && directory.shown.ctime != attr.ctime)
     }
 
-    /// Waits until the kernel has taken all answers with names whose questions came before now. Answers to thread `tid`
+    /// Waits until the kernel has taken all answers with names whose requests came before now. Answers to thread `tid`
     /// count as taken.
     pub(crate) fn names_arrive(&self, ino: Ino, tid: u32) {
         let (before, end_ns) = (self.asked.load(SeqCst), monotonic_ns() + NAMES_WAIT.as_nanos() as u64);
@@ -239,8 +239,8 @@ mod tests {
         Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime }
     }
 
-    /// Goal: a listing is kept only of the state that it was read in, for as long as its tokens live, and directories
-    /// that are open at the same time are of one state. Method: opens and closes by hand, with changes in between.
+    /// Goal: a listing is kept only for the state in which it was read, for as long as its tokens live. Directories
+    /// that are open at the same time are of the same state. Method: single opens and closes, with changes in between.
     #[test]
     fn listings_are_of_one_state() {
         let (kept, ino) = (KeptListings::default(), Ino(5));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     /// Goal: attributes that show a change wait for entries that were requested before, and for no others. Method:
-    /// requests by hand, of two threads.
+    /// single requests of two threads.
     #[test]
     fn attributes_wait_for_names_of_before() {
         let (kept, ino) = (KeptListings::default(), Ino(5));

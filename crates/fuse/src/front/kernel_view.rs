@@ -5,21 +5,21 @@
 //! the rule by which an answer gets a timeout (`lent`).
 //!
 //! In sole mode the kernel caches attributes. Suppose a `stat` is answered from before a write, and the kernel caches
-//! that answer. Another program may have been shown the new size already; until the write is answered, the next `stat`
-//! shows the old size again. Of one writer and four readers, 1 to 10 of 100 looks showed a smaller size than an earlier
-//! look. Linux itself drops answers to questions from before a change, but it learns of a change only when that is
-//! answered. Therefore:
+//! that answer. Another program may have been shown the new size already. Until the write is answered, the next `stat`
+//! shows the old size again. In a test with one writer and four readers, 1 to 10 of 100 calls of `stat` showed a
+//! smaller size than an earlier call. Linux itself drops answers to questions from before a change, but it learns of a
+//! change only when that is answered. Therefore:
 //!
 //! * An answer gets a timeout only if no change of the inode is under way, and none has ended since the attributes were
 //!   requested.
 //! * A change that finds attributes with a running timeout invalidates them before it begins. The invalidation costs a
 //!   notification of 1 to 2 us for the first write after a `stat`, and nothing for other writes.
 //!
-//! In shared mode these rules do not apply. The kernel writes what a program appends at the end that it believes in,
-//! which may be out of date: `may_be_end` says whether an offset may come from there.
+//! In shared mode these rules do not apply. The kernel writes appended bytes at the end that it knows, which may be out
+//! of date. `may_be_end` says whether an offset may be such an end.
 //!
-//! Bound: `SLOTS` slots, each for all inodes with one hash value. Two inodes in one slot may cost an unnecessary
-//! notification or an unnecessary look at a thread; they never suppress a necessary one.
+//! Bound: `SLOTS` slots, each for all inodes with one hash value. Two inodes in one slot may cause an unnecessary
+//! notification or an unnecessary look at a thread. They never suppress a necessary one.
 
 use super::appended::Appended;
 use crate::clock::monotonic_ns;
@@ -60,7 +60,7 @@ struct Slot {
     next_end: usize,
 }
 
-/// The state of the mount's inodes that the kernel may have; see the head of the module.
+/// What the kernel may know of the mount's inodes. The head of the module explains it.
 pub(crate) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
     /// Files that are open to append.
@@ -80,7 +80,7 @@ pub(crate) struct Changing<V: Deref<Target = KernelView>> {
     view: V,
     ino: Ino,
     since: Since,
-    /// Another change of the inode was under way when this one began.
+    /// Whether another change of the inode was under way when this one began.
     beside: bool,
     is_over: bool,
 }
@@ -205,7 +205,7 @@ impl KernelView {
         self.slot(ino).lock().missed = true;
     }
 
-    /// Whether the kernel knows where the file ends, in a mount that was always the only one.
+    /// Whether the kernel knows where the file ends, which is so in a mount that was always the only one.
     pub(crate) fn knows_end(&self, ino: Ino) -> bool {
         !self.slot(ino).lock().missed
     }
@@ -259,8 +259,8 @@ mod tests {
 
     const LIFE: Duration = Duration::from_secs(3600);
 
-    /// Goal: an answer whose request was sent before the end of a change gets no timeout; the answer to a change that
-    /// no other one overlapped does. Method: the possible orders of a request, a change and another one.
+    /// Goal: an answer whose request was sent before the end of a change gets no timeout. The answer to a change that
+    /// no other change overlapped gets one. Method: the possible orders of a request, a change and another change.
     #[test]
     fn nothing_is_lent_beside_a_change() {
         let (view, ino, other) = (KernelView::default(), Ino(7), Ino(8));
@@ -280,8 +280,8 @@ mod tests {
         assert!(view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: a change invalidates attributes with a timeout of its inode, and of no other. Method: the marks; two
-    /// inodes of one slot.
+    /// Goal: a change invalidates attributes with a timeout of its inode, and of no other. Method: the marks of two
+    /// inodes in one slot.
     #[test]
     fn what_was_lent_is_forgotten() {
         let view = KernelView::default();
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(forgotten(), Ino(0), "lent anew");
     }
 
-    /// Goal: a change whose answer may come later is one change: it ends once, when the first holder says so, or when
+    /// Goal: a change with a delayed answer counts as one change. It ends once, when the first holder says so, or when
     /// the last holder is dropped. Method: shared changes that are ended and dropped.
     #[test]
     fn shared_changes_end_once() {

@@ -1,17 +1,17 @@
-//! Open directories: who opened each, and where its listing has ended.
+//! Open directories: which program opened each of them, and where its listing has ended.
 //!
-//! A directory is listed with the rights of the open, as a file is read. That holds if the program has given up its
-//! rights since, if it was handed the open directory, and if the directory's permissions have changed. The kernel
-//! checks permissions at the open, and the mount vouches for that to the server.
+//! A directory is listed with the rights of the open, as a file is read. This is so even if the program has given up
+//! its rights since, if it got the open directory from another program, or if the directory's permissions have changed.
+//! The kernel checks permissions at the open, and the mount vouches for that to the server.
 //!
-//! After the last entry the kernel asks once more, which costs one question for each listing of a small directory. The
-//! answer before has said that the listing is complete, so the mount answers this question itself.
+//! After the last entry the kernel requests further ones, which costs one request for each listing of a small
+//! directory. The answer before has said that the listing is complete, so the mount answers this question itself.
 //!
 //! Owns: numbers of open directories, their openers, whether the kernel caches what it reads through them, and where
 //! each listing has ended. Does not own: what a listing contains (`client_fs/directories`).
 //!
-//! Invariant: an end is used once, and a program that asks there again asks the server. A name that was made after the
-//! directory was opened need not be listed (POSIX, `readdir`).
+//! Invariant: an end is used once. If a program lists again from there, the server is asked. A name that was made after
+//! the directory was opened need not be listed (POSIX, `readdir`).
 
 use crate::calls::Handle;
 use amphi_types::{Cred, Errno, Result};
@@ -41,7 +41,7 @@ impl Listings {
         Handle(handle)
     }
 
-    /// Whether the kernel caches what it reads through `handle`.
+    /// Whether the kernel caches the entries that it reads through `handle`.
     pub(crate) fn is_marked(&self, handle: Handle) -> bool {
         self.openers.lock().get(&handle.0).is_some_and(|opened| opened.marked)
     }

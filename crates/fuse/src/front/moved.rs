@@ -1,17 +1,17 @@
 //! `Moved`: where the kernel has each directory, and second node ids for directories that another mount has moved.
 //!
 //! The kernel keeps one place for each directory. When a lookup shows the directory at another place, the kernel moves
-//! it there. For that it tries two locks without waiting: the lock of the old place and the lock of renames between
-//! directories, which the caller itself may hold. If the kernel does not get these locks, the lookup fails with ESTALE.
-//! Linux then walks once more, but a rename may meet a second such name in that walk. For the names that `mkdir`,
-//! `mknod`, `symlink` and `link` are about to make, Linux does not walk again. If the new place lies below the old one,
-//! the lookup fails with ELOOP at once.
+//! it there. For that it tries to get two locks without waiting: the lock of the old place, and the lock of renames
+//! between directories, which the caller itself may hold. If the kernel does not get these locks, the lookup fails with
+//! ESTALE. Linux then walks once more, but a rename may meet a second such name in that walk. For the names that
+//! `mkdir`, `mknod`, `symlink` and `link` are about to make, Linux does not walk again. If the new place is below the
+//! old one, the lookup fails with ELOOP at once.
 //!
-//! In these cases the mount shows the directory under another node id, which the kernel does not know, so that nothing
+//! In these cases the mount shows the directory under another node id that the kernel does not know, so that nothing
 //! has to be moved. The directory keeps this id at this place. Both ids mean the same inode, and the kernel drops the
-//! old place when it looks there next. To the kernel the two ids are two directories, and what it has in one is not in
-//! the other. So a child that it knows below the old id has to be moved when it is shown below the new one. Therefore a
-//! place is a name in a directory *by node id*.
+//! old place when it looks the name up there next. The kernel takes the two ids for two directories, and the entries
+//! that it has in one are not in the other. So if it knows a child below the old id, the child has to be moved when it
+//! is shown below the new one. Therefore a place is a name in a directory *by node id*.
 //!
 //! Owns: where each directory was shown last and under which id, and which threads were shown a directory at a new
 //! place and have not used it yet. Does not own: names of other inodes.
@@ -25,8 +25,8 @@
 //! * Nothing is cached under another id than the inode's own (`is_other`), because invalidations use the inode's own
 //!   id.
 //!
-//! Bounds: two generations of `DIRECTORIES_MAX` directories, about 150 bytes each; a forgotten one counts as never
-//! shown. `THREADS_MAX` threads. Each directory has `OTHERS` ids, which are used in turn.
+//! Bounds: two generations of `DIRECTORIES_MAX` directories, about 150 bytes each. A forgotten directory counts as
+//! never shown. `THREADS_MAX` threads. Each directory has `OTHERS` ids, which are used in turn.
 
 use crate::node::{Top, inode_of, next};
 use amphi_client::{LentName, NameShows};
@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 /// Most directories in each of two generations.
 const DIRECTORIES_MAX: usize = 16_384;
-/// Most threads that are remembered because they were shown a moved directory; when there are more, all are forgotten.
+/// Most threads that are remembered because they were shown a moved directory. If there are more, all are forgotten.
 const THREADS_MAX: usize = 256;
 /// Most directories that are visited on the way from a place to the root.
 const DEPTH_MAX: usize = 128;
@@ -92,7 +92,7 @@ impl Shown {
         }
     }
 
-    /// Whether `above` is `dir` or lies above it in what the kernel was shown; `dir` is a node id.
+    /// Whether the kernel was shown `above` as `dir` or as one of its ancestors. `dir` is a node id.
     fn is_above(&self, above: Ino, dir: Ino) -> bool {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
@@ -114,13 +114,13 @@ struct Moving {
     place: Place,
     /// The node id that was shown.
     node: Ino,
-    /// Lookups of that place in a row. The kernel asks a second time where it knew something else.
+    /// Lookups of that place in a row. The kernel looks the place up a second time if it knew something else there.
     asked: u32,
     /// The thread has looked up something else since, so the walk in which it was shown this has ended.
     came_back: bool,
 }
 
-/// Most lookups of one place in one walk: one for what the kernel has there, and one for what is there.
+/// Most lookups of one place in one walk: one for the entry that the kernel has there, and one for the present one.
 const ASKED_MAX: u32 = 2;
 
 /// The directories and places that the kernel was shown.
@@ -187,7 +187,7 @@ impl Moved {
         node
     }
 
-    /// Whether a thread was shown a directory at this place before and has come back without using it, which means that
+    /// Whether a thread was shown a directory at this place before and has returned without using it. This means that
     /// the kernel was unable to move the directory.
     fn has_failed(&self, thread: u32, ino: Ino, place: &Place) -> bool {
         let mut moving = self.moving.lock();
@@ -234,7 +234,7 @@ impl Moved {
         Some(steps)
     }
 
-    /// Whether the kernel was shown the directory last by this name and under the inode's own id.
+    /// Whether the kernel was last shown the directory by this name and under the inode's own id.
     pub(crate) fn is_shown(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
         let shown = self.shown.lock();
         shown.spot(ino).is_some_and(|spot| spot.node == ino && spot.place.0 == dir && *spot.place.1 == *name)
@@ -294,7 +294,8 @@ impl Moved {
         }
     }
 
-    /// Notes that `thread` does something other than a walk. So the kernel has taken whatever the thread was shown.
+    /// Notes that `thread` does something other than a walk. So the kernel has taken everything that the thread was
+    /// shown.
     #[inline]
     pub(crate) fn ended(&self, thread: u32) {
         if self.threads.load(SeqCst) > 0 {
@@ -332,9 +333,9 @@ mod tests {
         false
     }
 
-    /// Goal: a directory at a new place keeps its node id, unless the thread comes back without having used it, or
-    /// itself holds the locks that the kernel needs; the new id stays until the directory is moved again. Method: one
-    /// directory that others move.
+    /// Goal: a directory at a new place keeps its node id, unless the thread returns without having used it, or itself
+    /// holds the locks that the kernel needs. A new id stays until the directory is moved again. Method: one directory
+    /// that other mounts move.
     #[test]
     fn other_ids_only_when_the_kernel_could_not_move_it() {
         let moved = Moved::default();
@@ -398,7 +399,7 @@ mod tests {
         assert!(moved.looked_up(8, D, (below, b"y"), no, no) != id, "one below the other in the kernel");
     }
 
-    /// Goal: a directory that this mount itself moves is recorded at its new place; a listing moves nothing; a
+    /// Goal: a directory that this mount itself moves is recorded at its new place. A listing moves nothing. A
     /// directory is never shown below itself. Method: by hand.
     #[test]
     fn own_moves_and_circles() {

@@ -95,8 +95,7 @@ impl Names {
         self.lender.is_own(tid)
     }
 
-    /// Whether the trial of the kernel is under way, so that requests of the mount's own threads are treated like
-    /// others.
+    /// Whether the trial of the kernel is under way. Requests of the mount's own threads are then treated like others.
     pub(crate) fn is_starting(&self) -> bool {
         self.lender.is_starting()
     }

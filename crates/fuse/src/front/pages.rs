@@ -6,7 +6,7 @@
 //! Invariants:
 //!
 //! * The threads that drop pages serve no request. While a drop blocks, the kernel writes back dirty mapped pages and
-//!   waits for reads of pages that are under way, and other threads have to serve these requests.
+//!   waits for reads of pages that are under way. Other threads have to serve these requests.
 //! * Pages that go with a lock have threads of their own. Requests for those pages wait for no lock of the cluster. The
 //!   thread for overwritten pages may wait for requests that do.
 //! * A drop may wait for as long as a truncate of its file is unanswered. Drops of other files do not wait behind it,
@@ -107,7 +107,7 @@ impl Droppers {
         self.changed.notify_all();
     }
 
-    /// No more jobs will come. Waits until the jobs that are queued are done.
+    /// No more jobs will be added. Waits until the jobs that are queued are done.
     fn end(&self) {
         let mut waiting = self.waiting.lock();
         waiting.ended = true;

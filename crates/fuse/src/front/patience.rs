@@ -23,7 +23,7 @@ use std::time::Duration;
 
 /// How long a call continues after a signal that does not kill.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often the mount looks whether the caller of an interrupted call is being killed.
+/// How often the mount checks whether the caller of an interrupted call is being killed.
 const LOOK: Duration = Duration::from_millis(20);
 /// Most calls observed at a time.
 const OBSERVERS_MAX: usize = 64;

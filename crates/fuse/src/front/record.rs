@@ -1,17 +1,18 @@
-//! `Records`: what recordings learn of the calls that the kernel sends.
+//! `Records`: what recordings get of the calls that the kernel sends.
 //!
-//! Owns: which calls belong to a recording, and what a request says of a call. Does not own: what its answer says
-//! (`recorded`), where calls are kept (`client::record`), what the client notes of them on their way (`client::calls`).
+//! Owns: which calls belong to a recording, and what a request contains of a call. Does not own: what its answer
+//! contains (`recorded`), where calls are kept (`client::record`), and the client's notes about them (`client::calls`).
 //!
-//! A call belongs to the recording that the environment of the calling process names (`AMPHI_RECORD`); where that may
-//! not be looked at, to that of the process that opened the file, or to that to which its thread belonged last.
+//! A call belongs to the recording that the environment of the calling process names (`AMPHI_RECORD`). If the mount may
+//! not look at that environment, the call belongs to the recording of the process that opened the file, or to the one
+//! to which its thread belonged last.
 //!
 //! Invariants:
 //!
-//! * Without recordings, a call costs one look at a number. With one, a call of somebody else costs a look at what is
-//!   known of its thread.
-//! * `/proc` of a caller is read only for requests whose caller holds no lock that `/proc` waits for (`may_ask`): a
-//!   page fault, `munmap` and `execve` hold such locks while they read and write pages, set times, and close
+//! * Without recordings, a call costs one look at a number. With a recording, a call of another process costs a look at
+//!   what is known of its thread.
+//! * `/proc` of a caller is read only for requests whose caller holds no lock for which `/proc` would wait (`may_ask`).
+//!   A page fault, `munmap` and `execve` hold such locks while they read and write pages, set times, and close
 //!   descriptors.
 //!
 //! Bounds: `CALLERS_MAX` threads and `HANDLES_MAX` open files are remembered; then all are forgotten.
@@ -28,16 +29,16 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-/// How long a serving thread goes by what it knows of a caller: of one that is recorded, and of another one, which may
-/// be about to become a program that is.
+/// How long a serving thread relies on its knowledge of a caller: of one that is recorded, and of another one, which
+/// may be about to become a recorded program.
 const KNOWN_NS: u64 = 10_000_000;
 const UNKNOWN_NS: u64 = 1_000_000;
-/// How long the name of a program is believed at most; one that is younger may be about to change.
+/// How long the name of a program is used at most. A program that was started more recently may be about to change.
 const NAME_NS: u64 = 1_000_000_000;
 const CALLERS_MAX: usize = 1 << 16;
 const HANDLES_MAX: usize = 1 << 20;
 
-/// What was told of a thread.
+/// What is known of a thread.
 struct Told {
     id: u64,
     first_ns: u64,
@@ -46,7 +47,7 @@ struct Told {
     program: String,
 }
 
-/// What a serving thread knows of the caller that it served last.
+/// A serving thread's knowledge of the caller that it served last.
 struct Known {
     tid: u32,
     until_ns: u64,
@@ -173,8 +174,8 @@ impl Records {
 }
 
 /// Whether the caller's environment may be read while the call waits for its answer. `munmap` writes pages back and
-/// sets times while it holds the lock on the caller's memory; `execve` closes descriptors, and gives up their locks,
-/// while nobody may look at the process.
+/// sets times while it holds the lock on the caller's memory. `execve` closes descriptors, and releases their locks,
+/// while no other process may look at the process.
 fn may_ask(call: &Call) -> bool {
     let may_hold = matches!(
         call.op,
@@ -207,7 +208,7 @@ fn of_open(open: u32) -> u32 {
     .fold(0, |bits, (is, bit)| if is { bits | bit } else { bits })
 }
 
-/// A call as its request describes it; `None` for what is no call.
+/// A call as its request describes it, or `None` if the request is not a call.
 fn described(request: &Request<'_>) -> Option<Call> {
     let mut call = Call::new(kind_of(&request.op)?);
     call.ino = request.ino.0;

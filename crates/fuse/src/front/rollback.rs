@@ -1,9 +1,9 @@
 //! `Rollbacks`: truncates that the kernel sends after a failed write.
 //!
-//! When a write bypasses the page cache, would end behind the end of the file, and fails, Linux truncates the file to
-//! the size that it knows, within the same system call (fs/fuse/file.c, `fuse_direct_IO`). In shared mode that size may
-//! be out of date, and the bytes behind it may be those of other mounts (promise S17). The request looks like a
-//! program's own `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
+//! If a write bypasses the page cache, would end behind the end of the file, and fails, Linux truncates the file to the
+//! size that it knows, within the same system call (fs/fuse/file.c, `fuse_direct_IO`). In shared mode that size may be
+//! out of date, and the bytes behind it may be those of other mounts (promise S17). The request looks like a program's
+//! own `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
 //!
 //! Owns: which handles had a failed write, and how to tell the two kinds of truncates apart. Does not own: what a
 //! failed write leaves in the file (`amphi_client`).
@@ -89,8 +89,8 @@ fn is_truncating(tid: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: a failed call excuses one truncate, of its own thread and handle, to a size before its end. Method: this
-    /// thread, which truncates nothing.
+    /// Goal: after a failed call one truncate is ignored, by the same thread and handle, to a size before its end.
+    /// Method: this thread, which truncates nothing.
     #[test]
     fn a_failed_write_excuses_one_truncate() {
         let (r, own) = (Rollbacks::default(), std::process::id());

@@ -1,10 +1,10 @@
 //! `Sizes`: makes the kernel go by the sizes that programs were shown.
 //!
 //! Linux gives an inode's attributes a version. Another answer, a write, a truncate or an invalidation moves the
-//! version, and Linux then keeps no answer to a question from before. The program that asked with `stat` is shown the
-//! answer all the same. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek`
-//! to the end go by the size that the kernel keeps. Of programs that set the size of a file, requested it, mapped it
-//! and touched its last byte, one of thirty was ended by SIGBUS. While another mount appended records, one of six reads
+//! version, and Linux then keeps no answer to a question from before. The program that called `stat` gets the answer
+//! nevertheless. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek` to the
+//! end go by the size that the kernel keeps. In a test, programs set the size of a file, requested it, mapped the file
+//! and touched its last byte. One of thirty was ended by SIGBUS. While another mount appended records, one of six reads
 //! on this mount ended before a record whose append had returned. Therefore:
 //!
 //! * Some answers may be crossed by something that leaves the kernel with another size (`known`). Such an answer is
@@ -14,19 +14,19 @@
 //!   already.
 //! * An operation that would advance the version is answered, and pages are dropped, only when the kernel uses the last
 //!   size that another thread was shown.
-//! * An answer that the kernel keeps in any case (to a change of the mode, to a link) shows nothing older than what was
-//!   shown while it was under way.
+//! * An answer that the kernel caches in any case (to a change of the mode, to a link) shows nothing older than what
+//!   was shown while it was under way.
 //! * After an invalidation, attributes get a timeout again only when an answer without one has had time to arrive (the
 //!   client's rule). So they need not be invalidated again while answers are on their way.
 //!
-//! Owns: the knowledge of each file (`known`), and the threads that ask and look. Does not own: which calls show sizes
-//! (`client_fs/sizes`), which timeouts are given and ended (the client), how an inode is opened by its id (`system`),
-//! which changes are under way (`kernel_view`).
+//! Owns: the knowledge of each file (`known`), and the threads that request attributes and check the kernel's size.
+//! Does not own: which calls show sizes (`client_fs/sizes`), which timeouts are given and ended (the client), how an
+//! inode is opened by its id (`system`), which changes are under way (`kernel_view`).
 //!
-//! Bounds: an answer waits for the threads for `ASK_WAIT`, or for `CHANGE_WAIT` while this mount changes the file; a
-//! look takes `LOOK_WAIT`. Beyond that, and where the mount may not open inodes by their ids, the kernel may go by the
-//! older size until it asks again. There are `SLOTS` slots, each for the inodes of one hash value. If more than `WAYS`
-//! inodes of a slot are in use within the time that an answer takes, the oldest is forgotten.
+//! Bounds: an answer waits for the threads for `ASK_WAIT`, or for `CHANGE_WAIT` while this mount changes the file. A
+//! check takes `LOOK_WAIT`. Beyond that, and where the mount may not open inodes by their ids, the kernel may use the
+//! older size until it requests the size again. There are `SLOTS` slots, each for the inodes of one hash value. If more
+//! than `WAYS` inodes of a slot are in use within the time that an answer takes, the oldest is forgotten.
 
 mod known;
 
@@ -47,19 +47,19 @@ use std::time::Duration;
 const SLOTS: usize = 1024;
 /// Inodes in one slot.
 const WAYS: usize = 4;
-/// Number of threads that ask and look.
+/// Number of threads that request attributes and check the kernel's size.
 pub(crate) const THREADS: usize = 2;
 /// Most jobs that wait for the threads; further jobs are not done.
 const JOBS_MAX: usize = 256;
 /// How long a question may have waited before it was read from the device.
 const ASKED_NS: u64 = 100_000_000;
-/// So long after an answer was given, the kernel has certainly taken it.
+/// After this time since an answer was given, the kernel has certainly taken it.
 const TAKEN_NS: u64 = 10_000_000;
-/// If the mount notices one question so much later than another one, it also read that question later from the device.
+/// If the mount notices one request this much later than another one, it also read that request later from the device.
 const ORDER_NS: u64 = 500_000;
 /// How long an answer waits for the kernel to go by its size.
 const ASK_WAIT: Duration = Duration::from_millis(50);
-/// The same while this mount changes the file: until the change is answered, the kernel keeps no other answer.
+/// The same while this mount changes the file: until the change is answered, the kernel caches no other answer.
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 /// How long a drop of pages waits for the kernel to go by the last answer.
 const LOOK_WAIT: Duration = Duration::from_millis(10);
@@ -74,11 +74,11 @@ const LARGER: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// Ask for the attributes, until the kernel has taken the answer.
+    /// Request the attributes, until the kernel has taken the answer.
     Ask,
-    /// Look whether the kernel has taken an answer that was given already.
+    /// Check whether the kernel has taken an answer that was given already.
     Look,
-    /// As `Ask`, after the kernel has taken the answer to a write that ends there.
+    /// As `Ask`, after the kernel has taken the answer to a write that ends at this offset.
     AskBehind(u64),
 }
 
@@ -99,7 +99,7 @@ struct State {
 }
 
 impl State {
-    /// Takes the next inode that no thread is requesting, with all who wait for the same.
+    /// Takes the next inode that no thread is requesting, with all tasks that wait for it.
     fn take(&mut self) -> Option<(Ino, What, Vec<SyncSender<bool>>)> {
         let free = |job: &Job| !self.asked.contains(&Some(job.ino));
         let at = self.jobs.iter().position(free)?;
@@ -159,7 +159,7 @@ impl Sizes {
         act(slot.lock().of(ino))
     }
 
-    /// Whether a thread is one of those that ask so that the kernel takes the answer.
+    /// Whether a thread is one of those that request attributes so that the kernel takes the answer.
     fn asks(&self, tid: u32) -> bool {
         self.tids.iter().any(|own| own.load(SeqCst) == tid)
     }
@@ -221,7 +221,7 @@ impl Sizes {
         }
     }
 
-    /// Waits until one of the threads has done a job. Returns whether the kernel goes by the right size then; `None` if
+    /// Waits until one of the threads has done a job. Returns whether the kernel then uses the right size, or `None` if
     /// no thread can do it.
     fn wait_for(&self, ino: Ino, what: What, most: Duration) -> Option<bool> {
         Some(self.start(ino, what)?.recv_timeout(most) == Ok(true))
@@ -247,8 +247,8 @@ impl Sizes {
         self.wait_for(ino, What::Ask, most);
     }
 
-    /// Makes the kernel take the size of the file after the answer to a write that is about to be given, from which the
-    /// kernel takes `end` for the end. Waits for nothing.
+    /// Makes the kernel take the size of the file after the answer to a write that is about to be given. From that
+    /// answer the kernel concludes that the file ends at `end`. Waits for nothing.
     pub(crate) fn tell_behind(&self, ino: Ino, end: u64) {
         self.start(ino, What::AskBehind(end));
     }
@@ -291,7 +291,7 @@ impl Sizes {
         self.tids[own].store(0, SeqCst);
     }
 
-    /// Whether there are threads that ask and look.
+    /// Whether there are threads that request attributes and observe the kernel.
     pub(crate) fn are_followed(&self) -> bool {
         let state = self.state.lock();
         state.threads > 0 && !state.ended
@@ -324,7 +324,7 @@ impl Sizes {
         }
     }
 
-    /// Asks for the attributes until the kernel has taken the answer. Returns whether the kernel has taken it, or does
+    /// Requests the attributes until the kernel has taken the answer. Returns whether the kernel has taken it, or does
     /// not know the inode.
     fn ask(&self, root: &OwnedFd, ino: Ino) -> bool {
         let file = match system::by_handle(root, ino) {
@@ -364,7 +364,8 @@ impl Sizes {
         self.with(attr.ino, |known| known.shows_in_doubt(answer, monotonic_ns()));
     }
 
-    /// As `tells`, for an answer that shows no program a size and that may be left out. False: it has to be left out.
+    /// As `tells`, for an answer that shows no size to a program and that may be left out. False means that it has to
+    /// be left out.
     pub(crate) fn tells_aside(&self, tid: u32, attr: &Attr, asked_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let answer = Answer::new(tid, attr, asked_ns);
         self.with(attr.ino, |known| known.shows_aside(answer, monotonic_ns(), is_changing))
@@ -417,7 +418,7 @@ impl Sizes {
         self.with(ino, |known| known.fixes(answer, monotonic_ns()));
     }
 
-    /// Notes that a thread has taken what it was answered about a file, because it sends another request.
+    /// Notes that a thread has taken its answer about a file, because it sends another request.
     pub(crate) fn has_taken(&self, tid: u32, ino: Ino) {
         self.with(ino, |known| known.asks_again(tid));
     }
@@ -459,7 +460,8 @@ mod tests {
         assert!(sizes.with(ino, |known| !known.shows(answer, now_ns, || false)));
     }
 
-    /// Goal: of inodes in the same slot the one that was used longest ago is replaced. Method: one inode too many.
+    /// Goal: of inodes in the same slot, the one that was used longest ago is replaced. Method: one inode more than the
+    /// slot can contain.
     #[test]
     fn inodes_that_meet() {
         let mut slot = Slot::default();
@@ -475,7 +477,7 @@ mod tests {
         assert_eq!(size(&mut slot, 2), None, "it has made room");
     }
 
-    /// Goal: an inode is requested by one thread at a time, for all who wait. Method: jobs by hand.
+    /// Goal: only one thread at a time requests an inode, for all tasks that wait for it. Method: jobs by hand.
     #[test]
     fn one_thread_asks_for_all() {
         let mut state = State::default();

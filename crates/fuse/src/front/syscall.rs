@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// Number of looks: a thread that has just sent its request may not be asleep yet.
+/// Number of attempts. A thread that has just sent its request may not be asleep yet.
 const LOOKS: u32 = 20;
 const LOOK_PAUSE: Duration = Duration::from_micros(100);
 /// Number of arguments of a call.
@@ -76,7 +76,8 @@ impl Syscall {
 mod tests {
     use super::*;
 
-    /// Goal: calls are read as the kernel writes them. Method: its lines; this thread, which does not wait.
+    /// Goal: calls are read as the kernel writes them. Method: the lines of such a file, and this thread, which does
+    /// not wait.
     #[test]
     fn calls_are_told_apart() {
         let number = libc::SYS_pwritev2;

@@ -92,7 +92,7 @@ pub mod bits {
     pub const GETATTR_FH: u32 = 1 << 0;
     /// READ: the lock owner is valid. The kernel sets it in every read except those for its page cache.
     pub const READ_LOCKOWNER: u32 = 1 << 1;
-    /// WRITE: dirty pages of the kernel's page cache; the handle is any one of the inode.
+    /// WRITE: dirty pages of the kernel's page cache. The handle is any open handle of the inode.
     pub const WRITE_CACHE: u32 = 1 << 0;
     /// WRITE: clear setuid and setgid.
     pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;

@@ -23,8 +23,8 @@ mod tests {
     use super::*;
     use std::mem::offset_of;
 
-    /// Goal: members lie where the kernel's header puts them. Method: offsets of members behind each change of width,
-    /// as computed from the C declarations.
+    /// Goal: members lie where the kernel's header puts them. Method: the offset of the member after each change of
+    /// width, compared with offsets computed from the C declarations.
     #[test]
     fn offsets_match_the_kernel() {
         assert_eq!((offset_of!(InHeader, unique), offset_of!(InHeader, total_extlen)), (8, 36));

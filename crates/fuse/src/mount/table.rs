@@ -1,4 +1,4 @@
-//! The mount table: what is mounted at a path, read without a request to the process that serves it (it may be dead).
+//! The mount table: what is mounted at a path, read without a request to the serving process, which may be dead.
 
 use super::FS_TYPE;
 use rustix::fs::{AtFlags, StatxFlags};

@@ -120,8 +120,8 @@ fn answer(init: &InitIn, config: &SessionConfig, locks: bool) -> (InitOut, Limit
 mod tests {
     use super::*;
 
-    /// Goal: only offered flags are taken, and none of those left out on purpose. Method: offer nothing, then
-    /// everything.
+    /// Goal: only flags that the kernel offers are used, and none of those that are left out on purpose. Method: offer
+    /// nothing, then everything.
     #[test]
     fn only_offered_and_wanted_flags_are_taken() {
         let config = SessionConfig::default();

@@ -1,10 +1,10 @@
 //! `Polling`: whether a reader thread polls for the next request for a while before it sleeps.
 //!
 //! Waking a sleeping core takes 30 to 40 us, longer than a whole call that the cache serves. A program that reads 4 KiB
-//! at a time waits three times as long for a reader thread that sleeps between two calls as for one that polls. Longer
-//! calls gain little, and the work for them in the background (connections, servers) needs the core. With polling after
-//! every request, writes of 16 MiB through a socket lost a fifth on two cores. So a reader thread polls only after a
-//! request that it has answered quickly, and less often the more often polling was in vain.
+//! at a time waits three times as long if the reader thread sleeps between two calls as if it polls. Longer calls gain
+//! little, and the work for them in the background (connections, servers) needs the core. With polling after every
+//! request, writes of 16 MiB through a socket lost a fifth on two cores. So a reader thread polls only after a request
+//! that it has answered quickly, and less often the more often polling was in vain.
 //!
 //! Owns: this rule. Does not own: which other work needs the core (`Spin`), the device.
 
@@ -22,7 +22,7 @@ pub(super) struct Polling {
     spin: Spin,
     /// The last request was answered quickly.
     quick: bool,
-    /// One in so many quick requests is followed by polling.
+    /// One in this many quick requests is followed by polling.
     one_in: u32,
     /// Number of further quick requests that are not followed by polling.
     skip: u32,
@@ -68,8 +68,8 @@ impl Polling {
 mod tests {
     use super::*;
 
-    /// Goal: only quick requests are followed by polling, each by one; polls in vain become rare, one that finds
-    /// something brings them back. Method: requests by hand.
+    /// Goal: the thread polls only after quick requests, once for each. If polling finds nothing it becomes rare, and
+    /// when it finds a request it becomes frequent again. Method: requests by hand.
     #[test]
     fn polls_where_it_pays() {
         let mut p = Polling::new();

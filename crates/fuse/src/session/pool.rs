@@ -3,17 +3,17 @@
 //! A request whose handler does not wait is served best by one hot thread, which answers and reads on without waking
 //! another thread. Measured: 4 KiB in 3.5 us with brief polling, against 26 us when threads take turns. So one thread
 //! reads and handles what it reads. When its handler is about to wait (`will_block`), another thread takes over
-//! reading. If a handler waits without saying so, the watch notices within two ticks. How many threads read at a time
-//! follows the load: `pressure` rises with requests that queue or wait at the same time, and falls when the device is
-//! empty. If only one caller is active, one thread reads for it, however much it waits. With two, each call would wake
-//! the thread that has slept longest, and a create would take 270 us instead of 120.
+//! reading. If a handler waits without saying so, the watch notices within two ticks. The number of threads that read
+//! at a time follows the load. `pressure` rises with requests that queue or wait at the same time, and falls when the
+//! device is empty. If only one caller is active, one thread reads for it, however long its calls wait. With two, each
+//! call would wake the thread that has slept longest, and a create would take 270 us instead of 120.
 //!
 //! Owns: the counts of threads, the backlog, and each user's share. Does not own: reading and handling (`reader`).
 //!
 //! Invariants: while the backlog has room, a thread reads the device or will within two ticks, so interrupts get
 //! through. For that, the last thread that may exist never works but puts what it reads into the backlog. Requests for
-//! the kernel's own pages wait for no other request: all others may wait until pages are dropped, and the kernel waits
-//! for page requests before it drops any. So `PAGE_THREADS` threads are reserved for them, and they come first in the
+//! the kernel's own pages wait for no other request. All others may wait until pages are dropped, and before the kernel
+//! drops any, it waits for page requests. So `PAGE_THREADS` threads are reserved for them, and they come first in the
 //! backlog.
 
 use amphi_client::Buf;
@@ -27,9 +27,9 @@ use std::time::Duration;
 const BACKLOG_MAX: usize = 16384;
 /// Most bytes in the backlog, so that writes of 16 MiB do not pile up.
 const BACKLOG_MAX_BYTES: usize = 64 << 20;
-/// Threads beyond `threads_max` for requests of the kernel's own pages, when all others are blocked. They are more than
-/// the kernel waits for at a time: it drops pages of `DROPPERS_MAX` files and one more (`front::pages`), and waits for
-/// one read or write after the other of each.
+/// Threads beyond `threads_max` for requests of the kernel's own pages, when all others are blocked. There are more of
+/// them than the kernel waits for at a time. It drops pages of `DROPPERS_MAX` files and one more (`front::pages`), and
+/// waits for one read or write of each file at a time.
 const PAGE_THREADS: usize = 64;
 /// How often the watch checks whether any thread reads.
 const WATCH_TICK: Duration = Duration::from_millis(5);
@@ -44,7 +44,7 @@ pub(super) struct Parked {
     pub device: Arc<OwnedFd>,
     /// Id of the request.
     pub unique: u64,
-    /// Its bytes: the window of a receive buffer, or a copy.
+    /// Its bytes, either the window of a receive buffer or a copy.
     pub bytes: Buf,
     /// Whether it is about the kernel's own pages.
     pub urgent: bool,
@@ -137,8 +137,9 @@ impl Pool {
         self.tell_if_empty(&mut s);
     }
 
-    /// A thread has read a request of `bytes` bytes. `queued`: another caller's request was there when the last one was
-    /// done. `urgent`: the request is about the kernel's own pages. `share`: it counts against this user's share.
+    /// A thread has read a request of `bytes` bytes. `queued`: a request of another caller was waiting when the last
+    /// one was done. `urgent`: the request is about the kernel's own pages. `share`: the request counts against this
+    /// user's share.
     pub(super) fn request_read(&self, bytes: usize, queued: bool, urgent: bool, share: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if s.watch_asleep {
@@ -163,7 +164,7 @@ impl Pool {
         Next::Work
     }
 
-    /// Whether a further working thread leaves one that can read.
+    /// Whether one more working thread would leave a thread that can read.
     fn may_work(&self, s: &State, urgent: bool) -> bool {
         s.working() < self.threads_max + if urgent { PAGE_THREADS } else { 0 }
     }
@@ -216,7 +217,7 @@ impl Pool {
         s.working() == 1 && s.reading == 0 && s.backlog.is_empty()
     }
 
-    /// Adds a reader: a sleeping thread, or else a new one.
+    /// Adds a thread that reads requests: a sleeping one if there is one, otherwise a new one.
     fn promote(&self, s: &mut State) -> Next {
         if let Some(sleeper) = s.sleepers.pop() {
             s.begin_reading();
@@ -231,8 +232,8 @@ impl Pool {
         Next::SpawnThenWork
     }
 
-    /// Puts a request into the backlog. If no working thread is left that would take it up afterwards, it is returned
-    /// to the thread that read it, which then handles it.
+    /// Puts a request into the backlog. If no working thread remains that would handle it later, it is returned to the
+    /// thread that read it, which then handles it.
     pub(super) fn park(&self, parked: Parked) -> Option<Parked> {
         let mut s = self.state.lock();
         if s.working() == 0 {
@@ -254,7 +255,7 @@ impl Pool {
         Some(parked)
     }
 
-    /// A working thread has finished. Returns another request to handle, or `None`; then the thread counts as reading.
+    /// A working thread has finished. Returns another request to handle. With `None` the thread counts as reading.
     pub(super) fn work_done(&self) -> Option<Parked> {
         let mut s = self.state.lock();
         // A thread beyond the bound accepts only page requests, so that it is not kept from them for long.
@@ -402,7 +403,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Goal: a thread works alone while no other works or reads. Method: one, two, and one again.
+    /// Goal: a thread works alone while no other works or reads. Method: one working thread, then two, then one again.
     #[test]
     fn one_thread_works_alone() {
         let pool = Pool::new(3, 1, 2);
@@ -462,9 +463,9 @@ mod tests {
         assert!(pool.work_done().is_none(), "whoever read it works");
     }
 
-    /// Goal: requests of one user that wait leave threads for those of others, however many they are, and continue when
-    /// one of theirs is done. Method: nine threads at most; one user's requests wait, then another's, then a third
-    /// one's.
+    /// Goal: requests of one user that wait leave threads for those of others, however many they are. They continue
+    /// when one of the same user's requests is done. Method: at most nine threads. First one user's requests wait, then
+    /// another's, then a third one's.
     #[test]
     fn each_user_has_a_share() {
         let pool = Pool::new(9, 1, 2);
@@ -496,8 +497,8 @@ mod tests {
     }
 
     /// Goal: requests for pages find a thread while all others wait, waiting ones are served first, and the threads for
-    /// them serve no others. Method: three threads at most of which two wait; more requests for pages than there are
-    /// threads for them; then they end.
+    /// them serve no others. Method: at most three threads, of which two wait. Then come more requests for pages than
+    /// there are threads for them, and then these end.
     #[test]
     fn pages_wait_for_no_other_request() {
         let pool = Pool::new(3, 1, 2);
@@ -532,8 +533,8 @@ mod tests {
         assert_eq!(pool.work_done().map(|p| p.unique), Some(2));
     }
 
-    /// Goal: a lone caller that waits again and again gets no second reader, two that wait at a time do. Method: drive
-    /// the counts by hand.
+    /// Goal: a lone caller that waits again and again gets no second reader, two that wait at a time do. Method: the
+    /// test changes the counts directly.
     #[test]
     fn a_lone_caller_gets_one_reader() {
         let pool = Pool::new(8, 8, 2);
@@ -556,8 +557,8 @@ mod tests {
         assert_eq!(pool.state.lock().target(2), 2, "two wait at a time");
     }
 
-    /// Goal: short requests are left to one thread, queued ones get a second reader, and an empty device takes it away.
-    /// Method: drive the counts by hand.
+    /// Goal: short requests are left to one thread. If requests queue, a second thread reads, and if the device is
+    /// empty, it stops. Method: the test changes the counts directly.
     #[test]
     fn readers_follow_the_pressure() {
         let pool = Pool::new(8, 0, 2);

@@ -4,8 +4,8 @@
 //! there are (`pool`).
 //!
 //! Invariants: a thread answers on the descriptor from which it read the request, because the kernel looks for the
-//! request there. A handler that panics costs its own request an EIO and nothing else. Interrupts and forgets never
-//! wait behind a handler.
+//! request there. A panic of a handler gives EIO for its own request and has no other effect. Interrupts and forgets
+//! never wait behind a handler.
 
 use super::Shared;
 use super::polling::Polling;
@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// So many requests in a row from one thread, with no other request served, show that this caller is the only one at
+/// This many requests in a row from one thread, with no other request served, show that this caller is the only one at
 /// the moment.
 const LONE_REQUESTS: u32 = 8;
 
@@ -269,7 +269,8 @@ impl Reader {
         }
     }
 
-    /// Polls for the configured time, if that promises to be worth it. `None`: nothing came, or another thread polls.
+    /// Polls for the configured time, if that promises to be worth it. `None` means that nothing came, or that another
+    /// thread polls.
     fn poll_device(&mut self, keeps_units: bool) -> Option<Result<Received, Raw>> {
         let budget = self.shared.config.spin;
         let ready = self.ready.as_ref().filter(|_| !budget.is_zero())?;

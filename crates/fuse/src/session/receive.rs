@@ -1,15 +1,15 @@
 //! `Receive`: the memory in which a reader thread receives requests.
 //!
 //! Owns: the receive buffer and a spare unit of the page cache, and the prediction in which of the two the next payload
-//! belongs, and where in a page. Does not own: when requests are read, nor what they mean beyond that.
+//! belongs, and where in a page. Does not own: when requests are read, and their further meaning.
 //!
-//! The receive buffer is one allocation. The head of a WRITE ends where its payload begins, so one `read` puts the
-//! payload into memory that a disk or a peer can use as it is. For that, the payload has to lie in its page as it will
-//! lie in its block of the file. It is placed at the page boundary (`PAYLOAD_AT`), or behind it by as much as the last
-//! WRITE ended in its block (`Ahead`). The second is for streams of odd lengths, and for files with a head of a few
-//! bytes.
+//! The receive buffer is one allocation. The header of a WRITE ends where its payload begins. So one `read` puts the
+//! payload into memory that a disk or a peer can use as it is. For that, the payload has to have the same offset within
+//! its page as within its block of the file. It is placed at the page boundary (`PAYLOAD_AT`), or behind it by as much
+//! as the last WRITE ended in its block (`Ahead`). The second is for streams of odd lengths, and for files with a head
+//! of a few bytes.
 //!
-//! After a WRITE of exactly one unit, the next `read` puts the first bytes behind the head into the spare unit, whose
+//! After a WRITE of exactly one unit, the next `read` puts the first bytes after the header into the spare unit, whose
 //! memory the cache can keep. If the request turns out to be another one, these bytes are copied to where they belong,
 //! without a visible difference.
 //!
@@ -17,8 +17,8 @@
 //! payload is one whole unit.
 //!
 //! The numbers behind it: streams of writes of 16 MiB and 8 bytes are 1.25 times as fast over a socket if their payload
-//! is placed right. Copying 64 KiB takes 3 us, or 8 us if the target memory is in no cache of the processor; a write
-//! that does nothing takes 13 us.
+//! is placed in this way. Copying 64 KiB takes 3 us, or 8 us if the target memory is in no cache of the processor. A
+//! write that does nothing takes 13 us.
 
 use crate::data::{PAYLOAD_AT, TAKE_COPY_MAX_BYTES};
 use crate::kernel::WRITE_HEAD_BYTES;
@@ -36,8 +36,8 @@ use zerocopy::FromBytes;
 const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
 const BLOCK: u64 = 4096;
 
-/// Where the next WRITE is expected to begin: where a large one, or one that continued it, has ended. All readers of a
-/// mount share it, because the calls of one program arrive at any of them.
+/// Where the next WRITE is expected to begin: at the end of the last large one, or of one that continued it. All
+/// readers of a mount share it, because any of them may get the calls of one program.
 #[derive(Debug, Default)]
 pub(super) struct Ahead(AtomicU64);
 
@@ -63,7 +63,8 @@ pub(super) struct Receive {
     ahead: Arc<Ahead>,
     /// Payload bytes of the largest request.
     payload_max_bytes: usize,
-    /// The last request with bytes behind the head of a WRITE was a write of one unit, so the next one may be too.
+    /// Whether the last request with bytes after the header of a WRITE was a write of one unit. The next one may then
+    /// be one too.
     expects_unit: bool,
     /// The payload of the present request is in `unit`.
     in_unit: bool,
@@ -143,7 +144,7 @@ impl Receive {
         (&mut self.request, if self.in_unit { Some(&mut self.unit) } else { None })
     }
 
-    /// The request in a buffer of its own; a copy if it is small.
+    /// The request in a buffer of its own. A small request is copied.
     pub(super) fn detach(&mut self) -> Buf {
         self.gather();
         if self.request.len() <= TAKE_COPY_MAX_BYTES {
@@ -166,7 +167,7 @@ impl Receive {
     }
 }
 
-/// The arguments of the WRITE, if these bytes are the head and payload of one and nothing else.
+/// The arguments of the WRITE, if these bytes are exactly the header and payload of one.
 fn write_of(request: &[u8]) -> Option<WriteIn> {
     let (header, rest) = InHeader::read_from_prefix(request).ok()?;
     let (write, payload) = WriteIn::read_from_prefix(rest).ok()?;
@@ -199,7 +200,7 @@ mod tests {
             Device { kernel, here, receive: Receive::new(MAX, Arc::default()), serial: 0 }
         }
 
-        /// A request with `payload` bytes behind what would be the head of a WRITE, no two alike.
+        /// A request with `payload` different bytes after the place of the header of a WRITE.
         fn request(&mut self, opcode: Opcode, payload: usize, said: usize, extensions: u16) -> Vec<u8> {
             self.serial += 1;
             let mut header = InHeader { opcode: opcode as u32, unique: self.serial, ..InHeader::default() };
@@ -231,9 +232,9 @@ mod tests {
         }
     }
 
-    /// Goal: the second of two writes of one unit lies in memory of its own, at a page boundary, whatever the first one
-    /// left there; none does where no handler keeps it. Method: writes, between which a handler leaves other memory,
-    /// none, or a wrong one.
+    /// Goal: the second of two writes of one unit is in memory of its own, at a page boundary, whatever the first one
+    /// left there. If no handler keeps such memory, none is. Method: writes between which a handler leaves other
+    /// memory, no memory, or memory of a wrong size.
     #[test]
     fn units_come_in_memory_of_their_own() {
         let mut d = Device::new();
@@ -267,9 +268,9 @@ mod tests {
         assert_eq!(tight.request(), small, "no room for a unit at all");
     }
 
-    /// Goal: a request other than a write of one unit arrives whole and in one piece after such a write. Method: each
-    /// kind of request after two writes of a unit; those of other lengths, other operations of that length, and what a
-    /// broken peer may send.
+    /// Goal: after a write of one unit, a request of another kind or length arrives complete and in one piece. Method:
+    /// after two writes of a unit, the peer sends each kind of request, WRITEs of other lengths, other operations of
+    /// the same length, and what a broken peer may send.
     #[test]
     fn other_requests_are_put_together() {
         let mut d = Device::new();
@@ -303,8 +304,8 @@ mod tests {
         assert_eq!(d.seen(), (short, false));
     }
 
-    /// Goal: a request that is put aside is the same when it is taken up by another thread, and the memory left behind
-    /// serves on. Method: random sizes, every second request goes through a second reader's memory.
+    /// Goal: a request that is put aside is unchanged when another thread takes it, and the memory that it left can be
+    /// used again. Method: requests of random sizes, of which every second one goes through a second reader's memory.
     #[test]
     fn detached_requests_stay_whole() {
         let (mut d, mut other) = (Device::new(), Receive::new(MAX, Arc::default()));
@@ -323,10 +324,10 @@ mod tests {
         }
     }
 
-    /// Goal: the payload of a write that begins where the last large one ended, or a small one that continued from
-    /// there, lies in its page as in its block, also in another reader's memory; requests of all lengths arrive whole
-    /// there. Method: a stream of odd lengths with small pieces in between, small writes elsewhere that must change
-    /// nothing, other requests, and one that is put aside.
+    /// Goal: a write may begin where the last large one ended, or where a small one ended that continued it. Its
+    /// payload then has the same offset in its page as in its block, even in another reader's memory. Requests of all
+    /// lengths arrive complete there. Method: a stream of odd lengths with small pieces in between, small writes
+    /// elsewhere that must change nothing, other requests, and a request that is put aside.
     #[test]
     fn payloads_lie_in_their_pages_as_in_their_blocks() {
         const LARGEST: usize = 40 * 4096;

@@ -1,8 +1,8 @@
 //! Any POSIX file system, through `pread` and `pwritev` on descriptors of our own.
 //!
-//! With direct I/O there are two descriptors: whole blocks of 4096 bytes with aligned memory use one with `O_DIRECT`,
-//! the rest, such as the tail of a file, the other one. Nothing is ever padded, so the length of the file is always
-//! right. If a file system refuses the first direct request, direct I/O is not used from then on.
+//! With direct I/O there are two descriptors. Whole blocks of 4096 bytes with aligned memory use one with `O_DIRECT`,
+//! and the rest, such as the tail of a file, uses the other one. Nothing is ever padded, so the length of the file is
+//! always right. If a file system refuses the first direct request, direct I/O is not used from then on.
 
 use super::Backend;
 use crate::error::{Error, Outcome};
@@ -11,7 +11,7 @@ use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Largest request handed to the kernel at once; the kernel itself stops at 2 GiB less a page.
+/// Largest request that is passed to the kernel at once. The kernel itself stops at 2 GiB less a page.
 const REQUEST_BYTES: usize = 1 << 30;
 
 /// How many parts one request may have (`IOV_MAX` of Linux).
@@ -205,7 +205,7 @@ fn is_amphi(fd: &OwnedFd) -> bool {
     unsafe { libc::fgetxattr(fd.as_raw_fd(), c"user.amphi.mode".as_ptr(), std::ptr::null_mut(), 0) >= 0 }
 }
 
-/// How many bytes at the start of a request at `offset` lie before its first whole block, and how many whole blocks
+/// How many bytes at the start of a request at `offset` are before its first whole block, and how many whole blocks
 /// follow that are aligned in memory, in bytes.
 fn blocks(parts: &[IoSlice<'_>], offset: u64) -> (usize, usize) {
     let head = (BLOCK - (offset % BLOCK as u64) as usize) % BLOCK;
@@ -361,9 +361,9 @@ impl Backend for PosixFile {
         write_all(self.fd.as_raw_fd(), &cut(parts, done, usize::MAX), offset + done as u64)
     }
 
-    /// With a lock for each of thousands of parts the file system would be asked as often. So the mount gets one for
-    /// all of them, if it can be had; the parts then leave its cache together, too. In the way may be locks of single
-    /// parts, which another mount got when it had the page and which no part of ours asks back; a read of the whole
+    /// With a lock for each of thousands of parts the file system would be asked as often. So the mount gets one lock
+    /// for all of them, if possible. Then the parts also leave its cache together. Locks of single parts may conflict,
+    /// which another mount got when it had the page. No part of ours calls them back, but a read of the whole range
     /// does.
     fn expect_parts(&self, offset: u64, bytes: u64) {
         if !self.exact_locks || self.lock_ahead(offset, bytes) {

@@ -17,7 +17,7 @@ const LARGEST_UNIT: u64 = 64 << 20;
 /// File systems whose clients may cache data that others have changed since (`f_type`): NFS, SMB, CIFS, SMB2, 9P, AFS.
 const LAZY: [u32; 6] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x5346_414f];
 
-/// The page for a file when no hint names one; 0 when the file cannot be asked.
+/// The page size for a file if no hint gives one, or 0 if the file cannot be queried.
 ///
 /// # Safety
 /// `path` ends with a zero byte.
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn amphi_mpiio_page_bytes(path: *const c_char, readable: c
     }
 }
 
-/// How many bytes lie on one target before the next one follows; 0 when that is not known.
+/// How many bytes are on one target before the next one follows, or 0 if that is not known.
 ///
 /// # Safety
 /// `path` ends with a zero byte.
@@ -78,8 +78,8 @@ unsafe fn file_system_of(path: *const c_char) -> Option<u32> {
     unsafe { (libc::statfs(path, about.as_mut_ptr()) == 0).then(|| about.assume_init().f_type as u32) }
 }
 
-/// Whether nodes that read and write the same ranges in turn, each after the other has written out its data, see each
-/// other's bytes: they do not on file systems whose clients revalidate only at an open.
+/// Nodes may read and write the same ranges in turn, each after the other has written out its data. This says whether
+/// they see each other's bytes. They do not on file systems whose clients revalidate only at an open.
 ///
 /// # Safety
 /// `path` ends with a zero byte.

@@ -9,7 +9,7 @@ use crate::team::Team;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Unasked {
-    /// Runs that are idle for so long are written back in the background; 0: never.
+    /// Runs that are idle for this long are written back in the background; 0 means never.
     pub(super) idle_ms: u64,
     /// So much is read ahead of a rank that reads in order.
     pub(super) prefetch_bytes: u64,

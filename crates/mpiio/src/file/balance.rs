@@ -1,18 +1,18 @@
-//! Balancing: a node that does much for other nodes gives pages to those that request them and do less; an option that
-//! is off by default.
+//! Balancing: a node that serves many requests of other nodes gives pages to requesting nodes that serve fewer. It is
+//! an option that is off by default.
 //!
 //! Owns the load of a node and the rule. Does not own how pages move (`migrate`), which is the same for all reasons.
 //!
 //! The node of a page follows from its number, so of any long range all nodes have equally many. This does not help a
 //! node whose pages all nodes use in turn: none of its pages is referred to by one other node several times in a row,
-//! so none moves. Here each reference of a rank of another node counts as load of the serving node, and the request
-//! says how much load the requesting node has. A page to which two consecutive references of other nodes have come
-//! moves to the second one's node, if that has far less load. The load moves with the pages, and the rule ends when no
-//! node has much more than those that send requests to it.
+//! so none moves. So here each reference of a rank of another node counts as load of the serving node, and the request
+//! contains the load of the requesting node. A page to which two consecutive references of other nodes have come moves
+//! to the second one's node, if that has far less load. The load moves with the pages, and the rule ends when no node
+//! has much more than those that send requests to it.
 //!
-//! Invariants: only the decision is made here, from numbers that may be old or wrong; a wrong one costs a move. Loads
-//! are halved each second, and a node gives pages only to one with less than half of its own load, so that a page does
-//! not come back before the loads have changed places.
+//! Invariants: only the decision is made here, from numbers that may be old or wrong. A wrong decision costs a move.
+//! Loads are halved each second, and a node gives pages only to one with less than half of its own load. So a page does
+//! not return before the loads have reversed.
 
 use super::CachedFile;
 use super::migrate::NEVER;
@@ -70,8 +70,8 @@ impl CachedFile {
         });
     }
 
-    /// Whether a reference to a page shall make it move to the client's node, which has less to do: the reference
-    /// before came from another node, too, so that the page is of no use to our own ranks now.
+    /// Whether a reference to a page makes it move to the client's node, which has a lower load. The previous reference
+    /// must have come from another node, too, so that the page is of no use to our own ranks now.
     pub(super) fn relieves(&self, page: u64) -> Outcome<bool> {
         let least = self.least_difference();
         if least == 0 || self.moves.client.is_none() {

@@ -3,19 +3,19 @@
 //! Owns: which nodes get copies and have them, and how a copy is dropped. Does not own the messages (`team/copies.rs`,
 //! and `team/handover.rs` for the bytes).
 //!
-//! A page is cached on one node. When a second read of another node comes to it and no rank has written it since the
-//! first one, the reply brings a copy of the whole page, which that node's rank puts into a frame of its own. Reads of
+//! A page is cached on one node. When a node reads a page a second time and no rank has written it since the first
+//! time, the reply contains a copy of the whole page, which that node's rank puts into a frame of its own. Reads of
 //! that node use the copy from then on. A write locks the page exclusively at its node, finds that there are copies,
 //! stops, makes their nodes drop them, and continues. With copies, pages do not move to nodes that read them, and a
 //! page with copies does not move.
 //!
 //! Invariants:
-//! * A copy is whole and never dirty. A copy equals its page: a node gets a copy while its page is locked shared at its
-//!   node, until the copy is in its frame, and a rank that writes the page, locked exclusively, has made all copies be
-//!   dropped before. So locking a copy shared is as good as locking its page.
+//! * A copy is whole and never dirty. A copy equals its page. A node gets a copy while its page is locked shared at its
+//!   node, until the copy is in its frame. A rank that writes the page, which is then locked exclusively, has made all
+//!   copies be dropped before. So locking a copy shared is as good as locking its page.
 //! * `PageMeta::copies` names each node that has a copy, and perhaps some that have dropped theirs.
-//! * A copy takes a frame of the rank that read, so the bound of memory is as without copies; it leaves as other pages
-//!   do, and with every sync.
+//! * A copy takes a frame of the rank that read, so the bound of memory is the same as without copies. It is evicted
+//!   like other pages, and dropped with every sync.
 
 use super::migrate::Handover;
 use super::{CachedFile, HANDOVER_BYTES};
@@ -68,7 +68,7 @@ impl CachedFile {
         Ok(if moves { Mode::Exclusive } else { Mode::Shared })
     }
 
-    /// Counts a read as a reference: with copies no page moves to who reads it.
+    /// Counts a read as a reference. With copies, reads make no page move.
     pub(super) fn refer_to_read(&mut self, page: u64) -> Outcome {
         if self.keeps_copies() && self.moves.client.is_some() {
             self.serve();
@@ -122,8 +122,8 @@ impl CachedFile {
         self.stats.recalls += 1;
     }
 
-    /// Puts a copy of a page of another node into a frame of this rank; false: there is no free frame. The page is
-    /// locked shared at its node until the result is reported.
+    /// Puts a copy of a page of another node into a frame of this rank. Returns false if there is no free frame. The
+    /// page is locked shared at its node until the result is reported.
     pub(super) fn take_copy(&mut self, copy: &Handover) -> Outcome<bool> {
         let page = copy.page;
         if !self.keeps_copies() || self.is_here(page) || !self.locks.try_lock(page)? {

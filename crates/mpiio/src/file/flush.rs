@@ -68,9 +68,9 @@ impl CachedFile {
         self.write_dirty(&dirty)
     }
 
-    /// In this share of a part of the file, writes the runs with a page that would be written in many parts, and makes
-    /// each such page one part with the bytes that the file has in the gaps now. All ranks have finished their pieces
-    /// of a collective call there. If the file cannot be read there, the pages stay as they are.
+    /// In this share of a part of the file, writes the runs that have a page with many parts to be written. Each such
+    /// page becomes one part with the bytes that the file has in the gaps now. All ranks have finished their pieces of
+    /// a collective call there. If the file cannot be read there, the pages stay as they are.
     pub fn flush_parts(&mut self, bytes: Range<u64>, share: u32, shares: u32) -> Outcome {
         self.begin()?;
         if !self.settings.readable {
@@ -104,8 +104,8 @@ impl CachedFile {
         FEW_PARTS.min(self.segment().geometry().spans as usize / 2)
     }
 
-    /// Writes the dirty bytes of pages that are locked exclusively, ascending, neighbouring ranges in one request.
-    /// Each range that was written is clean then; after a failure the others stay dirty.
+    /// Writes the dirty bytes of pages that are locked exclusively, ascending, neighbouring ranges in one request. Each
+    /// written range is clean then. After a failure the others stay dirty.
     pub(super) fn write_dirty(&mut self, pages: &[(u64, u32)]) -> Outcome {
         let page_bytes = self.page_bytes();
         let few = self.few_parts();

@@ -1,14 +1,14 @@
 //! The group lock of AmphiFS: the mounts of the job share one lock, and any other process that needs the file makes the
 //! job write out its data.
 //!
-//! Owns when the node is a member and what it does before it leaves. Does not own the descriptors (`backend`): all
+//! Owns when the node is a member and what it does before it leaves. Does not own the descriptors (`backend`). All
 //! ranks and proxies of a node use those of its first rank, so that one of them joins and leaves for all.
 //!
 //! While the node is a member, no process outside the job reads or writes the file, on any mount. The idle thread of
 //! the node (`idle`) checks several times a second whether another process waits. Then it writes all dirty bytes and
 //! leaves the group, and the waiting process sees every write that had ended before. From then on locks are taken as
-//! without the group, until the ranks sync: only then none of them has a request under way, which would wait for the
-//! group as an outsider.
+//! without the group, until the ranks sync. Only then none of them has a request under way, which would wait for the
+//! group as a stranger.
 //!
 //! It takes only locks that are free, and gives up after `YIELD_LOOKS`: a call that holds pages may itself wait for the
 //! group of another node to end.
@@ -75,7 +75,7 @@ impl CachedFile {
         self.segment().header().descriptors[0].load(SeqCst) >= 0
     }
 
-    /// One check: leaves the group if an outside process waits for the file and everything has been written, or all
+    /// One check. Leaves the group if an outside process waits for the file and everything has been written, or all
     /// attempts were made. `looks`: how many checks found a waiting process in vain.
     pub fn yield_group(&mut self, looks: &mut u32) -> Outcome {
         if self.segment().header().group_state.load(SeqCst) != MEMBER {

@@ -1,13 +1,13 @@
 //! Pages that move to the node that uses them (the paper's section 3.2, between nodes in place of ranks).
 //!
 //! Owns the count of references in a row, the hand-over of a page, and the check that a page is still here. Does not
-//! own the messages (`team`). Within a node nothing moves: all of its ranks reach each page in the same way.
+//! own the messages (`team`). Within a node nothing moves, because all of its ranks access each page in the same way.
 //!
 //! The lock of a page moves with it. A rank that gets the lock of a page on a node that has given the page away detects
-//! that (`hold_here`) and asks the node to which it went. A hand-over works as follows: the giver (the proxy of a rank
-//! of the other node) holds the page exclusively; `offer` makes a copy; the taker puts it into a frame of its own node
-//! and names its node as the place (`take_over`); only then the giver drops the page (`handed_over`) and releases the
-//! lock.
+//! that (`hold_here`) and asks the node to which it went. A hand-over works as follows. The giver (the proxy of a rank
+//! of the other node) holds the page exclusively. `offer` makes a copy. The taker puts it into a frame of its own node
+//! and records its node as the place (`take_over`). Only then does the giver drop the page (`handed_over`) and release
+//! the lock.
 //!
 //! Invariants:
 //! * While two nodes have a copy, both are locked by the same call. The taker keeps its lock to the end of the call, so
@@ -15,8 +15,8 @@
 //! * A page whose hand-over fails stays where it was. A taker never waits for anything: without a free frame or the
 //!   lock of its own node it declines.
 //! * A page of which other nodes have copies does not move (`copies`).
-//! * Dirty bytes stay dirty on the way. No page moves while a rank writes out all nodes one after the other (`still`),
-//!   and no dirty one while the nodes share a group lock, which each of them leaves on its own.
+//! * Dirty bytes stay dirty on the way. No page moves while a rank writes out all nodes one after the other (`still`).
+//!   No dirty page moves while the nodes share a group lock, which each of them leaves on its own.
 
 use super::{CachedFile, Extent, pieces};
 use crate::error::Outcome;
@@ -34,7 +34,8 @@ pub(super) const NEVER: u32 = 1 << 16;
 pub struct Handover {
     /// The page.
     pub page: u64,
-    /// The place of the page when it has been taken over; `None`: it is a copy, and the page stays (`copies`).
+    /// The place of the page when it has been taken over. `None` means that it is a copy, and that the page stays
+    /// (`copies`).
     pub place: Option<Place>,
     /// Its valid ranges.
     pub valid: Vec<Span>,
@@ -71,7 +72,7 @@ impl Stop {
 /// The state of a rank about pages that may move.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    /// The node for which this rank works, if that is not its own: that of the rank behind a proxy.
+    /// The node for which this rank works, if that is not its own: for a proxy, the node of its remote rank.
     pub(super) client: Option<usize>,
     /// The load of the client's node (`balance`).
     pub(super) client_load: u32,
@@ -147,8 +148,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Locks a page for the present call, as `hold`, if this node has it, or a copy for who reads; otherwise holds
-    /// nothing.
+    /// Locks a page for the present call, as `hold`, if this node has it, or has a copy of it and the call reads.
+    /// Otherwise holds nothing.
     pub(super) fn hold_here(&mut self, page: u64, mode: Mode) -> Outcome<bool> {
         self.hold(page, mode)?;
         let fixed = self.references() == 0 && !self.keeps_copies();
@@ -185,8 +186,8 @@ impl CachedFile {
         }
     }
 
-    /// Counts a reference to a page that the present call holds; the page will be offered if that makes it move and it
-    /// is held alone.
+    /// Counts a reference to a page that the present call holds. If that makes the page move and the call holds it
+    /// alone, the page will be offered.
     pub(super) fn refer(&mut self, page: u64) -> Outcome {
         if self.references() == 0 {
             return Ok(());
@@ -262,7 +263,7 @@ impl CachedFile {
         Ok(offered)
     }
 
-    /// The taker has these of the pages that were offered to it; the others stay.
+    /// The taker has accepted these of the offered pages. The others stay.
     pub fn handed_over(&mut self, taken: &[u64]) -> Outcome {
         let mut result = Ok(());
         for Leaving { page, frame, place, relief } in std::mem::take(&mut self.moves.leaving) {
@@ -293,8 +294,8 @@ impl CachedFile {
         result
     }
 
-    /// Puts a page that another node hands over into a frame of this rank; false: it stays where it is. `keep`: the
-    /// page stays locked to the end of the present call.
+    /// Puts a page that another node hands over into a frame of this rank. Returns false if it stays where it is.
+    /// `keep`: the page stays locked to the end of the present call.
     pub fn take_over(&mut self, handover: &Handover, keep: bool) -> Outcome<bool> {
         let page = handover.page;
         let Some(place) = handover.place else { return self.take_copy(handover) };

@@ -1,10 +1,10 @@
-//! Reading ahead of a rank that reads one range behind the other; an option that is off unless it is requested.
+//! Reading ahead of a rank that reads consecutive ranges. It is an option that is off unless it is requested.
 //!
 //! Owns when and what is prefetched. Prefetched are whole uncached pages behind the read, with one request, into frames
 //! of this rank; only pages that belong to this node (`migrate`), that begin before the end of the file, and whose
-//! locks are free. It waits for nothing: the locks are released before the call continues, since the call may need
-//! these pages itself, and a failure leaves everything as it was. Bound: `Settings::prefetch_bytes`, and half of the
-//! rank's frames.
+//! locks are free. It waits for nothing. The locks are released before the call continues, because the call may need
+//! these pages itself. A failure leaves everything as it was. Bound: `Settings::prefetch_bytes`, and half of the rank's
+//! frames.
 
 use super::CachedFile;
 use crate::error::Outcome;
@@ -12,8 +12,8 @@ use crate::locks::Mode;
 use std::sync::atomic::Ordering::Release;
 
 impl CachedFile {
-    /// A read went from page `first` to `last` and had to fetch pages or not; fetches those behind it if the rank's
-    /// last read ended where this one began.
+    /// A read covered the pages `first` to `last` and had to fetch pages or not. Fetches the pages behind them if the
+    /// rank's last read ended where this one began.
     pub(super) fn read_ahead(&mut self, first: u64, last: u64, fetched: bool) -> Outcome {
         let follows = (first..=first + 1).contains(&self.next_read);
         self.next_read = last + 1;

@@ -1,5 +1,5 @@
-//! Reads: from frames, which are filled page by page or, where a request covers several uncached ones, by runs; or
-//! straight from the file system where no frame is free, or caching would not pay.
+//! Reads: from frames, or directly from the file system if no frame is free or caching would not pay. Frames are filled
+//! page by page or, if a request covers several uncached pages, by runs.
 //!
 //! A frame does not pay in three cases: for pages of a request that is larger than the memory; for a long range that is
 //! read for the first time (it may be the only time; the second reader fills frames, which serve all others); and for
@@ -43,8 +43,8 @@ impl Missing {
 }
 
 impl CachedFile {
-    /// Reads the ranges into the memory, as one atomic step for all ranks. Ends at the end of the file: returns how
-    /// many bytes there were; memory behind them is not touched.
+    /// Reads the ranges into the memory, as one atomic step for all ranks. A read ends at the end of the file. It
+    /// returns how many bytes there were, and does not touch the memory behind them.
     pub fn read(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome<u64> {
         self.begin()?;
         if !self.settings.readable {

@@ -1,5 +1,5 @@
 //! Writes: into frames, or, for uncached whole pages of large requests, straight to the file system. So do whole pages
-//! of a rank that writes nothing else and comes back to none of them.
+//! of a rank that writes nothing else and uses none of them again.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};

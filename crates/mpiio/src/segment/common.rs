@@ -29,13 +29,14 @@ pub struct JobNodes {
     pub node: AtomicU32,
     /// How many there are.
     pub nodes: AtomicU32,
-    /// After this many references in a row by another node a page moves there; 0: none does.
+    /// A page moves to another node after this many references in a row by that node; with 0 no page moves.
     pub references: AtomicU32,
     /// No page moves while this is not 0, and none is copied.
     pub still: AtomicU32,
     /// 1: nodes keep copies of pages of other nodes that they read again.
     pub copies: AtomicU32,
-    /// By how much a node has to be busier than another one to give it pages (`file/balance.rs`); 0: none is given.
+    /// How much busier than another node a node has to be before it gives pages to that node (`file/balance.rs`); with
+    /// 0 it gives none.
     pub balance: AtomicU32,
     /// The recent work of this node for others: the second of the last of it in the upper half, and its count below.
     pub served: AtomicU64,

@@ -70,8 +70,8 @@ impl Mapping {
         self.base
     }
 
-    /// Makes one huge page at an offset, of the present contents and zeros; false: the system has no free one. `fresh`
-    /// is a place in it without a writer at present.
+    /// Makes one huge page at an offset, with the present contents and zeros; returns false if the system has no free
+    /// one. `fresh` is a place in it without a writer at present.
     pub fn make_huge(&self, offset: u64, fresh: u64) -> bool {
         let end = offset + HUGE_BYTES;
         assert!(offset.is_multiple_of(HUGE_BYTES) && end <= self.length as u64, "a huge page at {offset}");

@@ -1,9 +1,9 @@
 //! Copies of pages, over all nodes: who wants to write a page makes the nodes that have copies of it drop them.
 //!
 //! Owns the order of these messages. The rank that writes has a connection to each leader, so it sends the messages
-//! itself, while it holds the page exclusively at its node. There it waits for the calls that read the copy. These wait
-//! for higher pages alone, of which the writer has none yet: in the order of locks a copy is behind its page and before
-//! the next one, so there is no circle.
+//! itself, while it holds the page exclusively at its node. There it waits for the calls that read the copy. A copy
+//! waits only for pages with higher numbers, of which the writer has locked none yet: in the order of locks a copy
+//! comes after its page and before the next page, so there is no circle of waits.
 
 use super::Team;
 use super::message::Kind;
@@ -16,8 +16,8 @@ impl Team {
         self.local.keep_copies(on);
     }
 
-    /// A write stopped at a page. If other nodes have copies of it, the write holds it alone at `home`; makes these
-    /// nodes drop them, so that the write can continue.
+    /// A write stopped at a page. If other nodes have copies of the page, the write holds it alone at `home`; this
+    /// function makes these nodes drop their copies, so that the write can continue.
     pub(super) fn recall(&mut self, home: usize, stop: &Stop) -> Outcome {
         let page = stop.page;
         if stop.copies == 0 {

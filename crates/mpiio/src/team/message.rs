@@ -33,7 +33,7 @@ pub const WHOLE_CALL: u64 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// First message of a connection: proxy rank and nonce; the offset of its range is the node of the rank.
+    /// First message of a connection: proxy rank and nonce; the offset of its range is the rank's node number.
     Hello = 1,
     /// A step of a write, or all of it (`WHOLE_CALL`).
     Write,
@@ -61,7 +61,7 @@ pub enum Kind {
     Bye,
     /// The answer to a request.
     Reply,
-    /// Writes all dirty bytes of the node; number 1: and makes them stable, and drops what is clean.
+    /// Writes all dirty bytes of the node; with number 1 it also makes them stable and drops clean pages.
     Settle,
     /// The file has this length from now on.
     AgreeSize,
@@ -69,7 +69,7 @@ pub enum Kind {
     Taken,
     /// 1: no page moves from this node any more; 0: that ends.
     Still,
-    /// Whether this rank of the node lives; the second number is the tag of the answer (`passing`).
+    /// Asks whether this rank of the node is alive; the second number is the tag of the answer (`passing`).
     Alive,
     /// Drops the copy that this node has of a page of another one: the number.
     DropCopy,

@@ -4,12 +4,13 @@
 //! thread of a leader that receives messages and passes them to the thread of each rank (`server::serve`). Does not own
 //! the library: that is behind `Passing`, since the cache does not depend on MPI.
 //!
-//! No rank spins: a waiting rank polls, with longer pauses the longer it has received nothing. Such a connection has no
-//! end that the system would report, so a rank that receives nothing sends a question: a rank that waits for its answer
-//! asks whether the leader is there, and a leader that receives nothing from a rank asks the leader of that one's node,
-//! which sees in its shared memory whether the rank has ended.
+//! No rank spins: a waiting rank polls, with longer pauses the longer it has received nothing. The system does not
+//! report the end of such a connection, so a rank that receives nothing sends a question. A rank that waits for its
+//! answer asks whether the leader is still there. A leader that receives nothing from a rank asks the leader of that
+//! rank's node, which sees in its shared memory whether the rank has ended.
 //!
-//! Bounds: a rank has one request under way and behind it at most what has no reply, so queues hold a few messages.
+//! Bounds: a rank has one request under way, and a few messages that need no reply behind it, so queues hold a few
+//! messages.
 
 use super::link::Link;
 use super::message::{Kind, Message, head, length, receive};
@@ -63,7 +64,7 @@ const PAUSE_PART: u32 = 8;
 /// How long the last end of a connection waits for an answer that is on its way and of no interest any more.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// After how long a silent process is asked, and when it counts as gone.
+/// After how long a silent process is asked, and after how long it counts as ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Silence {
     /// After so long he is asked.
@@ -86,8 +87,8 @@ pub trait Passing: Send + Sync {
     fn send(&self, to: i32, tag: i32, data: &[u8]) -> Outcome;
 }
 
-/// For how long nothing was heard. A process that was stopped meanwhile, with the rest of its job perhaps, has not
-/// listened for so long: of each step counts what it was to take, and a second.
+/// For how long nothing was heard. A process that was stopped meanwhile, perhaps with the rest of its job, has not
+/// listened for that time: so each step counts as at most its planned duration plus a second.
 struct Heard {
     silent: Duration,
     last: Instant,
@@ -150,7 +151,7 @@ struct Assembly {
 }
 
 impl Assembly {
-    /// Takes the piece that `probe` has shown; the message when that was the last one.
+    /// Takes the piece that `probe` has shown; returns the message if that was its last piece.
     fn take(&mut self, passing: &dyn Passing, (from, tag): (i32, i32), piece: usize) -> Outcome<Option<Message>> {
         let before = self.bytes.len();
         if piece == 0 || piece > PIECE_BYTES {
@@ -218,8 +219,8 @@ pub struct ToLeader {
 }
 
 impl ToLeader {
-    /// A connection with a leader that has taken us: `numbers` are our proxy rank there and the leader's nonce, `place`
-    /// our node and our rank in it.
+    /// A connection with a leader that has accepted us: `numbers` are our proxy rank there and the leader's nonce,
+    /// `place` is our node and our rank in it.
     pub fn greet(
         passing: Arc<dyn Passing>,
         leader: i32,
@@ -473,7 +474,8 @@ impl Desk {
         }
     }
 
-    /// Reports whether a rank of this node lives; the asking process waits, so an error is left to it.
+    /// Reports whether a rank of this node is alive; an error is reported by the process that asks, since it waits for
+    /// the answer.
     fn tell(&self, from: i32, bytes: usize) {
         let question = Assembly::default().take(&*self.passing, (from, QUESTION), bytes);
         let Ok(Some(question)) = question else { return };

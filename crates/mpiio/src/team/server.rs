@@ -2,7 +2,7 @@
 //!
 //! Owns the listener and the proxies. A proxy is a rank of the node's shared memory that executes the requests of a
 //! rank of another node, so it takes the same locks as the other ranks. When a connection breaks while the proxy holds
-//! locks, the rank behind it is gone in the middle of a call: the file is given up for the node.
+//! locks, its rank ended in the middle of a call: the file is given up for the node.
 
 use super::handover::{SPANS_MAX, encode};
 use super::link::Link;
@@ -137,8 +137,8 @@ struct Answer {
     data: Vec<u8>,
 }
 
-/// The end of a step of which `done` bytes were done: the pages that move, and all locks but theirs if the step is the
-/// whole call and nothing of it is left.
+/// The end of a step of which `done` bytes were done: returns the pages that move. It releases all locks but theirs if
+/// the step is the whole call and nothing of the step remains.
 fn end_step(proxy: &mut CachedFile, message: &Message, wanted: u64, done: u64, data: Vec<u8>) -> Outcome<Answer> {
     let mut answer = Answer { number: done, extents: Vec::new(), data };
     let whole = message.number == WHOLE_CALL && done == wanted;

@@ -1,5 +1,5 @@
-//! The cache under a scheduler that chooses by a seed which rank continues, against an array of bytes: ranks of one
-//! node (`one_node`), and of several with the messages between them (`nodes`).
+//! Tests of the cache: a seed decides which rank continues, and the result is compared with an array of bytes.
+//! `one_node` has the ranks of one node, and `nodes` has several nodes with the messages between them.
 
 mod nodes;
 mod one_node;

@@ -46,8 +46,8 @@ enum Planted {
     CopyLate,
 }
 
-/// After how many references in a row pages move; 0: never. Whether nodes keep copies of what they read. By how much a
-/// node is busier than another one to which it gives pages; 0: it gives none.
+/// After how many references in a row pages move; 0: never. Whether nodes keep copies of what they read. How much
+/// busier than another node a node is when it gives pages to that node; with 0 it gives none.
 #[derive(Clone, Copy, Debug)]
 struct Paging {
     references: u32,
@@ -405,7 +405,7 @@ fn nodes_agree_with_an_array_of_bytes() {
 }
 
 /// Goal: the same while busy nodes give pages to those that have less to do, whether pages move for other reasons or
-/// not. Method: as above; a node gives pages as soon as it is a little busier.
+/// not. Method: as above, but a node gives pages away as soon as it is a little busier than another one.
 #[test]
 fn balanced_nodes_agree_with_an_array_of_bytes() {
     let mut sums = [[0u64; NAMES.len()]; 2];

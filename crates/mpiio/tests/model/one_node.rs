@@ -211,9 +211,9 @@ fn small_writes_leave_as_aligned_runs() {
     assert_eq!(backend.bytes().len(), 102_400);
 }
 
-/// Goal: a read of many pages that are not cached requests runs of them from the file system, not each alone, around
-/// the cached ones, and all bytes are right. Method: 40 pages in runs of 16, of which another rank has changed a part
-/// of one; the requests are counted.
+/// Goal: a read of many uncached pages reads them from the file system in runs that skip the cached pages, not one by
+/// one, and all bytes are right. Method: 40 pages in runs of 16; another rank has changed a part of one page; the
+/// requests are counted.
 #[test]
 fn missing_pages_are_read_by_runs() {
     let content: Vec<u8> = (0..40 * 4096u32).map(|i| (i / 100) as u8).collect();
@@ -237,10 +237,10 @@ fn missing_pages_are_read_by_runs() {
     assert_eq!((files[1].stats().fs_reads, files[1].stats().remote), (0, 39));
 }
 
-/// Goal: with read-ahead a rank that reads one range behind the other requests runs from the file system, also beyond
-/// its own memory, and misses no change of others meanwhile; one that reads here and there reads nothing ahead, nor
-/// does one without the hint. Method: a file of 40 pages in pieces, with memory for 16 of them; the requests are
-/// counted.
+/// Goal: with read-ahead, a rank that reads ranges in sequence requests runs from the file system, also beyond its own
+/// memory, and misses no change by other ranks meanwhile. A rank that reads in random order reads nothing ahead, and
+/// neither does a rank without the hint. Method: a file of 40 pages is read in pieces, with memory for 16 pages; the
+/// requests are counted.
 #[test]
 fn what_is_read_in_order_is_read_ahead() {
     let content: Vec<u8> = (0..40 * 64u32).map(|i| (i / 10) as u8).collect();
@@ -278,8 +278,8 @@ fn what_is_read_in_order_is_read_ahead() {
     assert_eq!(reads(8 * 64, 53).1, 0);
 }
 
-/// Goal: a sync asks the file system for one when anything was written since the last one, and only then.
-/// Method: the counter, over writes by another rank.
+/// Goal: a sync is passed to the file system only if something was written since the last one. Method: the counter,
+/// over writes by another rank.
 #[test]
 fn a_sync_without_writes_asks_nobody() {
     let backend = MemoryFile::default();
@@ -296,9 +296,9 @@ fn a_sync_without_writes_asks_nobody() {
     assert_eq!(files[1].stats().fs_syncs, 1);
 }
 
-/// Goal: idle runs are written back in the background, whole pages at the next check and parts of pages much later,
-/// each once; a page that is written meanwhile stays, and so does one that a rank holds. Method: checks alternate with
-/// writes; the file below and the counters.
+/// Goal: idle runs are written back in the background, each once: whole pages at the next check, and parts of pages
+/// much later. A page that is written meanwhile stays, and so does a page that a rank holds. Method: checks alternate
+/// with writes; the file below and the counters.
 #[test]
 fn idle_runs_leave_in_the_background() {
     let backend = MemoryFile::default();
@@ -331,9 +331,9 @@ fn idle_runs_leave_in_the_background() {
     assert_eq!(backend.bytes()[5], 7);
 }
 
-/// Goal: a rank that writes whole pages, each once, stops to fill the cache with them when its memory is full, and
-/// begins again when it comes back to something or reads; parts of pages are cached all the while.
-/// Method: pages one after the other; the counters and the file.
+/// Goal: a rank that writes whole pages, each once, stops adding them to the cache when its memory is full, and begins
+/// again when it returns to an earlier page or reads; parts of pages are cached throughout. Method: pages are written
+/// one after the other; the counters and the file are checked.
 #[test]
 fn large_data_written_once_goes_past_the_cache() {
     let backend = MemoryFile::default();
@@ -367,10 +367,10 @@ fn large_data_written_once_goes_past_the_cache() {
     assert!(backend.bytes() == expected);
 }
 
-/// Goal: pages in many small parts are written back as one part each when no other program writes the file, with the
-/// bytes of the file between, and as this many parts otherwise; nothing is written before the first part and behind the
-/// last one. Method: a file with other bytes, two ranks that write every tenth byte of a part of it; the requests and
-/// the file.
+/// Goal: pages in many small parts are written back as one part each, with the bytes of the file between the parts, if
+/// no other program writes the file; otherwise every part is written by itself. Nothing is written before the first
+/// part or after the last one. Method: a file with other bytes, and two ranks that write every tenth byte of a part of
+/// it; the requests and the file are checked.
 #[test]
 fn small_parts_are_merged_where_nobody_else_writes() {
     for merge_parts in [false, true] {
@@ -406,8 +406,9 @@ fn small_parts_are_merged_where_nobody_else_writes() {
     }
 }
 
-/// Goal: ranks that write the columns of a matrix one after the other, pieces of eight bytes, fill the pages before
-/// anything leaves. Method: four ranks, each in one call; the requests and the file.
+/// Goal: ranks write the columns of a matrix one after the other, in pieces of eight bytes. The pages are full before
+/// any of them is written to the file. Method: four ranks with one call each. The test counts the requests to the file
+/// and compares its bytes.
 #[test]
 fn columns_of_small_pieces_fill_pages() {
     const BYTES: u64 = 2 << 20;
@@ -476,8 +477,8 @@ fn small_pieces(file: &mut CachedFile, meeting: &Meeting, rank: u64, stride: u64
 const SMALL_BYTES: u64 = 40 * 1280;
 
 /// Goal: collective calls of small pieces over many more pages than memory holds read each page at most once and write
-/// it once, with gaps between the pieces, too, in which the file keeps its bytes; without rounds the same calls make
-/// many more requests. Method: four ranks as threads, three frames each; the requests and the file.
+/// it once. This also holds with gaps between the pieces, where the file keeps its bytes. Without rounds the same calls
+/// make many more requests. Method: four ranks as threads, three frames each; the requests and the file.
 #[test]
 fn rounds_bound_the_requests_by_pages() {
     const PAGE: u32 = 256;
@@ -566,9 +567,9 @@ fn read_checked(file: &mut CachedFile, content: &[u8], offset: u64, length: usiz
     (file.stats().fs_reads, file.stats().fills, file.stats().hits)
 }
 
-/// Goal: a long range that is read once goes past the cache; the next read of the same range, by any rank, loads it
-/// into the cache, where every rank finds it from then on; bytes that a rank has written there are seen throughout.
-/// Method: two ranks and one range; the counters.
+/// Goal: a long range that is read once is not cached; the next read of the same range, by any rank, loads it into the
+/// cache, where every rank finds it from then on. Bytes that a rank has written there are seen throughout. Method: two
+/// ranks read one range; the counters are checked.
 #[test]
 fn a_long_range_is_cached_when_it_is_read_again() {
     let mut content: Vec<u8> = (0..1024u32).map(|i| (i / 3) as u8).collect();
@@ -583,8 +584,8 @@ fn a_long_range_is_cached_when_it_is_read_again() {
     assert_eq!(read_checked(&mut files[1], &content, 704, 320), (5, 14, 1), "a shorter range is cached at once");
 }
 
-/// Goal: where the cache below serves all ranks, ranges that are long enough are left to it, in any pages, unless a
-/// rank has cached data in these; shorter ones are cached. Method: two ranks; the counters.
+/// Goal: if the cache of the file system serves all ranks, long ranges are read from it and not cached here, in any
+/// pages, unless a rank has cached data in these pages; shorter ranges are cached. Method: two ranks; the counters.
 #[test]
 fn long_reads_are_left_to_a_cache_below() {
     let mut content: Vec<u8> = (0..1024u32).map(|i| (i / 3) as u8).collect();
@@ -634,7 +635,7 @@ fn a_thread_looks_for_idle_runs() {
 }
 
 /// Goal: a full disk is reported to every rank, loses nothing, and the next flush writes the kept data. Method: writes
-/// fail during a flush by one rank; then they work again.
+/// fail during a flush by one rank; afterwards they succeed again.
 #[test]
 fn a_full_disk_is_late_news_for_every_rank() {
     let backend = MemoryFile::default();
@@ -653,8 +654,8 @@ fn a_full_disk_is_late_news_for_every_rank() {
     assert_eq!(backend.bytes(), vec![7; 500]);
 }
 
-/// Goal: no rank waits for ever for a page of a rank that ended; one that left in order ends nothing. Method: one rank
-/// takes a page and ends without a message, another one requests the page.
+/// Goal: no rank waits for ever for a page of a rank that ended; a rank that left properly does not end the file for
+/// others. Method: one rank takes a page and ends without a message; another rank requests the page.
 #[test]
 fn a_rank_that_ended_is_noticed() {
     let backend = MemoryFile::default();
@@ -741,9 +742,9 @@ fn senseless_requests_are_refused() {
     assert_eq!(file.size(), 0);
 }
 
-/// Goal: with a lock scope of a page a call releases each page as soon as it is done, otherwise it keeps all to its
-/// end; either way all bytes arrive, and the length. Method: a write of two pages waits for the second one; whether the
-/// first one is free then.
+/// Goal: with the lock scope of a page, a call releases each page as soon as the page is done; otherwise it keeps all
+/// pages to its end. In both cases all bytes arrive, and the length is right. Method: a write of two pages waits for
+/// the second page; the test checks whether the first page is free then.
 #[test]
 fn a_lock_scope_of_a_page_gives_pages_back_early() {
     for relaxed in [false, true] {

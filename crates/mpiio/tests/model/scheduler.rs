@@ -171,7 +171,7 @@ impl Scheduler {
         self.locked().calls[rank] = call;
     }
 
-    /// A read of a rank gave these bytes; memory behind them has to be as it was, `0xee`.
+    /// A read by a rank returned these bytes; memory behind them has to be unchanged, `0xee`.
     pub fn check_read(&self, rank: usize, bytes: &[u8], n: usize) {
         let state = self.locked();
         let call = &state.calls[rank];
@@ -276,7 +276,7 @@ pub fn random_extents(random: &mut Random, file_bytes: u64) -> Vec<Extent> {
         .collect()
 }
 
-/// The same ranges behind themselves, as far as the file goes.
+/// The same ranges again, moved behind the original ones, as far as the file reaches.
 pub fn go_on(extents: &mut [Extent], file_bytes: u64) {
     let (begin, end) = (extents[0].offset, extents.last().map_or(0, |e| e.offset + e.length));
     if 2 * end - begin < file_bytes {

@@ -1,8 +1,8 @@
 //! Which step waits for which: those that it followed on the same name, node, open file or bytes.
 //!
-//! While a step is planned, whatever it touches adds the steps that touched it before; `take` gives what is left of
-//! them for its thread. A thread's own steps are in order anyway. A thread that begins waits for the last step that had
-//! ended by then, since somebody must have started it.
+//! While a step is planned, each object that it touches adds the steps that touched it before; `take` returns those of
+//! them for which its thread must wait. A thread's own steps are in order anyway. A thread that begins waits for the
+//! last step that had ended by then, since somebody must have started it.
 
 use crate::plan::places::{NodeId, Place, Slot};
 use amphi_trace::spans::Spans;
@@ -21,7 +21,7 @@ impl Touched {
     }
 }
 
-/// Of a range of bytes: who wrote it last and who has read it since, with the ends of these calls.
+/// For a range of bytes: who wrote it last and who has read it since, with the ends of these calls.
 #[derive(Clone, Debug, Default)]
 struct Bytes {
     write: Option<Timed>,

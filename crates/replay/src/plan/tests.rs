@@ -41,7 +41,7 @@ impl Story {
         self.add(tid, Call { ino: dir, name, other, new_name, ..Call::new(op) })
     }
 
-    /// Replays it without think time in a new folder, many times; panics unless every call goes as it was recorded.
+    /// Replays it without think time in a new folder, many times; panics unless every call has its recorded result.
     fn replays(&self) -> Arc<Plan> {
         let plan = Arc::new(plan(&self.0));
         for _ in 0..20 {
@@ -141,8 +141,8 @@ fn wrong_bytes_are_found() {
     assert_eq!((report.wrong, report.failed), (1, 1), "{:?}", report.notes);
 }
 
-/// Goal: think time is kept, and a replay without it does not wait. Method: two calls half a second apart, by what the
-/// report says was due.
+/// Goal: think time is kept, and a replay without it does not wait. Method: two calls half a second apart, judged by
+/// the delays in the report.
 #[test]
 fn think_time_is_kept() {
     let mut story = Story::default();

@@ -1,11 +1,11 @@
-//! A server that is not the master: how it comes into the cluster, and how it stays in step with the master.
+//! A server that is not the master: how it joins the cluster, and how it keeps the same state as the master.
 //!
 //! Owns: requesting numbers for new targets, joining the cluster, beats, comparing sessions with the master's. Does not
 //! own: the master's answers, the consequences of its silence (`master_lease`).
 //!
-//! While the master cannot be reached, a server that has an earlier cluster map serves with that map; a server without
-//! one keeps trying to reach the master. A session that the master does not know has ended; a session that only the
-//! master knows has begun while this server was away.
+//! While the master cannot be reached, a server that has an earlier cluster map serves with that map. A server without
+//! one keeps trying to reach the master. A session that the master does not know has ended. A session that only the
+//! master knows has begun while this server was down or cut off.
 
 use crate::cluster::peers::Cluster;
 use crate::config::ServerConfig;
@@ -29,10 +29,10 @@ use std::time::Duration;
 
 /// Pause before the master is tried again.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// How long one attempt to join may take: the master tries the addresses of a new server meanwhile.
+/// The most time that one attempt to join may take. During it the master tries the addresses of a new server.
 const ATTEMPT: Duration = Duration::from_secs(20);
-/// How long another process with the same zones may be connected before it is not a leftover: as long as it takes to
-/// notice that a connection is dead.
+/// How long another process with the same zones may be connected before it counts as alive. This is as long as it takes
+/// to notice that a connection is dead.
 const LEFTOVER: Duration = Duration::from_secs(30);
 /// How long a server with a map waits for the master before it starts without.
 const MASTER_PATIENCE: Duration = Duration::from_secs(2);
@@ -136,8 +136,8 @@ pub(crate) struct Enlisted {
     pub(crate) targets: Vec<TargetId>,
 }
 
-/// Asks the master for numbers of new targets of a server that others reach at `addrs`; waits for it as long as it
-/// takes.
+/// Requests numbers for the targets of a new server, which others reach at `addrs`, from the master. Waits for the
+/// master as long as necessary.
 pub(crate) async fn enlist<E: Env>(
     env: &E,
     config: &ServerConfig,
@@ -162,8 +162,8 @@ pub(crate) async fn enlist<E: Env>(
 }
 
 impl<E: Env> Cluster<E> {
-    /// Registers with the master. If the master cannot be reached, continues with the earlier map, if there is one;
-    /// then the result is false.
+    /// Registers with the master. If the master cannot be reached, continues with the earlier map, if there is one. The
+    /// result is then false.
     pub(crate) async fn come_in(self: &Rc<Self>, has_map: bool) -> std::result::Result<bool, ServerError> {
         let env = &self.worker.env;
         let key = (self.worker.config.cluster_key()?, self.link_identity());
@@ -219,7 +219,7 @@ impl<E: Env> Cluster<E> {
         Ok(if joined { self.compare_sessions().await.ok() } else { None })
     }
 
-    /// After a loss of power: the sessions of this server end, at once on this server, and everywhere as soon as the
+    /// After a loss of power, the sessions of this server end: on this server at once, and everywhere as soon as the
     /// master has been informed.
     pub(crate) async fn end_robbed(self: &Rc<Self>, reports: &[OpenReport]) -> Result<()> {
         if !reports.iter().any(|h| h.lost) {
@@ -299,9 +299,9 @@ impl<E: Env> Cluster<E> {
         self.in_step(sent_ns, alone).await
     }
 
-    /// Applies what the master has answered about sessions, concurrently with further beats if it takes longer than
-    /// one: the end of a session may wait for a server that is down, and the master and the mounts must not take this
-    /// server for down, too. Returns whether it is done.
+    /// Applies the master's answer about sessions. If this takes longer than one beat, further beats are sent
+    /// meanwhile. The end of a session may wait for a server that is down, and the master and the mounts must not
+    /// consider this server down, too. Returns whether it is done.
     async fn settled_soon(self: &Rc<Self>, heard: Heard) -> bool {
         if self.as_follower.settling.replace(true) {
             return false;
@@ -476,8 +476,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Lets a mount in whose session is known here or to the master. Whether it is the session that its last connection
-    /// to here belonged to: the same session may have ended and begun again since.
+    /// Lets a mount in whose session is known here or to the master. Whether it is the session of its last connection
+    /// to this server. The same session may have ended and begun again since.
     ///
     /// Errors: why not.
     pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {

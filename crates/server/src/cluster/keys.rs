@@ -1,15 +1,15 @@
-//! `KeyBook`: the registry of keys as a server has it, and how all servers come to have the same.
+//! `KeyBook`: a server's copy of the registry of keys, and how all servers get the same copy.
 //!
 //! Owns: the registry in force, its changes at the master, and informing other servers. Does not own: the rules of a
 //! change (`membership::keys`), the consequences for connections and sessions (`sessions::gate`).
 //!
-//! The master stores the registry on target 0 before it uses or sends it, and then sends it to every server at once; a
-//! server that does not get it finds out by its next beat, whose answer contains the version. Each server stores a
-//! copy, since it may start while the master is away.
+//! The master stores the registry on target 0 before it uses or sends it, and then sends it to every server at once. A
+//! server that misses this finds out by its next beat, whose answer contains the version. Each server stores a copy,
+//! since it may start while the master is away.
 //!
-//! Invariants: a server never goes back to an earlier registry, and a master that has one (its zones are an old copy)
-//! is given the later one. A server that has not compared its copy with the master since it started admits no client by
-//! a key: the key may have been removed meanwhile.
+//! Invariants: a server never returns to an earlier registry. If a master has an earlier one, because its zones are an
+//! old copy, it gets the later one. A server that has not compared its copy with the master since it started admits no
+//! client by a key, because the key may have been removed meanwhile.
 
 use crate::cluster::peers::Cluster;
 use crate::membership::keys;
@@ -26,7 +26,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a change waits for a server that can be reached; later the server gets the change with a beat.
+/// How long a change waits for a server that can be reached. If it takes longer, the server gets the change with a
+/// beat.
 const TOLD: Duration = Duration::from_millis(1500);
 
 /// Sessions whose keys a server remembers, before it forgets those that have ended.
@@ -107,7 +108,7 @@ impl<E: Env> Cluster<E> {
         self.worker.config.identity.as_ref().map(|identity| identity.trusting(trusted))
     }
 
-    /// `Request::Keys`: makes a change, of which all servers that are heard of know when this returns.
+    /// `Request::Keys`: makes a change. When this returns, all servers whose beats arrive know it.
     ///
     /// Errors: why it is not made, for people.
     pub(crate) async fn change_keys(
@@ -146,7 +147,7 @@ impl<E: Env> Cluster<E> {
         Ok(self.keys.registry())
     }
 
-    /// Whether a tree is what an administrator says of it.
+    /// Whether a tree is as an administrator describes it.
     async fn check_tree(self: &Rc<Self>, tree: &Subtree) -> std::result::Result<(), String> {
         let path = tree.path.escape_debug();
         match self.worker.ask(tree.root.target(), TargetRequest::Facts(tree.root)).await {
@@ -158,7 +159,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Without keys of their own the other servers would be shut out.
+    /// Checks that the other servers have keys of their own. Otherwise the change would exclude them.
     fn check_servers_have_keys(&self) -> std::result::Result<(), String> {
         let registry = self.keys.registry();
         let have = registry.keys.iter().filter(|e| e.role == KeyRole::Server).count();
@@ -172,7 +173,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Uses a later registry that has been stored: what it forbids ends at once.
+    /// Uses a later registry that has been stored. Connections that it forbids end at once.
     fn follow_keys(&self, registry: KeyRegistry) {
         self.keys.replace(registry);
         if let Ok(manager) = self.manager() {
@@ -180,7 +181,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// `PeerRequest::InstallKeys`: takes a registry if it is a later one.
+    /// `PeerRequest::InstallKeys`: adopts a registry if it is a later one.
     pub(crate) async fn install_keys(self: &Rc<Self>, registry: KeyRegistry) -> Result<()> {
         let _turn = self.keys.changing.take().await;
         if !keys::is_later(&self.keys.registry(), &registry) {
@@ -206,7 +207,7 @@ impl<E: Env> Cluster<E> {
     /// Whether a session, for which a client connects to a server that is not the master, began with the key of this
     /// number. The master is asked once.
     ///
-    /// Errors: it is another's; the master cannot be asked.
+    /// Errors: the session belongs to another key, or the master cannot be reached.
     pub(crate) async fn check_owner(self: &Rc<Self>, session: SessionId, id: u64) -> std::result::Result<(), String> {
         if self.keys.owners.borrow().get(&session) == Some(&id) {
             return Ok(());
@@ -238,7 +239,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Compares the registry with the master's, if `said`, the version in the master's answer, differs from this
-    /// server's.
+    /// server's version.
     pub(crate) async fn compare_keys(self: &Rc<Self>, said: Option<(u64, u64)>) -> Result<()> {
         if said == Some(self.keys_version()) {
             self.keys.compared.set(true);

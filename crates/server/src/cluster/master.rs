@@ -1,10 +1,11 @@
-//! The master: the server with target 0 keeps the map and says who comes in and which sessions there are.
+//! The master: the server with target 0 keeps the map, and decides which servers join and which sessions exist.
 //!
-//! Owns: joins, when each other server was last heard, sessions and tunables on all of them. Does not own: the rules of
-//! the map (`membership::map`), the sessions themselves (`sessions`), the record of set tunables (`membership::tuned`).
+//! Owns: joins, when the last message from each other server arrived, and sessions and tunables on all servers. Does
+//! not own: the rules of the map (`membership::map`), the sessions themselves (`sessions`), the record of set tunables
+//! (`membership::tuned`).
 //!
 //! The map is stable on target 0 before it is sent. If a server cannot be informed that a session began or ended, it
-//! learns that by its next beat: the answer to each beat contains a number that changes with the sessions, and a server
+//! learns this by its next beat. The answer to each beat contains a number that changes with the sessions, and a server
 //! that sees a new number compares its sessions (`follower`).
 
 use crate::cluster::peers::{Cluster, PATIENCE};
@@ -23,12 +24,12 @@ use std::time::Duration;
 
 /// A server that is down for so long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
-/// How long the begin of a session waits for a server to answer; a server that does not answer learns of the session
-/// later.
+/// How long the begin of a session waits for the answer of a server. A server that does not answer learns of the
+/// session later.
 const HEARING: Duration = Duration::from_secs(1);
 /// Pause before the addresses of a new server are tried again.
 const REACH_AGAIN: Duration = Duration::from_millis(500);
-/// How long a server that is not heard of is tried when a session ends: less than a new mount waits.
+/// How long the end of a session waits for a server whose beats are missing. This is less than a new mount waits.
 const UNHEARD: Duration = Duration::from_secs(3);
 /// How long the numbers of new targets are reserved for the server that requested them, while it makes its zones.
 const PROMISE: Duration = Duration::from_secs(15);
@@ -152,7 +153,7 @@ impl<E: Env> Cluster<E> {
         self.as_master.silent(server, self.worker.now_ns())
     }
 
-    /// Whether a server was heard of lately.
+    /// Whether a beat of the server arrived recently.
     pub(crate) fn is_up(&self, server: u64) -> bool {
         self.as_master.has_heard(server) && self.silent(server) < DOWN_AFTER
     }
@@ -229,9 +230,9 @@ impl<E: Env> Cluster<E> {
         join_all(told).await;
     }
 
-    /// Repeats a request to a server as long as its beats arrive, because changes of the session that are under way
-    /// there must be finished before the session's end is complete. If its beats are missing, the server may live
-    /// nevertheless, for instance if it was the master that was away, so the request is tried for a moment.
+    /// Repeats a request to a server as long as its beats arrive. The reason is that changes of the session that are
+    /// under way there must be finished before the session's end is complete. If its beats are missing, the server may
+    /// be alive nevertheless, for instance if the master was cut off. So the request is tried for a short time.
     async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerRequest) -> Result<PeerReply> {
         let mut asked = std::pin::pin!(self.ask_server(server, question.clone()));
         loop {
@@ -336,7 +337,7 @@ impl<E: Env> Cluster<E> {
         map.servers.iter().cloned().map(one).collect()
     }
 
-    /// Releases what servers hold that are gone, as long as the master runs.
+    /// As long as the master runs, releases what is held for servers that have ended.
     pub(crate) fn watch_servers(self: &Rc<Self>) {
         let weak = Rc::downgrade(self);
         let env = self.worker.env.clone();

@@ -6,13 +6,13 @@
 //!
 //! Targets of this server grant tokens unless three things hold: the master has said within `ALONE_LEASE` that the only
 //! mount knows that it is the only one; this server knows no other session; and no session that was cut off may still
-//! use what was granted on this server. So a starting server grants tokens, and a server that is not informed of a
-//! second mount grants them by itself before that mount is admitted, because the master waits for the server's answer
-//! or for the end of this lease. Granting tokens to a sole mount costs only messages.
+//! use what was granted on this server. So a server grants tokens from its start on. If a server is not informed of a
+//! second mount, it begins to grant tokens by itself before that mount is admitted. The master waits for the server's
+//! answer or for the end of this lease. Granting tokens to a sole mount costs only messages.
 //!
-//! Several mounts are served for `WITHOUT_MASTER` after the master was last heard, because the master may have ended
-//! one of their sessions. A mount that is the only one on this server is served without a limit, because no other is
-//! affected, and the server asks the master about the next mount.
+//! Several mounts are served for `WITHOUT_MASTER` after the last message from the master, because the master may have
+//! ended one of their sessions. A mount that is the only one on this server is served without a limit, because it can
+//! affect no other, and the server asks the master before it admits the next mount.
 
 use crate::cluster::peers::Cluster;
 use crate::membership::beats::BEAT;
@@ -27,12 +27,12 @@ use std::time::Duration;
 
 /// How long a server without the master serves several mounts.
 const WITHOUT_MASTER: Duration = Duration::from_secs(60);
-/// If a server's last beat is younger than this, the server is informed of sessions that end: the master informs
-/// servers that it heard within 5 s.
+/// A server whose last beat is younger than this is informed of sessions that end. The master informs servers whose
+/// beats arrived within 5 s.
 const IN_STEP: Duration = Duration::from_secs(4);
 
 impl<E: Env> Cluster<E> {
-    /// The targets grant tokens, from before anything is asked of them. `cut_off`: sessions were, a short time ago.
+    /// The targets grant tokens, before the first request is sent to them. `cut_off`: sessions were, a short time ago.
     pub(crate) async fn begin_granting(&self, cut_off: bool) -> Result<()> {
         self.lease.hear(self.worker.now_ns());
         if cut_off {
@@ -155,7 +155,7 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    /// Sessions of the earlier run that do not reconnect within the grace time hold nothing on this server: a mount
+    /// Sessions of the earlier run that do not reconnect within the grace time hold nothing on this server. A mount
     /// that holds something has a connection, and presents it again over the next one.
     pub(crate) fn expect_back(self: &Rc<Self>) {
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());

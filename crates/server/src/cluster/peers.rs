@@ -3,13 +3,13 @@
 //! Owns: the cluster map in force, sending requests to targets of other servers, and answering those of other servers.
 //! Does not own: which servers may join (`membership::map`), what the master does (`master`), what the other servers do
 //! (`follower`), what targets answer (`dispatch`). `links` has the connections to other servers, `membership::callers`
-//! the incoming ones, and `master_lease` does what depends on when the master was last heard.
+//! the incoming ones, and `master_lease` does the work that depends on when the master's last message arrived.
 //!
 //! A request to another server occupies a slot of a link, so requests that wait for names must leave slots for the
-//! requests that end this wait: the normal lane is for requests that wait for names, bounded here, and the urgent lane
-//! for all others, which end by themselves. A request is executed once while its receiver runs (`membership::callers`);
-//! after a restart of the receiver it is sent again, and each of these requests can be repeated
-//! (`message::TargetRequest`).
+//! requests that end this wait. So the normal lane is for requests that wait for names, and their number is bounded
+//! here. The urgent lane is for all others, which end by themselves. A request is executed once while its receiver runs
+//! (`membership::callers`). After a restart of the receiver it is sent again, and each of these requests may be
+//! repeated (`message::TargetRequest`).
 //!
 //! Bound: one link and one caller for each other server.
 
@@ -40,10 +40,10 @@ use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// Questions of this server to one other that wait for names there, at most; together with the promises of
-/// `OPERATIONS_MAX` operations and one wait for the lock on moving directories fewer than the credits.
+/// Most requests of this server to one other server that wait for names there. Together with the promises of
+/// `OPERATIONS_MAX` operations and one wait for the lock on moving directories, these are fewer than the credits.
 const WAITING_MAX: usize = 512;
-/// How long a server that does not answer holds up what can do without it.
+/// How long work that can be done without a server waits for the answer of that server.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a task that waits for the lock on moving directories checks whether the master can be reached.
 const LOCK_LOOK: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ pub(crate) struct ServerIdentity {
 
 /// Who waits to ask.
 struct QuestionTurns {
-    /// By server: questions that wait for names there.
+    /// By server, the requests that wait for names there.
     names: RefCell<BTreeMap<u64, Turns>>,
     /// For the lock on moving directories.
     moves: Turns,
@@ -81,7 +81,8 @@ pub struct Cluster<E: Env> {
     pub(crate) as_follower: FollowerState,
     /// Which keys may connect to this server, and in which role.
     pub(crate) keys: KeyBook,
-    /// On a server that is not the master: whether tokens are granted, and when the master was last heard.
+    /// On a server that is not the master: whether tokens are granted, and when the last message from the master
+    /// arrived.
     pub(crate) lease: MasterLease,
     ended: EndedSessions,
 }
@@ -150,7 +151,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// All servers but this one.
+    /// All servers except this one.
     pub(crate) fn others(&self) -> Vec<ServerInfo> {
         let id = self.id();
         self.map.borrow().servers.iter().filter(|s| s.id != id).cloned().collect()
@@ -258,7 +259,7 @@ impl<E: Env> Cluster<E> {
         self.ask_on(Lane::Urgent, server, question).await
     }
 
-    /// Asks another server; `TimedOut` if it does not answer in time.
+    /// Sends a request to another server. `TimedOut` if it does not answer in time.
     pub async fn ask_soon(self: &Rc<Self>, server: u64, question: PeerRequest) -> Result<PeerReply> {
         let asked = self.ask_server(server, question);
         amphi_env::timeout(&self.worker.env, PATIENCE, asked).await.unwrap_or(Err(Errno::TimedOut))

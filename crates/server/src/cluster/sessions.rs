@@ -4,13 +4,13 @@
 //! eviction, and the requests that concern the whole server. Does not own: what a target knows of a session
 //! (`session`), connections and the requests on them (`front`: each worker has one).
 //!
-//! A session is logged on every target before its client is welcomed. It begins on target 0 last and ends there first:
-//! after a crash in between, sessions that target 0 does not know are ended everywhere. If other mounts exist, a new
-//! mount is welcomed when all of them have switched to shared mode (`company`). All this is done by the master; other
-//! servers admit the mounts that the master knows (`follower`).
+//! A session is logged on every target before its client is welcomed. A session's begin is recorded on target 0 last,
+//! and its end there first. So after a crash in between, sessions that target 0 does not know are ended everywhere. If
+//! other mounts exist, a new mount is welcomed when all of them have switched to shared mode (`company`). The master
+//! does all of this. Other servers admit the mounts that the master knows (`follower`).
 //!
 //! Bound: one entry for each mount session that has not ended, at most `admission::MOUNTS_MAX`, and one for each
-//! administrator connected.
+//! connected administrator.
 
 mod admission;
 mod admission_state;
@@ -57,7 +57,7 @@ use std::time::Duration;
 const FINISH: Duration = Duration::from_secs(20);
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often a session without a connection is looked at: whether its process has ended.
+/// How often the server checks, for a session without a connection, whether its process has ended.
 const HOLDER_LOOK: Duration = Duration::from_secs(1);
 
 /// Why further connections of a session end.
@@ -119,7 +119,7 @@ impl<E: Env> Clients for SessionManager<E> {
 }
 
 impl<E: Env> SessionManager<E> {
-    /// A front with the sessions that the targets remember; each has the grace time to come back.
+    /// A session manager with the sessions that the targets remember. Each of them has the grace time to reconnect.
     pub fn new(
         worker: Rc<Worker<E>>,
         front: Rc<Front<E>>,
@@ -165,7 +165,7 @@ impl<E: Env> SessionManager<E> {
         self.admission.close();
     }
 
-    /// Whether a request is being executed at any worker: of a session, or any.
+    /// Whether any worker is executing a request: one of a given session, or any request.
     pub async fn is_executing(&self, session: Option<SessionId>) -> bool {
         self.front.any(|| Question::Executing(session)).await
     }
@@ -189,7 +189,7 @@ impl<E: Env> SessionManager<E> {
         lines.into_iter().for_each(|line| self.cut(line, why));
     }
 
-    /// Sends a message to a session's client; without a connection the message is lost, and the client presents its
+    /// Sends a message to a session's client. Without a connection the message is lost, and the client presents its
     /// state again when it reconnects.
     pub fn push(self: &Rc<Self>, session: SessionId, push: Push) {
         let to = self.sessions.borrow().get(&session).and_then(|e| Some((e.conn?, e.owner)));
@@ -247,7 +247,7 @@ impl<E: Env> SessionManager<E> {
         self.audit(Kind::Map, &[("epoch", &map.epoch.to_string()), ("servers", &servers.join(" "))]);
     }
 
-    /// Sets tunables of this server, as another one was told.
+    /// Sets tunables of this server to the values that were set on another one.
     pub async fn set_tunables(&self, pattern: &str, value: &str) -> Result<()> {
         self.worker.tunables.apply(pattern, Some(value))?;
         for target in self.worker.routes.local() {
@@ -256,7 +256,7 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// A session has ended elsewhere: its connection goes.
+    /// A session has ended on another server, so its connection is closed.
     pub fn leave(&self, session: SessionId) {
         let entry = self.sessions.borrow_mut().remove(&session);
         entry.iter().flat_map(Entry::lines).for_each(|line| self.cut(*line, "the session has ended"));
@@ -284,7 +284,7 @@ impl<E: Env> SessionManager<E> {
 /// A `SessionManager` as the transport calls it.
 pub struct SessionHandler<E: Env>(pub Rc<SessionManager<E>>);
 
-/// How a connection is protected; `None`: it does not leave the machine.
+/// How a connection is protected. `None` means that it does not leave the machine.
 fn secure_of(peer: &Peer) -> Option<Secure> {
     (!peer.unix && !peer.in_process).then_some(peer.secure)
 }
@@ -382,15 +382,15 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// A connection has taken the place of another one of its number; where both are served by the same worker, that
-    /// one has seen to it.
+    /// A connection has replaced another one of the same number. If the same worker serves both, that worker has
+    /// already closed the earlier one.
     fn replaced(&self, before: Option<Line>, by: Line) {
         if let Some(before) = before.filter(|before| before.worker != by.worker) {
             self.cut(before, "a newer connection of the session took over");
         }
     }
 
-    /// As `push_again`, by a connection that the targets of one worker use.
+    /// As `push_again`, for the connection that the targets of one worker use.
     fn push_again_by(self: &Rc<Self>, session: SessionId, line: Line) {
         let targets: Vec<TargetId> = self.targets_by(session, line.conn);
         let worker = self.worker.clone();

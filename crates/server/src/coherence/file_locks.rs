@@ -1,14 +1,14 @@
 //! `FileLockTable`: locks of applications on the files of a target, as requests use them.
 //!
 //! Owns: which request of which session waits under which number, the messages about that to sessions, and requests
-//! that came before all sessions had presented their locks. Does not own: the rules (`amphi_dlm::FileLocks`).
+//! that arrived before all sessions had presented their locks. Does not own: the rules (`amphi_dlm::FileLocks`).
 //!
-//! A request that has to wait is answered at once: it occupies no slot of its session, however long it waits. When the
-//! lock is granted, it is entered in the table, and the client is told to send the request again; a request for a lock
-//! that its owner already holds succeeds, so it does not matter whether the message arrives, or how often. A session
-//! that lost its connection sends its waiting requests again on the new one.
+//! A request that has to wait is answered at once, so it occupies no slot of its session, however long it waits. When
+//! the lock is granted, it is entered in the table, and the client is informed that it should send the request again. A
+//! request for a lock that its owner already holds succeeds. So it does not matter whether the message arrives, or how
+//! often. A session that lost its connection sends its waiting requests again on the new one.
 //!
-//! Invariant: code that changes the table takes the grants out in the same call, so none is left behind.
+//! Invariant: code that changes the table also collects the resulting grants in the same call, so none is forgotten.
 
 mod closing;
 
@@ -35,9 +35,9 @@ struct Inner {
     postponed: BTreeSet<Asked>,
     /// Exclusive locks that sessions have presented as shared, since a request may have converted them.
     converted: Vec<FileLock>,
-    /// To be told to ask again.
+    /// Requests whose clients have to be informed that they should send them again.
     news: Vec<Asked>,
-    /// Whether a task looks after requests that yield.
+    /// Whether a task checks waiting requests that yielded to others.
     watched: bool,
 }
 
@@ -140,7 +140,7 @@ impl FileLockTable {
         self.inner.borrow_mut().postpone((session, number))
     }
 
-    /// The caller of a request no longer waits: whether the owner holds the lock all the same.
+    /// The caller of a request no longer waits. Returns whether the owner holds the lock nevertheless.
     pub fn cancel(&self, now_ns: u64, session: SessionId, spec: &FileLockSpec, number: u64) -> bool {
         let inner = &mut *self.inner.borrow_mut();
         let asked = (session, number);
@@ -215,7 +215,7 @@ impl FileLockTable {
         inner.pump();
     }
 
-    /// All sessions have presented their locks: postponed requests may be sent again.
+    /// All sessions have presented their locks, so postponed requests may be sent again.
     pub fn recovered(&self) {
         let inner = &mut *self.inner.borrow_mut();
         for lock in std::mem::take(&mut inner.converted) {
@@ -226,20 +226,20 @@ impl FileLockTable {
         inner.news.extend(std::mem::take(&mut inner.postponed));
     }
 
-    /// Requests whose sessions are to be told to ask again.
+    /// Requests whose sessions have to be informed that they should send them again.
     pub fn take_news(&self) -> Vec<(SessionId, u64)> {
         std::mem::take(&mut self.inner.borrow_mut().news)
     }
 
-    /// When the next check of waiting requests is due, monotonic ns, if no task is waiting for that; then the caller
-    /// has to.
+    /// When the next check of waiting requests is due, monotonic ns. `None` if a task already waits for it; otherwise
+    /// the caller has to wait for it.
     pub fn start_watch(&self) -> Option<u64> {
         let inner = &mut *self.inner.borrow_mut();
         let next = inner.locks.next_deadline()?;
         (!std::mem::replace(&mut inner.watched, true)).then_some(next)
     }
 
-    /// The due checks were made; returns when the next one is due. `None`: no request needs a check.
+    /// The checks that were due have been made. Returns when the next one is due. `None`: no request needs a check.
     pub fn watch(&self, now_ns: u64) -> Option<u64> {
         let inner = &mut *self.inner.borrow_mut();
         inner.locks.handle_timeout(now_ns);

@@ -1,10 +1,10 @@
-//! Glimpses: asking the writers of a file for what they have not written back yet.
+//! Glimpses: requests to the writers of a file for what they have not written back yet.
 //!
-//! Owns: the unanswered glimpses of one target. Does not own: which mounts are asked, in which order
+//! Owns: the unanswered glimpses of one target. Does not own: which mounts get a glimpse, and in which order
 //! (`objects::glimpse`).
 //!
-//! Invariants: a question ends with its answer, with the lock it is about or with its session. At most one question for
-//! each view of each object under way.
+//! Invariants: a question ends with its answer, with the lock it is about or with its session. At most one glimpse for
+//! each view of each object is under way.
 
 use amphi_dlm::LockId;
 use amphi_types::{ObjectId, SessionId, TargetId, Timespec};
@@ -66,7 +66,7 @@ impl Glimpses {
         Glimpses { asked: Rc::default(), common, last: Rc::default() }
     }
 
-    /// Enters a question to the holder of a lock: its number, and where the answer comes.
+    /// Enters a glimpse to the holder of a lock. Returns its number, and the place where the answer arrives.
     pub fn ask(
         &self,
         asked_ns: u64,
@@ -110,7 +110,7 @@ impl Glimpses {
         self.end(|a| a.session == session);
     }
 
-    /// The session has given locks back: what it knew is with the objects.
+    /// The session has returned locks. The objects contain everything that it knew.
     pub fn end_locks(&self, session: SessionId, locks: &[u64]) {
         if !self.asked.borrow().is_empty() {
             self.end(|a| a.session == session && locks.contains(&a.lock.0));

@@ -1,22 +1,22 @@
-//! `LeftPages`: what has changed under pages that a mount could not take back in time.
+//! `LeftPages`: which bytes have changed below pages that a mount could not drop in time.
 //!
 //! A mount returns a lock when another mount requests it, although its kernel may still have changed pages of the file
-//! and be unable to write them back at the moment: the kernel holds write-back back while a truncate is unanswered, and
-//! a program that stores into a mapping without a pause always makes more dirty pages. Such a page is written back
-//! later as a whole, with neighbouring bytes as they were when it was read. The target therefore notes which bytes
-//! other mounts change after the lock was returned, and leaves these bytes out when such a page is written back.
+//! and be unable to write them back. The kernel does not write back while a truncate is unanswered, and a program that
+//! stores into a mapping without a pause makes more dirty pages all the time. Such a page is written back later as a
+//! whole, with neighbouring bytes as they were when it was read. The target therefore notes which bytes other mounts
+//! change after the lock was returned, and leaves these bytes out when such a page is written back.
 //!
 //! Owns: these notes, for each file and session. Does not own: what a mount knows of its kernel's pages (client,
 //! `ops/pages`). Invariants: a byte is noted before its change may be seen, until just before a page that contains it
-//! is read anew. A note that may be incomplete (too many ranges, a restart of the server) is given up: a write-back
-//! with it is refused, and the mount reports that to its programs. Bounds: `FILES_MAX` notes for a session,
+//! is read anew. A note that may be incomplete (too many ranges, a restart of the server) is given up. A write-back
+//! that names it is refused, and the mount reports that to its programs. Bounds: `FILES_MAX` notes for a session,
 //! `RANGES_MAX` ranges for each.
 
 use amphi_types::{ByteRange, Errno, Ino, RangeSet, Result, SessionId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Most files of a session of which pages are left; beyond, the session has to wait for its kernel.
+/// Most files of a session with such notes. Beyond that, the session has to wait for its kernel.
 const FILES_MAX: usize = 4096;
 /// Most separate ranges noted of a file, 16 bytes each.
 const RANGES_MAX: usize = 1 << 14;
@@ -36,7 +36,7 @@ pub struct LeftPages {
 }
 
 impl LeftPages {
-    /// No notes; `starts`: how often the target was opened, so that no name of a note is given again.
+    /// No notes. `starts`: how often the target was opened, so that no number of a note is used twice.
     pub fn new(starts: u64) -> LeftPages {
         LeftPages { last_token: starts << 40, left: BTreeMap::new() }
     }
@@ -116,8 +116,8 @@ mod tests {
         ByteRange { start, end }
     }
 
-    /// Goal: bytes that other mounts change are left out, bytes that the session itself changes are not, and a page
-    /// that was read anew is written as a whole again. Method: changes by both on one page, then a read of it.
+    /// Goal: bytes that other mounts change are left out, and bytes that the session itself changes are not. A page
+    /// that was read again is written as a whole. Method: changes by both on one page, then a read of it.
     #[test]
     fn what_others_changed_is_left_out() {
         let mut pages = LeftPages::new(3);
@@ -132,8 +132,8 @@ mod tests {
         assert_eq!(pages.unchanged(INO, MINE, token, r(0, 4096)).unwrap().to_vec(), [r(0, 4096)]);
     }
 
-    /// Goal: nothing is written by a note that has ended, was begun anew, belongs to a session that has gone, or is
-    /// incomplete. Method: each.
+    /// Goal: nothing is written under a note that has ended, was begun anew, is incomplete, or belongs to a session
+    /// that has ended. Method: each.
     #[test]
     fn a_note_that_is_not_complete_is_none() {
         let mut pages = LeftPages::new(3);

@@ -1,10 +1,10 @@
 //! `Locks`: the lock server of a target as tasks use it.
 //!
-//! Owns: which task waits for which lock, and what has to be sent to clients. Does not own: the rules
+//! Owns: which task waits for which lock, and which messages have to be sent to clients. Does not own: the rules
 //! (`amphi_dlm::LockSpace`), connections, eviction.
 //!
 //! Invariants: every function that changes the lock space carries out its actions in the same call, so that none is
-//! forgotten. When a wait or a lock is dropped, its end is entered with the time of the drop: with an earlier time, a
+//! forgotten. When a wait or a lock is dropped, its end is recorded with the time of the drop. With an earlier time, a
 //! holder that is called back because of it would be overdue before it gets the callback.
 
 use amphi_dlm::{
@@ -35,7 +35,7 @@ type Clock = Box<dyn Fn() -> u64>;
 struct Inner {
     target: TargetId,
     space: LockSpace,
-    /// For what ends by being dropped.
+    /// The clock for waits and locks that end by being dropped.
     clock: Clock,
     waiting: BTreeMap<LockId, oneshot::Sender<Grant>>,
     /// Requests for group locks that wait; no task waits here for them.
@@ -77,7 +77,7 @@ pub struct Locks {
     inner: Rc<RefCell<Inner>>,
 }
 
-/// A lock that the target holds for one direct request; dropping it releases the lock or withdraws the request.
+/// A lock that the target holds for one direct request. Dropping it releases the lock or withdraws the request.
 pub struct DirectLock {
     inner: Rc<RefCell<Inner>>,
     id: LockId,
@@ -103,8 +103,8 @@ fn errno(refusal: Refusal) -> Errno {
 }
 
 impl Locks {
-    /// An empty space; `generation` is higher at each start of the target, `clock` tells the time that callers give
-    /// too.
+    /// A table without locks. `generation` is higher at each start of the target, and `clock` gives the same time as
+    /// callers do.
     pub fn new(target: TargetId, limits: LockLimits, generation: u16, clock: impl Fn() -> u64 + 'static) -> Locks {
         let space = LockSpace::new(limits, generation);
         Locks {
@@ -132,7 +132,7 @@ impl Locks {
         self.inner.borrow().space.counts()
     }
 
-    /// Asks for a lock that the client will keep; waits until it is granted. A dropped wait withdraws the request.
+    /// Requests a lock that the client will cache, and waits until it is granted. A dropped wait withdraws the request.
     /// `sent` is called right after the request has been entered, to send callbacks.
     ///
     /// Errors: `Inval` for an empty range, `NoMem` when the table is full, `Stale` when the session has ended.
@@ -165,9 +165,9 @@ impl Locks {
         Ok(grant)
     }
 
-    /// Lock-ahead: granted just as asked, or refused at once.
+    /// Lock-ahead: the lock is granted exactly as requested, or refused at once.
     ///
-    /// Errors: `Again` if anything is in the way, else as for `enqueue`.
+    /// Errors: `Again` if another lock conflicts, otherwise as for `enqueue`.
     pub fn enqueue_ahead(
         &self,
         now_ns: u64,
@@ -184,10 +184,10 @@ impl Locks {
         Ok(Grant { id, range })
     }
 
-    /// Requests the lock of a group, or repeats the request `asked`. Returns its id and whether it is granted; if not,
-    /// `Push::GroupLockNews` follows when it is.
+    /// Requests the lock of a group, or repeats the request `asked`. Returns the id and whether the lock is granted. If
+    /// it is not, `Push::GroupLockNews` follows when it is.
     ///
-    /// Errors: `Again` if it is not to wait for another group; `NoMem` when the table is full.
+    /// Errors: `Again` if the request may not wait for another group; `NoMem` if the table is full.
     pub fn group(
         &self,
         now_ns: u64,
@@ -226,7 +226,7 @@ impl Locks {
         self.inner.borrow().space.members(object).collect()
     }
 
-    /// Takes the lock for one direct request; waits until it is granted.
+    /// Takes the lock for one direct request, and waits until it is granted.
     ///
     /// Errors: as for `enqueue`.
     pub async fn direct(
@@ -241,7 +241,7 @@ impl Locks {
         self.direct_as(now_ns, Owner::Direct(session), object, mode, range, sent).await
     }
 
-    /// As `direct`, to bring back what the session has changed under cached locks of its own.
+    /// As `direct`, for pages that the session has changed under cached locks of its own and now writes back.
     ///
     /// Errors: as for `enqueue`.
     pub async fn bring_back(
@@ -297,7 +297,7 @@ impl Locks {
         inner.pump();
     }
 
-    /// The session has ended: its locks go, what it waits for fails.
+    /// The session has ended: its locks are released, and its waiting requests fail.
     pub fn drop_session(&self, now_ns: u64, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
         inner.kept.retain(|(of, _), _| *of != session);
@@ -382,7 +382,7 @@ impl Locks {
         (inner.outbox.len() - before) as u64
     }
 
-    /// Whether the session has been silent about a callback for `quiet_ns`: no answer, no progress.
+    /// Whether the session has left a callback without answer and progress for `quiet_ns`.
     pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         self.inner.borrow().space.unanswered(now_ns, quiet_ns).any(|(of, _, _)| of == session)
     }
@@ -405,7 +405,8 @@ impl Locks {
         next
     }
 
-    /// Whether the caller has to watch deadlines from now on: true for one caller until `next_deadline` says none.
+    /// Whether the caller has to watch deadlines from now on. This is true for one caller, until `next_deadline` says
+    /// that there is none.
     pub fn start_watch(&self) -> bool {
         !std::mem::replace(&mut self.inner.borrow_mut().watched, true)
     }
@@ -423,7 +424,7 @@ impl Locks {
         }
     }
 
-    /// The session reports that it lives and cannot return these locks yet: their deadlines start anew, for at most
+    /// The session reports that it lives and cannot return these locks yet. Their deadlines start anew, but for at most
     /// `most_ns` since its first report.
     pub fn kept(&self, now_ns: u64, session: SessionId, ids: &[u64], most_ns: u64) {
         let mut inner = self.inner.borrow_mut();
@@ -439,7 +440,7 @@ impl Locks {
         inner.kept = kept;
     }
 
-    /// Sessions that did not answer a callback in time; each is told once.
+    /// Sessions that did not answer a callback in time. Each is returned once.
     pub fn overdue(&self, now_ns: u64) -> Vec<SessionId> {
         let mut inner = self.inner.borrow_mut();
         std::iter::from_fn(|| inner.space.poll_overdue(now_ns)).map(|o| o.session).collect()
@@ -459,7 +460,7 @@ mod tests {
 
     const OBJECT: ObjectId = ObjectId { ino: Ino(7), stripe: 0 };
 
-    /// Callbacks have 100 ns; the clock is set by hand.
+    /// A lock server whose callbacks have a deadline of 100 ns, with a clock that the test sets.
     fn locks() -> (Locks, Rc<Cell<u64>>) {
         let clock = Rc::new(Cell::new(0));
         let told = clock.clone();
@@ -468,8 +469,8 @@ mod tests {
     }
 
     /// Goal: a cached lock is called back once for a direct request of another session, which continues when the lock
-    /// is returned; a client that does not return it is overdue; a dropped wait leaves nothing. Method: by hand, two
-    /// sessions.
+    /// is returned. A client that does not return it is overdue. A dropped wait leaves nothing behind. Method: single
+    /// calls for two sessions.
     #[test]
     fn callbacks_and_waits() {
         let (locks, _) = locks();
@@ -519,9 +520,9 @@ mod tests {
     }
 
     /// Goal: a session that gets a lock after a long wait, and gets a callback for it at once, has the whole deadline
-    /// to answer, whatever it waited behind. Method: a holder; behind it a direct request and a cached one, or two
-    /// cached ones of which the first is cancelled with its grant, and a request that waits for the last; the holder
-    /// ends long after.
+    /// to answer, whatever it waited for. Method: there is a holder. Behind it wait a direct request and a cached one,
+    /// or two cached ones of which the first is cancelled with its grant, and then a request that waits for the last of
+    /// them. The holder ends long afterwards.
     #[test]
     fn time_to_answer_begins_with_the_grant() {
         let range = ByteRange::new(0, 10);

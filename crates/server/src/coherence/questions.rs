@@ -1,11 +1,11 @@
 //! `Questions`: questions to mounts for whose answers a request waits, for a moment.
 //!
-//! Owns: unanswered questions of a target to mounts, and which sessions left one unanswered recently. Does not own: the
+//! Owns: unanswered queries of a target to mounts, and which sessions left one unanswered recently. Does not own: the
 //! content of the questions, and to whom they are sent (the requests).
 //!
 //! Bounds: a request waits for `WAIT` at most. A session that does not answer in that time is *silent*: no request
-//! waits for it during `SILENCE`, and it is sent at most `SILENT_MAX` questions before it has answered any, so that
-//! unread questions do not break its connection.
+//! waits for it during `SILENCE`. Until it has answered one, it gets at most `SILENT_MAX` queries, so that unread
+//! queries do not break its connection.
 
 use amphi_env::{Env, timeout};
 use amphi_types::SessionId;
@@ -41,7 +41,7 @@ struct Inner {
 #[derive(Default)]
 pub struct Questions(RefCell<Inner>);
 
-/// Questions of one request; dropping it withdraws them.
+/// Queries of one request. Dropping this value withdraws them.
 pub struct Asked<'a> {
     questions: &'a Questions,
     /// The sessions that were asked, and the numbers of their questions.
@@ -96,7 +96,7 @@ impl Questions {
 }
 
 impl Asked<'_> {
-    /// Waits for a moment until all sessions have answered or have gone: a session that has not answered then is
+    /// Waits for a short time until all sessions have answered or have ended. A session that has not answered then is
     /// silent.
     pub async fn wait<E: Env>(mut self, env: &E) {
         if timeout(env, WAIT, join_all(&mut self.answers)).await.is_some() {

@@ -1,12 +1,12 @@
-//! `Tokens`: what clients may cache of a target's names and attributes, as tasks use it.
+//! `Tokens`: what clients may cache of a target's names and attributes, in the form in which tasks use it.
 //!
-//! Owns: which task waits for which change, what has to be sent to clients, whether tokens are granted at all. Does not
-//! own: the rules (`amphi_dlm::TokenSpace`), connections, eviction.
+//! Owns: which task waits for which change, which messages have to be sent to clients, and whether tokens are granted
+//! at all. Does not own: the rules (`amphi_dlm::TokenSpace`), connections, eviction.
 //!
-//! Invariants: every function that changes the token space carries out its actions in the same call; a value is read
-//! and its token granted, and a change is applied and ended, in one step without an await. In sole mode, a change and a
-//! reply cost one check of a flag. A change that began in sole mode was announced to no mount, so no token is granted
-//! until the last of these changes has ended.
+//! Invariants: every function that changes the token space carries out its actions in the same call. Two things are
+//! done in one step without an await: reading a value and granting its token, and applying a change and ending it. In
+//! sole mode, a change and a reply cost one check of a flag. A change that began in sole mode was announced to no
+//! mount, so no token is granted until the last of these changes has ended.
 
 use crate::coherence::locks::AGAIN_MAX;
 use amphi_dlm::{ChangeId, Changed, Revoke, RevokeId, SessionEnd, TokenAction, TokenKey, TokenLimits, TokenSpace};
@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a client may use a token. The same in all versions of the server: after a restart the longest life that was
-/// ever granted is waited for.
+/// How long a client may use a token. It is the same in all versions of the server, because after a restart the server
+/// waits for the longest life that was ever granted.
 pub const TOKEN_LIFE: Duration = Duration::from_secs(30);
-/// How much longer a token counts here.
+/// How much longer a token is valid at the server.
 pub const TOKEN_MARGIN: Duration = Duration::from_secs(1);
 
 fn push_of(target: TargetId, r: &Revoke) -> Push {
@@ -42,7 +42,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// When something has to be done, at the latest.
+    /// The latest time at which something has to be done.
     fn next_look(&self, now_ns: u64, quiet_ns: u64) -> Option<u64> {
         let next = self.space.next_deadline()?;
         Some(if self.space.awaits_answers() { next.min(now_ns.saturating_add(quiet_ns)) } else { next })
@@ -84,7 +84,7 @@ pub struct Changing {
 }
 
 impl Changing {
-    /// The change has been applied; in the same step. The number for the answer to whom it belongs.
+    /// Has to be called in the step in which the change is applied. The number for the answer to whom it belongs.
     pub fn end(&mut self) -> Option<u64> {
         if !std::mem::replace(&mut self.ended, true) {
             match self.id {
@@ -111,7 +111,7 @@ impl Drop for Changing {
 }
 
 impl Tokens {
-    /// No tokens. `generation` is higher at each start of the target; `sessions` may hold tokens of an earlier run.
+    /// No tokens. `generation` is higher at each start of the target. `sessions` may hold tokens of an earlier run.
     pub fn new(
         target: TargetId,
         callback_deadline_ns: u64,
@@ -151,7 +151,7 @@ impl Tokens {
         }
     }
 
-    /// A token for what a reply shows. `written`: another session writes the file.
+    /// Grants a token for what a reply shows. `written`: another session writes the file.
     pub fn grant(&self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Option<TokenGrant> {
         if !self.on.get() || self.unguarded.get() > 0 {
             return None;
@@ -168,8 +168,8 @@ impl Tokens {
         self.inner.borrow().space.is_shared(now_ns, dir)
     }
 
-    /// No token is granted until the returned change ends: for a change that an earlier run promised, when no mount
-    /// cached anything.
+    /// No token is granted until the returned change ends. This is for a change that an earlier run promised, when no
+    /// mount cached anything.
     pub fn hold(&self) -> Changing {
         self.unguarded.set(self.unguarded.get() + 1);
         Changing { tokens: self.clone(), id: None, number: None, ended: false }
@@ -274,9 +274,9 @@ impl Tokens {
         }
     }
 
-    /// Ends tokens that have expired, repeats revocations that are unanswered for `quiet_ns`, `AGAIN_MAX` at most, and
-    /// returns the sessions that did not answer in time; then when to check again, and what wakes the task earlier.
-    /// `None`: there is nothing to watch.
+    /// Ends tokens that have expired, and repeats revocations that are unanswered for `quiet_ns`, at most `AGAIN_MAX`.
+    /// Returns the sessions that did not answer in time, when to check again, and what wakes the task earlier. `None`:
+    /// there is nothing to watch.
     pub fn watch(&self, now_ns: u64, quiet_ns: u64) -> (Vec<SessionId>, Option<(u64, oneshot::Receiver<()>)>) {
         let mut inner = self.inner.borrow_mut();
         let mut late = Vec::new();

@@ -225,8 +225,8 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
     }
 }
 
-/// `TargetRequest::Trim`: a change of its session like any other, although another target sends it: once the session's
-/// locks are released here, other mounts may have written behind the cut.
+/// `TargetRequest::Trim`: this is a change of its session like any other, although another target sends it. Once the
+/// session's locks are released here, other mounts may have written behind the cut.
 async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<TargetReply> {
     let Some(_landing) = target.land_for(cut.by) else { return Ok(TargetReply::Refused(Errno::Io)) };
     let done = match objects::trim_objects(target, cut).await {

@@ -3,7 +3,7 @@
 //! Owns: the order of reading, and the report about a damaged block. Does not own: the checksums
 //! (`amphi_data::Checksums`).
 //!
-//! At most `READ_BLOCKS` blocks are in memory, and `FINDINGS_MAX` damaged ones are named; all are counted.
+//! At most `READ_BLOCKS` blocks are in memory. At most `FINDINGS_MAX` damaged ones are named, and all are counted.
 
 use super::{FINDINGS_MAX, Report, ZoneImage};
 use amphi_data::{Checksum, DataStore};
@@ -26,7 +26,7 @@ pub(super) struct ZoneData {
 }
 
 impl ZoneData {
-    /// Built from the items of a zone; `None` if they are inconsistent, which other checks report.
+    /// Built from the items of a zone. `None` if they are inconsistent, which other checks report.
     pub fn of(items: &BTreeMap<Key, Vec<u8>>, blocks: u64, offset: u64) -> Option<ZoneData> {
         let mut store = DataStore::new(blocks);
         let own = [tag::OBJECT, tag::EXTENT, tag::CHECKSUM];

@@ -1,12 +1,13 @@
 //! Repair of the folders of stopped servers: a plan first, then its changes.
 //!
-//! Owns: which zones are opened, what of the findings can be repaired, and the order of the writes. Does not own: what
-//! a start does anyway (`Zone::open`: blocks rebuilt from their parity, a torn end of the log dropped), and the repair
-//! of names (`amphi_meta::repair_cluster`).
+//! Owns: which zones are opened, what of the findings can be repaired, and the order of the writes. Does not own: the
+//! repairs of every start (`Zone::open`: blocks rebuilt from their parity, a torn end of the log dropped), and the
+//! repair of names (`amphi_meta::repair_cluster`).
 //!
-//! A repair never makes bytes readable that were not: inodes are kept, objects are removed only if their inode does not
-//! exist, and names only if they lead to nothing. Each record is absolute, so an interrupted repair can be repeated.
-//! Between zones nothing is repaired while operations have to be completed by the next start, or zones are missing.
+//! A repair never makes bytes readable that were not readable before: inodes are kept, objects are removed only if
+//! their inode does not exist, and names only if they lead to nothing. Each record is absolute, so an interrupted
+//! repair can be repeated. Between zones nothing is repaired while operations have to be completed by the next start,
+//! or zones are missing.
 
 use super::{CheckData, Report, ZoneImage, read_folders};
 use crate::error::{ServerError, ServerErrorKind};
@@ -52,7 +53,7 @@ pub struct RepairPlan {
     pub steps: Vec<String>,
     /// Why some findings stay as they are.
     pub left: Vec<String>,
-    /// The zones that are opened: folder, path, target, and what is changed in them.
+    /// The zones that are opened: folder, path, target, and the changes of each.
     zones: Vec<ZonePlan>,
 }
 
@@ -163,8 +164,8 @@ impl RepairPlan {
 
     /// Does it. Stable when it returns.
     ///
-    /// Errors: `Mismatch` if a zone has changed since the plan was made; then only what every start does was done. For
-    /// a zone that cannot be opened or written, completed changes stay, and a further run does the rest.
+    /// Errors: `Mismatch` if a zone has changed since the plan was made. In that case only the repairs of every start
+    /// were done. For a zone that cannot be opened or written, completed changes stay, and a further run does the rest.
     pub async fn carry_out<E: Env>(self, folders: &[(E, String)]) -> Result<(), ServerError> {
         let mut open = Vec::new();
         for zone in self.zones {

@@ -5,8 +5,9 @@
 //!
 //! The answers are kept in memory: a server that restarts forgets them, and its callers send their requests again.
 //!
-//! Invariants: of each server only one run is served; a later run is accepted when the connections of the earlier one
-//! have ended, and ends what that run had. So two processes with the zones of one server never both act for it.
+//! Invariants: only one run of each server is served. A later run is accepted when the connections of the earlier one
+//! have ended, and this ends the sessions of the earlier run. So two processes with the zones of one server never both
+//! act for it.
 
 use crate::membership::peer_link::{ALREADY_HERE, PeerName};
 use amphi_transport::{ConnId, Connections, Incoming, ReplyRoute};
@@ -18,7 +19,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Sessions of callers, at most: each server has one, and a second one while it joins.
+/// Most sessions of callers. Each server has one, and a second one while it joins.
 const CALLERS_MAX: usize = 4096;
 struct Caller {
     name: PeerName,
@@ -155,7 +156,7 @@ impl Callers {
     }
 
     /// Stores the answer; returns where to send it. A request that its caller gave up may end when the slot has a later
-    /// request: its answer is not waited for, and the route belongs to the later request.
+    /// request. Its answer is then not sent, and the route belongs to the later request.
     fn route_of(&self, ticket: &Ticket, answer: &Answer) -> Option<ReplyRoute> {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session)?;
@@ -217,8 +218,8 @@ mod tests {
         Answer::of(Ok(Reply::Told(vec![n as u8])))
     }
 
-    /// Goal: a question that its caller gave up neither answers the next one of its slot nor takes the way of its
-    /// answer. Method: two questions of one slot on two connections; the first one ends first.
+    /// Goal: a request that its caller gave up neither answers the next request of its slot nor uses the route of its
+    /// answer. Method: two requests of one slot on two connections, of which the first ends first.
     #[test]
     fn a_question_given_up_answers_no_later_one() {
         let callers = callers();

@@ -1,6 +1,6 @@
-//! `EndedSessions`: sessions that have ended, so that a message that was on its way cannot start one again.
+//! `EndedSessions`: sessions that have ended, so that a message that was on its way cannot begin one of them again.
 //!
-//! Owns: which begins of sessions are over. Does not own: what ends them (`sessions`, `follower`).
+//! Owns: which begins of sessions are over. Does not own: the events that end them (`sessions`, `follower`).
 //!
 //! Bound: the last `ENDED_MAX`.
 
@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 /// Ended sessions that a server remembers.
 const ENDED_MAX: usize = 4096;
 
-/// A session and the number of its begin: one that was ended may begin again under its old id.
+/// A session and the number of its begin. A session that has ended may begin again under its old id.
 pub type Begun = (SessionId, u64);
 
 #[derive(Default)]

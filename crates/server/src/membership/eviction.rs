@@ -1,6 +1,6 @@
 //! Why a session ends that did not say goodbye.
 //!
-//! Owns: the kinds of evictions, and the reason after a loss of power. Does not own: who evicts whom
+//! Owns: the kinds of evictions, and the reason after a loss of power. Does not own: which server evicts which session
 //! (`cluster::sessions`, `cluster::follower`).
 
 use std::time::Duration;
@@ -8,9 +8,9 @@ use std::time::Duration;
 /// How often the server checks whether all servers have been informed of a loss of power.
 pub const TOLD_LOOK: Duration = Duration::from_millis(20);
 
-/// Why a server that has lost power (or whose sync has failed) ends the sessions that it finds: its answers to them may
-/// no longer be true, an `fsync` would promise what is lost, and inode numbers that they know may be given to other
-/// files.
+/// Why a server that has lost power (or whose sync has failed) ends the sessions that it finds. Its answers to them may
+/// no longer be true, an `fsync` would promise bytes that are lost, and inode numbers that they know may be given to
+/// other files.
 pub const AFTER_POWER_LOSS: &str =
     "the server lost power, and perhaps what it had told this mount before that was made stable";
 

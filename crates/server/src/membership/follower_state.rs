@@ -1,7 +1,7 @@
 //! `FollowerState`: the sessions that a server knows which is not the master.
 //!
-//! Owns: which begin of a session is known here, to which one its last connection belonged, up to which number this
-//! server has compared its sessions with the master's, and evictions of which the master has not been informed. Does
+//! Owns: which begin of a session is known here; to which begin its last connection belonged; up to which number this
+//! server has compared its sessions with the master's; and evictions of which the master has not been informed. Does
 //! not own: the comparison itself (`follower`).
 //!
 //! Bound: the sessions of the master.
@@ -98,7 +98,7 @@ impl FollowerState {
         self.connected.borrow_mut().retain(|id, begin| (*id, *begin) != ended);
     }
 
-    /// A session is ended of which the master has to hear.
+    /// A session was ended, and the master has to be informed.
     pub fn begin_evicting(&self) {
         self.evicting.set(self.evicting.get() + 1);
     }
@@ -109,7 +109,7 @@ impl FollowerState {
         self.evicting.set(self.evicting.get().saturating_sub(1));
     }
 
-    /// Whether there is one of which it has not.
+    /// Whether the master was not informed of some eviction yet.
     pub fn is_evicting(&self) -> bool {
         self.evicting.get() > 0
     }

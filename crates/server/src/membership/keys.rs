@@ -17,7 +17,7 @@ use amphi_wire::keys::{
 };
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Most bytes of a registry: it travels in one message, beside other things.
+/// Most bytes of a registry. It is sent in one message, together with other data.
 const REGISTRY_BYTES_MAX: usize = BODY_MAX / 2;
 
 /// The entry of a public key.
@@ -25,8 +25,8 @@ pub fn find(registry: &KeyRegistry, key: Fingerprint) -> Option<&KeyEntry> {
     registry.keys.iter().find(|e| e.fingerprint == key || e.next == Some(key))
 }
 
-/// Whether `b` is a later state of the registry than `a`. Of two diverging histories the one with more changes wins,
-/// then the one with the larger number: so all servers agree.
+/// Whether `b` is a later state of the registry than `a`. Of two diverging histories the one with more changes wins. If
+/// they have equally many, the one with the larger number wins. So all servers agree.
 pub fn is_later(a: &KeyRegistry, b: &KeyRegistry) -> bool {
     (b.version, b.stamp) > (a.version, a.stamp)
 }
@@ -199,7 +199,7 @@ fn set(entry: &mut KeyEntry, settings: KeySettings) {
     put(&mut entry.subtree, subtree);
 }
 
-/// Removes a name, or one public key: of a name that has two the other one stays.
+/// Removes a name, or one public key. If the name has two keys, the other one stays.
 fn remove(registry: &mut KeyRegistry, who: &str) -> Option<()> {
     if let Some(at) = registry.keys.iter().position(|e| e.name == who) {
         registry.keys.remove(at);
@@ -248,14 +248,14 @@ fn is_in(range: &AddressRange, is_unix: bool, ip: Option<IpAddr>) -> bool {
     }
 }
 
-/// Whether a key counts from there: `peer` as a connection names it.
+/// Whether a key may be used from this address. `peer` is the address as a connection names it.
 pub fn counts_from(entry: &KeyEntry, peer: &str, is_unix: bool) -> bool {
     let ip = if is_unix { None } else { ip_of(peer) };
     entry.addresses.is_empty() || entry.addresses.iter().any(|range| is_in(range, is_unix, ip))
 }
 
-/// The number at the servers for a number at the client; `None` if it has none there. Without ranges both numbers are
-/// the same.
+/// The server's number for a client's number, or `None` if there is no mapping. Without ranges both numbers are the
+/// same.
 pub fn to_server(ranges: &[IdRange], id: u32) -> Option<u32> {
     if ranges.is_empty() {
         return Some(id);
@@ -274,8 +274,8 @@ pub fn to_client(ranges: &[IdRange], id: u32) -> Option<u32> {
 }
 
 /// Users of a client for whom an inode may have been opened: its owner, a member of its group, users in its access
-/// control list, any other user, each only if the client may act for such a user. What none of these users may do, the
-/// client could not have got by naming its users one after the other.
+/// control list, and any other user. Each of them counts only if the client may act for such a user. If none of these
+/// users may do something, the client could not have got it by naming its users one after the other.
 pub fn users_for(squash: &Squash, facts: &Facts) -> Vec<Cred> {
     let plain = |uid: u32, gid: u32| Cred { uid, gid, groups: Vec::new(), caps: Caps::NONE };
     let squashed = |to: &SquashTo| plain(to.uid, to.gid);
@@ -338,7 +338,7 @@ pub(crate) mod tests {
         IdRange { client, server, count }
     }
 
-    /// Goal: keys are added, rotated and removed; a name and a public key belong to one key only; each change makes a
+    /// Goal: keys are added, rotated and removed. A name and a public key belong to only one key. Each change makes a
     /// later state. Method: a sequence of steps.
     #[test]
     fn keys_come_and_go() {
@@ -396,7 +396,7 @@ pub(crate) mod tests {
         assert!(changed(&gone, KeyChange::RequireIdentity(true)).require_identity);
     }
 
-    /// Goal: entries that make no sense are refused, with what is wrong in one line of plain text. Method: a table.
+    /// Goal: invalid entries are refused, with one line of plain text that says what is wrong. Method: a table.
     #[test]
     fn entries_that_make_no_sense() {
         let squash = |squash: Squash| KeyEntry { squash, ..entry("k", 1) };

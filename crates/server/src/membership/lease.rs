@@ -8,19 +8,20 @@ use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// How long a server may refrain from granting tokens after it asked whether there is one mount: three beats.
+/// How long a server may grant no tokens after it asked whether there is one mount: three beats.
 pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
 
 /// The state of one server.
 #[derive(Default)]
 pub(crate) struct MasterLease {
-    /// When the last beat was sent behind which nothing is taken from sessions that had ended, monotonic ns.
+    /// When the last beat was sent for which it is known that no request is accepted from sessions that had ended
+    /// before it, monotonic ns.
     heard_ns: Cell<u64>,
     /// The last switch to shared mode of which this server was informed.
     company: Cell<u64>,
     /// Switches of the targets here.
     switches: Cell<u64>,
-    /// Until when targets grant no tokens, monotonic ns; `None`: they grant tokens.
+    /// Until when targets grant no tokens, monotonic ns. `None` means that they grant tokens.
     alone_until_ns: Cell<Option<u64>>,
     /// Until this time tokens of sessions that were cut off may be in use, monotonic ns.
     orphans_until_ns: Cell<u64>,
@@ -39,7 +40,7 @@ impl MasterLease {
         self.heard_ns.set(self.heard_ns.get().max(sent_ns));
     }
 
-    /// For how long the master has not been heard.
+    /// How much time has passed since the last message from the master.
     pub(crate) fn silent_for(&self, now_ns: u64) -> Duration {
         Duration::from_nanos(now_ns.saturating_sub(self.heard_ns.get()))
     }
@@ -60,13 +61,14 @@ impl MasterLease {
         self.switches.get()
     }
 
-    /// Whether targets need grant no tokens: the only mount has confirmed the switch to sole mode with the number in
-    /// `alone`, no switch to shared mode was reported since, and no session that was cut off uses tokens.
+    /// Whether targets need grant no tokens. This requires that the only mount has confirmed the switch to sole mode
+    /// with the number in `alone`, that no switch to shared mode was reported since, and that no session that was cut
+    /// off uses tokens.
     pub(crate) fn may_go_without(&self, alone: Option<u64>, now_ns: u64) -> bool {
         alone.is_some_and(|change| change > self.company.get()) && now_ns >= self.orphans_until_ns.get()
     }
 
-    /// Until when targets grant no tokens; `None`: they grant tokens.
+    /// Until when targets grant no tokens. `None` means that they grant tokens.
     pub(crate) fn alone_until_ns(&self) -> Option<u64> {
         self.alone_until_ns.get()
     }

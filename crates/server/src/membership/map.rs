@@ -1,11 +1,11 @@
-//! The cluster map: which servers are in it, which may join, and whether a folder of zones fits it.
+//! The cluster map: which servers it contains, which servers may join, and whether a folder of zones fits it.
 //!
 //! Owns: the rules, as plain functions. Does not own: keeping the map (`zone_target`), requesting it
 //! (`cluster::follower`), giving it (`cluster::master`).
 //!
-//! Invariants: target 0 is in the first server; every target below the pool is in exactly one server; the targets of a
-//! server never change; the epoch grows with each change. So "which server has a target" has one answer per epoch, and
-//! an answer once given stays right.
+//! Invariants: target 0 is in the first server. Every target below the pool is in exactly one server. The targets of a
+//! server never change. The epoch grows with each change. So there is only one answer per epoch to the question which
+//! server has a target, and an answer stays right.
 
 use crate::config::{ADDRS_MAX, NAME_MAX};
 use crate::error::{ServerError, ServerErrorKind};
@@ -63,8 +63,8 @@ pub fn new_targets(map: &ClusterMap, count: u16) -> Result<Vec<TargetId>, String
     Ok((pool..pool + count).map(TargetId).collect())
 }
 
-/// Whether a server that the map does not know has addresses of its own: with another's it is most likely that one, on
-/// a folder that does not have its zones.
+/// Whether a server that the map does not know has addresses of its own. If it has those of another server, it is most
+/// likely that server, with a folder that does not have its zones.
 ///
 /// Errors: whose address it has, for people.
 pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), String> {
@@ -80,9 +80,9 @@ pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), Stri
     Ok(())
 }
 
-/// Adds a server with its targets, or updates what it reports about itself; `None` if the map has that already.
+/// Adds a server with its targets, or updates what it reports about itself. `None` if the map has that already.
 ///
-/// Errors: why not, for people.
+/// Errors: the reason for the refusal, as text for the administrator.
 pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMap>, String> {
     if server.targets.is_empty() {
         return Err("it has no targets".into());
@@ -202,8 +202,8 @@ mod tests {
         ServerInfo { id, name, addrs, targets: targets.map(TargetId).collect() }
     }
 
-    /// Goal: servers join with the next numbers, join again with what they have, and with nothing else; every map is
-    /// valid.
+    /// Goal: servers join with the next numbers, join again with those that they have, and are refused with any others.
+    /// Every map is valid.
     #[test]
     fn servers_come_in() {
         let map = first(7, server(1, 0..2));

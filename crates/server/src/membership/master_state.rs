@@ -1,8 +1,8 @@
-//! `MasterState`: what the master knows that the other servers do not.
+//! `MasterState`: the state that the master has and other servers do not.
 //!
-//! Owns: when each server was last heard, for which servers numbers of new targets are reserved, the begins of sessions
-//! and the number that changes with them, the tunables that were set. Does not own: the consequences (`master`), the
-//! sessions themselves (`sessions`).
+//! Owns: when the last message from each server arrived, for which servers numbers of new targets are reserved, the
+//! begins of sessions and the number that changes with them, and the tunables that were set. Does not own: the
+//! consequences (`master`), the sessions themselves (`sessions`).
 //!
 //! Bound: one entry for each server of the map, one for each session that has not ended.
 
@@ -58,12 +58,12 @@ impl MasterState {
         heard.insert(server, Heard { at_ns, epoch, targets });
     }
 
-    /// Whether a server was heard of in this run.
+    /// Whether any message from a server has arrived in this run.
     pub fn has_heard(&self, server: u64) -> bool {
         self.heard.borrow().contains_key(&server)
     }
 
-    /// For how long a server has not been heard of.
+    /// How much time has passed since the last message from a server.
     pub fn silent(&self, server: u64, now_ns: u64) -> Duration {
         let at = self.heard.borrow().get(&server).map_or(0, |h| h.at_ns);
         Duration::from_nanos(now_ns.saturating_sub(at))
@@ -84,7 +84,7 @@ impl MasterState {
         self.sessions_version.set(self.sessions_version.get().wrapping_add(1));
     }
 
-    /// Whether another server has numbers of new targets, and may still come with them.
+    /// Whether numbers of new targets are reserved for another server, which may still join with them.
     pub fn is_promised_to_another(&self, server: u64, now_ns: u64) -> bool {
         self.promised.get().is_some_and(|(other, until_ns)| other != server && now_ns < until_ns)
     }
@@ -94,7 +94,7 @@ impl MasterState {
         self.promised.set(Some((server, until_ns)));
     }
 
-    /// A server has come in: if it had the numbers, they are its own now.
+    /// A server has joined. If the numbers were reserved for it, they are its own now.
     pub fn keep_promise(&self, server: u64) {
         if self.promised.get().is_some_and(|(promised, _)| promised == server) {
             self.promised.set(None);

@@ -1,4 +1,4 @@
-//! How servers connect to each other: their names, the settings of a link, and why one is not let in.
+//! How servers connect to each other: their names, the settings of a link, and the reasons of refusals.
 //!
 //! Owns: these, as plain values. Does not own: the connections (`cluster::peers`, `callers`).
 
@@ -8,14 +8,14 @@ use amphi_types::{Result, SessionId};
 use amphi_wire::{Push, Role};
 use std::fmt;
 
-/// Credits of another server in each lane: it asks on behalf of all its sessions.
+/// Credits of another server in each lane. It sends requests on behalf of all its sessions.
 pub const PEER_CREDITS: u16 = 1024;
 /// Why a server that stops admits no client.
 pub const STOPPING: &str = "the server is stopping";
 /// Begins the reason for refusing a second process of one server.
 pub const ALREADY_HERE: &str = "this server is already connected";
 
-/// How a server identifies itself to another one: the name in its `Hello`.
+/// How a server identifies itself to another one: by the name in its `Hello`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerName {
     /// Its number.
@@ -69,7 +69,7 @@ impl<E: Env> LinkEvents<E> for Plain {
 mod tests {
     use super::*;
 
-    /// Goal: a server's name survives its way; other names are not taken for one.
+    /// Goal: a server's name can be encoded and decoded, and other names are not taken for one.
     #[test]
     fn peer_names_round_trip() {
         let name = PeerName { server: 7, boot: u64::MAX, name: "node 1:77".into() };

@@ -17,25 +17,25 @@ use serde::{Deserialize, Serialize};
 pub enum PeerRequest {
     /// `Target`: to a target.
     Target(TargetId, TargetRequest),
-    /// `Beat`: a server lives; to the master.
+    /// `Beat`: to the master. The server is alive.
     Beat {
         /// Epoch of the map that it knows.
         epoch: u64,
         /// The targets of the server, if the request asked for them.
         targets: Vec<TargetStatus>,
     },
-    /// `Sessions`: what the master knows of sessions.
+    /// `Sessions`: the sessions that the master knows.
     Sessions,
-    /// `Done`: a newer map; to the others.
+    /// `Done`: to other servers. A newer map.
     Install(ClusterMap),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
-    /// `Done`: nothing more is taken from the session.
+    /// `Done`: no further request of the session is accepted.
     SessionStop(Begun),
-    /// `Done`: everything that the stopped session has is released, and no change of it is under way. The second field:
-    /// whether its client is known to use nothing any more.
+    /// `Done`: everything that the stopped session holds is released, and no change of it is under way. The second
+    /// field: whether its client is known to use nothing any more.
     SessionForget(Begun, bool),
-    /// `Done`: the session did not keep to the rules; to the master.
+    /// `Done`: to the master. The session broke the rules.
     Evict {
         /// The session.
         session: Begun,
@@ -44,7 +44,7 @@ pub enum PeerRequest {
         /// Why the session is ended.
         how: Eviction,
     },
-    /// `Done`: other mounts have come, by the master's switch of this number: tokens are granted from now on.
+    /// `Done`: other mounts have come, by the master's switch with this number, so tokens are granted from now on.
     Company(u64),
     /// `Done`: tunables were set.
     Tune {
@@ -53,12 +53,12 @@ pub enum PeerRequest {
         /// Value.
         value: String,
     },
-    /// `Keys`: the registry of keys as the asked server has it.
+    /// `Keys`: the registry of keys as the receiver has it.
     Keys,
-    /// `Done`: a later registry of keys. The master sends it to the others; another server sends it to a master that
-    /// has an earlier one.
+    /// `Done`: a later registry of keys. The master sends it to the other servers. Another server sends it to a master
+    /// that has an earlier one.
     InstallKeys(Box<KeyRegistry>),
-    /// `SessionKey`: the number of the key with which a session began; to the master.
+    /// `SessionKey`: to the master. The number of the key with which a session began.
     SessionKey(SessionId),
 }
 
@@ -91,6 +91,6 @@ pub enum PeerReply {
     },
     /// The registry of keys.
     Keys(Box<KeyRegistry>),
-    /// Number of a key; none if the session has none, or the master does not know it yet.
+    /// Number of a key. `None` if the session has none, or if the master does not know it yet.
     SessionKey(Option<u64>),
 }

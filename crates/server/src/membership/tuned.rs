@@ -1,9 +1,10 @@
-//! `Tuned`: at the master, what was set of the tunables since it started, and which servers have it.
+//! `Tuned`: at the master, the tunables that were set since it started, and which servers have them.
 //!
-//! Owns: the values, and who is behind. Does not own: setting them (`tunables`), telling the others (`master`).
+//! Owns: the values, and which servers miss some of them. Does not own: setting them (`tunables`), telling the others
+//! (`master`).
 //!
-//! A server begins each run with its own values, and a server that is away gets no messages: both miss changes until
-//! they are sent these, by the next change or after their next beat.
+//! A server begins each run with its own values, and a server that is down gets no messages. So both miss changes until
+//! they get them with the next change or after their next beat.
 //!
 //! Bound: one value for each tunable, one entry for each server that joined.
 
@@ -65,7 +66,7 @@ impl Tuned {
         self.servers.borrow_mut().entry(server).or_default().turns.clone()
     }
 
-    /// The values that a server may not have; `None` if it has all of them.
+    /// The values that a server may not have, or `None` if it has all of them.
     pub(crate) fn missing(&self, server: u64) -> Option<Portion> {
         let (change, run) = self.servers.borrow().get(&server).map_or((0, 0), |k| (k.change, k.runs));
         let values = self.values.borrow();
@@ -83,8 +84,8 @@ impl Tuned {
         }
     }
 
-    /// Whether a server misses values and no task is sending them after an earlier beat; then the caller does so until
-    /// `ends_telling`.
+    /// Whether a server misses values and no task is sending them after an earlier beat. In that case the caller sends
+    /// them, until `ends_telling`.
     pub(crate) fn begins_telling(&self, server: u64) -> bool {
         if self.missing(server).is_none() {
             return false;
@@ -107,8 +108,8 @@ mod tests {
         portion.into_iter().flat_map(|p| p.values).map(|(name, value)| format!("{name}={value}")).collect()
     }
 
-    /// Goal: a server is sent what it misses, the last value of each name, and everything again in its next run, also
-    /// if that run begins while values are being sent.
+    /// Goal: a server gets the values that it misses, the last value of each name. It gets all of them again in its
+    /// next run, even if that run begins while values are being sent.
     #[test]
     fn a_run_misses_what_it_was_not_told() {
         let tuned = Tuned::default();

@@ -42,11 +42,11 @@ pub async fn gathered_with_writers<E: Env>(
 /// How often an object is looked at again because its end moved meanwhile.
 const TRIES: usize = 8;
 
-/// How long one object is, as it and its writers say.
+/// The end of one object, according to the object and its writers.
 ///
 /// The answer of a holder includes all that it has written under its locks, whether it has reached the target or not.
-/// Bytes that reach the target later may be part of a call whose other bytes have not, so an end that moved beyond all
-/// answers is not used: all holders are asked again, a few times.
+/// Bytes that reach the target later may be part of a call whose other bytes have not arrived. So if the end has moved
+/// beyond all answers, it is not used, and all holders are asked again, a few times.
 async fn glimpse<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -66,9 +66,9 @@ async fn glimpse<E: Env>(
     sum
 }
 
-/// Adds what writers of one object know: from the highest lock down to a holder who knows of a byte at or above its
-/// lock's start. Returns whether all answers describe one moment: when that holder had answered, no holder above it had
-/// written either.
+/// Adds what writers of one object know. It begins at the highest lock and continues down to a holder who knows of a
+/// byte at or above its lock's start. Returns whether all answers describe one moment: when that holder answered, no
+/// holder above it had written anything.
 async fn ask_all<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -114,7 +114,7 @@ async fn ask_all<E: Env>(
     join_all(again).await.into_iter().all(|still| still)
 }
 
-/// Asks one holder; `None` when its lock or session has gone before it answered.
+/// Sends a glimpse to one holder. `None` if its lock or session ended before it answered.
 async fn ask<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

@@ -3,7 +3,7 @@
 //! Owns: the one step in which writes are accepted into memory, single ones or those of a batch. Does not own: whether
 //! to accept them (`way`), the memory (`write_back`), their flush (`flush`).
 //!
-//! Invariants: the caller holds the bytes (`SpanGate::take_bytes`) and has checked the generation; the task waits for
+//! Invariants: the caller holds the bytes (`SpanGate::take_bytes`) and has checked the generation. The task waits for
 //! nothing between the last check of the session and the record, which contains the extent of the bytes and the answer
 //! of the slot. The inode's own item does not include the bytes before they are flushed: a loss of power destroys the
 //! memory, and with it every statement that there was more.
@@ -21,8 +21,8 @@ use amphi_wire::{Cover, Reply};
 use amphi_zone::{Lsn, Order};
 use std::rc::Rc;
 
-/// Free bytes that the local file system below a zone must have beyond what is reserved: other programs fill it too,
-/// and accepted writes must not find it full.
+/// Free bytes that the local file system below a zone must have in addition to the reserved ones. Other programs use it
+/// too, and accepted writes must not find it full.
 const ROOM_BELOW_BYTES: u64 = 16 << 20;
 
 /// A write as it is to be accepted.
@@ -48,7 +48,7 @@ pub(super) struct Accepted {
     pub txn: Txn,
     /// Bytes.
     pub bytes: u64,
-    /// The flusher has to look.
+    /// Whether the flusher has to check for work.
     rings: bool,
 }
 
@@ -101,8 +101,9 @@ impl<E: Env> RequestCx<E> {
         left >= free || left >= promised + ROOM_BELOW_BYTES / BLOCK
     }
 
-    /// Accepts a write into memory and appends its record, in one step; `last`: nothing of the request follows, so the
-    /// record contains the answer. `None`: the write has to be written through, which also reports any error in it.
+    /// Accepts a write into memory and appends its record, in one step. `last`: nothing else of the request follows, so
+    /// the record contains the answer. `None` means that the write has to be written through, which also reports any
+    /// error in it.
     pub(super) fn accept(&self, write: &Accepting, payload: &Buf, last: bool) -> Option<(Lsn, Reply)> {
         self.target.exhume();
         let mut accepted = Accepted::default();
@@ -152,7 +153,7 @@ impl<E: Env> RequestCx<E> {
         true
     }
 
-    /// Appends the record of what was accepted, with the answer if it is one of the whole request.
+    /// Appends the record of the accepted writes, with the answer if they are the whole request.
     pub(super) fn append_accepted(&self, accepted: Accepted, reply: Option<&Reply>) -> Lsn {
         let (target, back) = (&self.target, &self.target.storage.write_back);
         debug_assert!(accepted.bytes > 0, "a record has what was accepted");

@@ -67,8 +67,8 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Done)
     }
 
-    /// A span for a change of `range` behind which nothing of the object is delayed: a hole leaves the object's end
-    /// where it is, which has to be on the disk for that.
+    /// A span for a change of `range`, such that nothing of the object beyond it is delayed. A hole does not move the
+    /// object's end, so this end has to be on the disk.
     async fn span_flushed(&self, object: ObjectId, range: ByteRange) -> Result<SpanGuard> {
         loop {
             let has = self.target.data.borrow().delayed.has(object);

@@ -1,7 +1,8 @@
-//! Attributes: reading them, setting them, the length of a file, its layout.
+//! Attributes: reading them, setting them, the size of a file, and its layout.
 //!
-//! A file whose data has spread to other targets has the size that its objects say (`objects`). A set size is logged
-//! with the cut of the objects here; those on other targets follow, and are cut again after a crash until all are.
+//! A file whose data has spread to other targets has the size that its objects say (`objects`). A new size is logged
+//! together with the cut of the objects on this target. The objects on other targets follow, and are cut again after a
+//! crash until all of them are cut.
 
 use crate::coherence::tokens::Changing;
 use crate::message::Cut;
@@ -24,19 +25,21 @@ use std::rc::Rc;
 /// How often the attributes of a file are collected again because it was truncated meanwhile; each time a truncate by
 /// another client has succeeded.
 const VIEW_TRIES: usize = 1000;
-/// How often the objects of a file are asked until they give the same answer twice; after that, its writers are faster.
+/// How often the states of a file's objects are collected until two results are the same. After that many, its writers
+/// are faster.
 const SAME_TRIES: usize = 16;
 
-/// Asks as a session that does not exist: the changes of all mounts count for it, and it gets no tokens.
+/// Requests the size for a session that does not exist. So the changes of all mounts are included, and no tokens are
+/// granted.
 pub const NOBODY: SessionId = SessionId(0);
 
-/// The size that was found last of a spread file, with the inode's generation. Objects are asked one after the other,
-/// and a write may land on some of them in between: as sizes only grow within a generation, a size that is found twice
-/// was the file's in between.
+/// The size that was found last of a spread file, with the inode's generation. Objects are queried one after the other,
+/// and a write may reach some of them in between. Sizes only grow within a generation, so a size that is found twice
+/// was the file's size in between.
 type Before = Option<(u64, u64)>;
 
-/// The view of an inode of this target that a client gets, with the token to cache it; collects sizes from the objects
-/// if these are newer, and for an `asker` also what other mounts have not written back yet.
+/// The view of an inode of this target for a client, with the token to cache it. If the objects may have newer sizes,
+/// it collects those, and for an `asker` also what other mounts have not written back yet.
 pub async fn view<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -58,9 +61,9 @@ pub async fn view<E: Env>(
     Err(Errno::Again)
 }
 
-/// As `view`; `None` in three cases: the file was being truncated, or was between the queries to its objects and the
-/// reading of its inode; its objects have not given the same answer twice yet; or it grew beyond all answers, so that a
-/// part of a call may have arrived meanwhile.
+/// As `view`, or `None` in three cases: the file was truncated between the queries to its objects and the reading of
+/// its inode; its objects have not given the same answer twice yet; or it grew beyond all answers, so that a part of a
+/// call may have arrived meanwhile.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -108,7 +111,7 @@ async fn look<E: Env>(
     Ok(Some((view, None)))
 }
 
-/// The attributes in the inode itself, with the token to cache them; `None` if its objects or other mounts may have
+/// The attributes in the inode itself, with the token to cache them. `None` if its objects or other mounts may have
 /// newer ones.
 fn plain<E: Env>(
     worker: &Rc<Worker<E>>,
@@ -129,8 +132,8 @@ fn plain<E: Env>(
     Ok(Some((view, token)))
 }
 
-/// The answer to `Request::GetAttr` if it need not wait: no change is under way, and the inode itself knows. Errors are
-/// left to `RequestCx::getattr`.
+/// The answer to `Request::GetAttr` if it need not wait, because no change is under way and the inode itself has the
+/// right attributes. Errors are left to `RequestCx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
     if !target.has_session(session) || !target.queues.names.is_empty() {
         return None;
@@ -193,7 +196,7 @@ impl<E: Env> RequestCx<E> {
         Ok(reply)
     }
 
-    /// Whether the change may make a file larger than its inode says; other changes add nothing that needs space.
+    /// Whether the change may make a file larger than its inode says. Other changes need no additional space.
     fn may_extend(&self, ino: Ino, set: &SetAttr) -> Result<bool> {
         let meta = self.target.meta.borrow();
         let inode = meta.inode(ino)?;
@@ -356,8 +359,8 @@ impl<E: Env> RequestCx<E> {
         self.commit_change(txn, reply, &mut changing).await
     }
 
-    /// `Request::Spread`. It is answered when it is stable: objects on other targets will carry the inode's number, and
-    /// after a loss of power they must be found there.
+    /// `Request::Spread`. It is answered when it is stable, because objects on other targets will carry the inode's
+    /// number, and after a loss of power they must be found there.
     pub async fn spread(&self, ino: Ino) -> Result<Reply> {
         self.target.zone.reserve(64).await?;
         let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;

@@ -1,17 +1,17 @@
 //! A batch of small writes of many files, and closes of many files in one message.
 //!
-//! Owns: the order of spans, plans, disk and log for several objects at once. Does not own: what one write is made of
+//! Owns: the order of spans, plans, disk and log for several objects at once. Does not own: the steps of one write
 //! (`data`).
 //!
-//! Invariants: those of `data`. One span is taken for each object, in ascending order of objects, as in every request
-//! that holds several, so there is no deadlock. A part waits for disks and for the spans of requests that wait for
-//! nothing else, never for an answer of a mount: a part that would need that is refused with `Again`, and the client
-//! sends it alone. A failure of one part concerns that part only; the others are executed. Parts whose blocks would not
-//! be contiguous with others on the disk are accepted into memory first (`accept`), in a record of their own. All other
-//! parts of a step are in one record; they are planned one after the other, so that their new blocks are contiguous if
-//! there is space, and adjacent blocks are one disk write. The last record of the last step contains the answer: a
-//! batch that is interrupted before is sent again, and writes the same bytes once more, under the locks that the mount
-//! still holds.
+//! Invariants: those of `data`. One span is taken for each object, in ascending order of objects. All requests that
+//! hold several spans take them in this order, so there is no deadlock. A part waits for disks and for the spans of
+//! requests that wait for nothing else, never for an answer of a mount. A part that would need such an answer is
+//! refused with `Again`, and the client sends it alone. A failure of one part concerns only that part, and the others
+//! are executed. Parts whose blocks would not be contiguous with others on the disk are accepted into memory first
+//! (`accept`), in a record of their own. All other parts of a step are in one record. They are planned one after the
+//! other, so that their new blocks are contiguous if there is space, and adjacent blocks are one disk write. The last
+//! record of the last step contains the answer. A batch that is interrupted before that is sent again, and writes the
+//! same bytes once more, under the locks that the mount still holds.
 
 use super::accept::{Accepted, Accepting};
 use crate::counters::add;
@@ -33,7 +33,8 @@ use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
 use std::ops::Range;
 
-/// Bytes of a record for a part beside its blocks, at most: its object, its inode, pieces of the extents around.
+/// Most bytes of a record for a part in addition to its blocks: its object, its inode, and pieces of the surrounding
+/// extents.
 const PART_BYTES: u64 = 512;
 
 /// A part of a step with its bytes.
@@ -46,7 +47,7 @@ struct Part<'a> {
     is_single: bool,
 }
 
-/// The parts of a step with their bytes, which lie one after the other.
+/// The parts of a step with their bytes, which follow each other in the payload.
 fn cut<'a>(parts: &'a [BatchPart], mut bytes: &'a [u8]) -> Vec<Part<'a>> {
     let of = |index: usize| parts.get(index).map(|p| p.object);
     let with_bytes = parts.iter().enumerate().map(|(index, part)| {
@@ -111,7 +112,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::WrittenBatch(results))
     }
 
-    /// As many parts from `from` on as one record can name: all, unless the log is small.
+    /// As many parts from `from` on as one record can name. These are all parts, unless the log is small.
     fn step_from(&self, parts: &[BatchPart], from: usize) -> Range<usize> {
         let room = self.target.record_blocks_max() * BLOCK_BYTES;
         let mut bytes = 0;
@@ -122,7 +123,8 @@ impl<E: Env> RequestCx<E> {
         from..from + fits.count().max(1)
     }
 
-    /// Writes what fits one record; adds the result of each part to `results`. The last step is logged with the answer.
+    /// Writes the parts that fit into one record, and adds the result of each part to `results`. The last step is
+    /// logged with the answer.
     async fn batch_step(
         &self,
         parts: &[BatchPart],
@@ -227,7 +229,7 @@ impl<E: Env> RequestCx<E> {
         spans
     }
 
-    /// The last look at a part before it is changed; the generation to go by.
+    /// The last check of a part before it is changed. Returns the generation to use.
     fn check_part(&self, part: &BatchPart) -> Result<u64> {
         if self.is_unopened(part.object) {
             return Err(Errno::Again);
@@ -255,8 +257,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Takes the parts that are accepted into memory, and those that fail, out of `parts`, and appends the record of
-    /// the former, in one step. The record, with the answer if this is the last step, if no part is left.
+    /// Removes from `parts` the parts that are accepted into memory and those that fail. Appends the record of the
+    /// accepted ones, in the same step. The record, with the answer if this is the last step, if no part is left.
     fn accept_parts(&self, parts: &mut Vec<Part<'_>>, outcomes: &mut [Result<()>], last: bool) -> Option<Lsn> {
         self.target.exhume();
         let mut accepted = Accepted::default();
@@ -296,8 +298,8 @@ impl<E: Env> RequestCx<E> {
         Some(self.append_accepted(accepted, reply.as_ref()))
     }
 
-    /// Whether a part that is written with the others has its blocks in one piece: it is overwritten in place, or is
-    /// all of its file.
+    /// Whether a part that is written together with the others has its blocks in one piece: it is overwritten in place,
+    /// or is all of its file.
     fn is_better_together(&self, p: &Part<'_>) -> bool {
         let is_whole = || {
             let end = self.target.data.borrow().object(p.part.object).map_or(0, |o| o.end);

@@ -5,10 +5,10 @@
 //! which blocks are kept and when they are dropped (`amphi_object::read_cache`).
 //!
 //! Invariants: the caller holds the range of the plan, so the requested bytes do not change meanwhile. Surrounding
-//! blocks are not held: they are kept only if no write of them was under way (`OnTheWay::end`) and they match their
-//! checksums, and no error is reported if they do not. Kept blocks were verified when they were read from the disk, or
-//! were written by a flush. A read waits for concurrent reads of the same blocks once, and then reads by itself; a read
-//! of many files does not wait.
+//! blocks are not locked. They are kept only if no write of them was under way (`OnTheWay::end`) and they match their
+//! checksums. No error is reported if they do not match. Kept blocks were verified when they were read from the disk,
+//! or were written by a flush. A read waits at most once for concurrent reads of the same blocks, and then reads by
+//! itself. A read of many files does not wait.
 
 use super::read_way::{ReadWay, State, way};
 use crate::counters::add;
@@ -65,7 +65,8 @@ pub(super) struct Fetch {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// The blocks of a plan that was made in this step; holes and what only memory has are arbitrary or zeros.
+    /// The blocks of a plan that was made in this step. Holes, and bytes that are only in memory, have arbitrary
+    /// content or zeros.
     pub(super) async fn read_blocks(&self, object: ObjectId, plan: &ReadPlan, advice: ReadAdvice) -> Result<Buf> {
         let counters = &self.worker.counters;
         let runs = runs_of(plan);
@@ -157,8 +158,8 @@ impl<E: Env> RequestCx<E> {
         })
     }
 
-    /// Copies kept blocks into the blocks of a plan; returns those that are not kept. Everything else is filled with
-    /// zeros.
+    /// Copies kept blocks into the blocks of a plan. Returns the blocks that are not kept. Everything else is filled
+    /// with zeros.
     fn copy_kept(&self, plan: &ReadPlan, runs: &[Run], buf: &mut Buf) -> Vec<Run> {
         let from_block = plan.aligned().start / BLOCK;
         let (mut missing, mut filled) = (Vec::new(), 0);
@@ -201,7 +202,7 @@ impl<E: Env> RequestCx<E> {
         verified.get().map(|()| buf)
     }
 
-    /// Reads pieces; calls `look` with each when it has arrived.
+    /// Reads pieces, and calls `look` with each when it has arrived.
     async fn read_disk(
         &self,
         buf: Buf,

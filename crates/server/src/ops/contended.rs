@@ -1,10 +1,10 @@
-//! Which objects an answer says of whether they are contended.
+//! Which objects the contention report in an answer concerns.
 //!
 //! Owns: which objects of a request its answer reports about (in every reply to a lock, a read and a write). Does not
 //! own: when an object is contended (`amphi_dlm`), how the client reacts.
 //!
-//! Invariant: an answer tells of the objects that the request was about, whatever became of it: also of those it did
-//! not get.
+//! Invariant: an answer reports on the objects of the request, whatever its result was, even on objects that it could
+//! not lock.
 
 use crate::worker::Worker;
 use crate::zone_target::Target;

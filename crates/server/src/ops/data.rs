@@ -3,12 +3,11 @@
 //! Owns: the order of lock, span, plan, disk and log for file data. Does not own: the choice of blocks (`amphi_data`),
 //! which mount may cache what (`amphi_dlm`), holes and preallocated blocks (`allocate`).
 //!
-//! Invariants: the client's lock (or the target's own for a direct request) comes first, then log space (a flush does
-//! not wait for it, because the space that it frees may be what others wait for), then the span, then the plan. The
-//! session is checked right before the disk operation. A plan is committed or aborted before the span is released. A
-//! record that points at fresh blocks is appended after these are written, and is marked so (`Order::AfterData`). The
-//! payload is written from the buffer in which it arrived: only bytes of a smaller segment, or with another alignment,
-//! are copied.
+//! Invariants: the order is: the client's lock (or the target's own for a direct request), log space, the span, the
+//! plan. A flush does not wait for log space, because others may wait for the space that it frees. The session is
+//! checked right before the disk operation. A plan is committed or aborted before the span is released. A record that
+//! points at fresh blocks is appended after these are written, and is marked so (`Order::AfterData`). The payload is
+//! written from the buffer in which it arrived: only bytes of a smaller segment, or with another alignment, are copied.
 
 use super::accept::Accepting;
 use crate::coherence::locks::DirectLock;
@@ -53,7 +52,7 @@ pub(super) enum Step {
     Full(Buf),
 }
 
-/// From where the new blocks of a step may be taken.
+/// Which blocks a step may use as new ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
     /// What is free.
@@ -100,9 +99,9 @@ impl<E: Env> RequestCx<E> {
         self.target.coherence.locks.direct(now_ns, self.session, object, mode, range, sent).await.map(Some)
     }
 
-    /// The truncate generation that applies to a request. Locks order a request and a truncate by another client, so
-    /// the request is entirely before or entirely after it, whatever generation its client knows. A mount in sole mode
-    /// truncates without locks: a write-back from before the truncate, with an older generation, is refused.
+    /// The truncate generation that applies to a request. Locks order a request and a truncate by another client. So
+    /// the request is entirely before or entirely after the truncate, whatever generation its client knows. A mount in
+    /// sole mode truncates without locks: a write-back from before the truncate, with an older generation, is refused.
     pub(super) fn generation(&self, object: ObjectId, known: u64, server_lock: bool) -> u64 {
         let ordered = server_lock || self.target.coherence.tokens.on();
         if ordered { known.max(self.target.data.borrow().generation(object)) } else { known }
@@ -174,7 +173,7 @@ impl<E: Env> RequestCx<E> {
         self.write_steps(object, range, generation, kind, payload, true).await
     }
 
-    /// Writes in as many steps as it takes; `last`: nothing of the request follows.
+    /// Writes in as many steps as necessary. `last`: nothing else of the request follows.
     pub(super) async fn write_steps(
         &self,
         object: ObjectId,
@@ -203,7 +202,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Writes what fits one record.
+    /// Writes the part that fits into one record.
     async fn write_record(
         &self,
         object: ObjectId,
@@ -219,7 +218,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Writes what fits one record; the last step of a request is logged with its answer.
+    /// Writes the part that fits into one record. The last step of a request is logged with its answer.
     #[expect(clippy::too_many_arguments, reason = "the parts of a request, and where it stands")]
     pub(super) async fn write_step(
         &self,
@@ -321,13 +320,14 @@ impl<E: Env> RequestCx<E> {
         self.target.free_blocks(false).saturating_sub(granted) * BLOCK >= wanted
     }
 
-    /// How writes are planned: another mount may read before a request is sent again after a crash and must not find
+    /// How writes are planned. Another mount may read after a crash, before a request is sent again, and must not find
     /// half of it.
     pub(super) fn fresh(&self) -> Fresh {
         if self.target.coherence.tokens.on() { Fresh::Written } else { Fresh::Needed }
     }
 
-    /// Adds the time since `since_ns` to one part of the time of a write, and returns it, ns; the next part begins now.
+    /// Adds the time since `since_ns` to one part of the time of a write, and returns it in ns. The next part begins
+    /// now.
     fn lap(&self, since_ns: &mut u64, part: &Cell<u64>) -> u64 {
         let now_ns = self.worker.now_ns();
         let passed = now_ns.saturating_sub(*since_ns);

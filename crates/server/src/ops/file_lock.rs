@@ -1,7 +1,7 @@
 //! Locks of applications on files.
 //!
-//! While sessions of an earlier run have not presented their locks, no new lock is granted, and clients are told to
-//! send such requests again later.
+//! While sessions of an earlier run have not presented their locks, no new lock is granted, and clients are informed
+//! that they should send such requests again later.
 
 use crate::counters::add;
 use crate::worker::Worker;

@@ -1,17 +1,17 @@
 //! Flushing: bytes that were accepted into memory get their blocks.
 //!
-//! Owns: how a unit is written, what is flushed next, the agent that does it. Does not own: what is delayed
+//! Owns: how a unit is written, what is flushed next, the agent that does it. Does not own: the delayed bytes
 //! (`amphi_data::Delayed`), the memory (`write_back`).
 //!
-//! A unit of 1 MiB that is delayed as a whole is flushed at once; the rest when it has aged, when the memory is half
-//! full, and for who calls `fsync`. All that is delayed of a unit gets its blocks together, in one piece where there is
-//! one, leaves in as few requests of the disk as its blocks allow, and is one record.
+//! A unit of 1 MiB that is delayed as a whole is flushed at once. Other bytes are flushed when they are old enough,
+//! when the memory is half full, and for callers of `fsync`. All delayed bytes of a unit get their blocks together, in
+//! one piece if there is one. They are written with as few disk requests as the blocks permit, and are one record.
 //!
-//! Invariants: a flush locks its blocks exclusively. The blocks that it covers are overwritten in place also while
-//! other mounts read: until its record is kept the log refers to the bytes in memory, and a restarted server writes
-//! them again before it serves any request. If a disk write fails, it is tried once more on other blocks; if that fails
-//! too, the bytes stay in memory and are flushed later, and meanwhile an `fsync` that needs them reports the failure.
-//! At most `FLUSHES_MAX` units of a target are in flight for each caller that flushes.
+//! Invariants: a flush locks its blocks exclusively. A flush overwrites existing blocks in place even while other
+//! mounts read them. Until its record is kept, the log refers to the bytes in memory, and a restarted server writes
+//! them again before it serves any request. If a disk write fails, it is tried once more on other blocks. If that fails
+//! too, the bytes stay in memory and are flushed later. Meanwhile an `fsync` that needs them reports the failure. At
+//! most `FLUSHES_MAX` units of a target are in flight for each caller that flushes.
 
 use super::names::plain_view;
 use crate::counters::add;
@@ -47,7 +47,7 @@ type UnitKey = (ObjectId, u64);
 struct Gap {
     /// Bytes of the file.
     range: ByteRange,
-    /// Where the block is on the disk; `None`: it has zeros.
+    /// Where the block is on the disk. `None` means that it has zeros.
     physical: Option<u64>,
 }
 
@@ -211,8 +211,8 @@ impl<E: Env> Target<E> {
     }
 
     /// Fills whole blocks with the delayed bytes of a plan and with what the blocks have around and between them.
-    /// Returns blocks of which the latter is damaged: what was accepted gets its place, but they stay damaged; and
-    /// whether the file is to have checksums.
+    /// Returns the blocks that are damaged on the disk. The accepted bytes are written to their places, but these
+    /// blocks stay damaged. Also returns whether the file is to have checksums.
     async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<(Vec<u64>, DataChecksums)> {
         let start = plan.aligned().start;
         debug_assert_eq!(aligned.len() as u64, plan.aligned().len(), "whole blocks");
@@ -245,7 +245,7 @@ impl<E: Env> Target<E> {
         Ok((damaged, asked))
     }
 
-    /// The bytes between the delayed parts of a plan: each gap lies in one block.
+    /// The bytes between the delayed parts of a plan. Each gap lies within one block.
     fn gaps(&self, plan: &WritePlan, parts: &[Overlay]) -> Vec<Gap> {
         let data = self.data.borrow();
         let mut gaps = Vec::new();
@@ -285,7 +285,7 @@ impl<E: Env> Target<E> {
         debug_assert!(noted.is_ok(), "the inode is a file");
     }
 
-    /// Puts the delayed parts of a read over what the disk has; `aligned` are the whole blocks of the plan.
+    /// Puts the delayed bytes of a read over those from the disk. `aligned` are the whole blocks of the plan.
     pub fn overlay(&self, plan: &amphi_data::ReadPlan, aligned: &mut [u8]) -> Result<()> {
         let start = plan.aligned().start;
         for part in &plan.overlays {

@@ -3,20 +3,20 @@
 //! Owns: what is done before such a write is refused, and how overwrites continue in a full target. Does not own: how a
 //! write is carried out (`data`), which blocks are kept back (`amphi_data`).
 //!
-//! An overwrite needs new blocks as well: parts of blocks, blocks with checksums, and all blocks while there are
+//! An overwrite needs new blocks as well. Parts of blocks, blocks with checksums, and all blocks while there are
 //! several mounts are written to new places, and the old blocks are freed when the record is stable. An overwrite must
-//! not be refused because of that: a program that stays within the available space never gets ENOSPC, least of all from
-//! `fsync`. So some blocks are reserved, of which overwrites use three quarters, one write at a time: in steps of that
-//! many blocks, each of which frees its old blocks before the next step begins. A write that extends the file is
-//! refused before any of it is written.
+//! not be refused because of that. A program that stays within the available space never gets ENOSPC, least of all from
+//! `fsync`. So some blocks are reserved. One overwrite at a time uses three quarters of them, in steps of that many
+//! blocks. Each step frees its old blocks before the next step begins. A write that extends the file is refused before
+//! any of it is written.
 //!
-//! Overwrites under way have taken new blocks and have not freed the old ones: until they are done, the free space
-//! looks smaller than it is. A write waits for them before it is refused, and meanwhile no other write begins; later
-//! ones queue behind it.
+//! Overwrites under way have allocated new blocks and have not freed the old ones yet. Until they have ended, the free
+//! space looks smaller than it is. A write waits for them before it is refused. Meanwhile no other write begins, and
+//! later ones queue behind it.
 //!
-//! Invariants: one write of a target at a time uses the reserved blocks, and it waits for nothing that waits for it: it
-//! holds no span when it takes its turn, and a caller with a plan waits for no turn. Each step is a record of its own,
-//! like the steps of a write that is too large for one record.
+//! Invariants: only one write of a target at a time uses the reserved blocks, and it waits for nothing that waits for
+//! it. It holds no span when it takes its turn, and a caller with a plan waits for no turn. Each step is a record of
+//! its own, like the steps of a write that is too large for one record.
 //!
 //! The number: with 64 blocks kept back, a mebibyte that is overwritten in a full target costs six syncs.
 
@@ -57,7 +57,7 @@ impl<E: Env> RequestCx<E> {
     /// Executes a write for which there was no space, after everything that can free space. The write is at most as
     /// long as one record can name.
     ///
-    /// Errors: `NoSpace` if there is no space for the blocks that it adds; then nothing was written, unless others took
+    /// Errors: `NoSpace` if there is no space for the blocks that it adds. Then nothing was written, unless others took
     /// the space meanwhile.
     pub(super) async fn write_full(
         &self,
@@ -101,8 +101,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Writes a step with reserved blocks. Writes that were under way when the turn began may have used the space: then
-    /// it checks once more.
+    /// Writes a step with reserved blocks. Writes that were under way when the turn began may have used the space. In
+    /// that case it checks once more.
     async fn write_kept(
         &self,
         object: ObjectId,
@@ -125,8 +125,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether there is space for what a write of `range` adds, after all writes under way have ended. The caller holds
-    /// no span and no plan.
+    /// Whether there is space for the blocks that a write of `range` adds, after all writes under way have ended. The
+    /// caller holds no span and no plan.
     async fn has_room_at_last(&self, object: ObjectId, range: ByteRange, cover: Cover) -> Result<bool> {
         loop {
             self.target.find_room().await?;
@@ -138,13 +138,13 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether no block is taken that will be free by itself.
+    /// Whether no block is in use that will become free by itself.
     fn is_settled(&self) -> bool {
         let data = self.target.data.borrow();
         data.planned_blocks() == 0 && data.pending_blocks() == 0
     }
 
-    /// Plans an operation that only adds blocks; it is not refused before writes under way have freed the blocks that
+    /// Plans an operation that only adds blocks. It is refused only after writes under way have freed the blocks that
     /// they replace. The caller may hold spans, since writes with a plan already hold the spans that they need.
     pub(super) async fn plan_growth<T>(&self, mut plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
         let (mut looks, mut calls) = (0, 0);

@@ -3,15 +3,14 @@
 //! Owns: how much is granted to which session, and requesting grants back. Does not own: the grants and what writes
 //! take from them (`amphi_data`), what a mount counts against its grant (the client).
 //!
-//! A session requests a grant once. Later its own writes renew its share: the blocks that a write takes are granted
-//! again in the same record, so that nothing changes and nothing is logged, as long as the share has not become
-//! smaller. A share is a part of the blocks that are not granted, so it shrinks with the free space. If a request
-//! without a grant finds no space, all sessions are asked to return what they do not need, before the request is
-//! refused.
+//! A session requests a grant once. Later its own writes renew its share. The blocks that a write takes are granted
+//! again in the same record. So nothing changes and nothing is logged, as long as the share has not become smaller. A
+//! share is a part of the blocks that are not granted, so it shrinks with the free space. If a request without a grant
+//! finds no space, all sessions are asked to return blocks that they do not need, before the request is refused.
 //!
-//! Invariants: a session learns of blocks only when the record that grants them survives a kill of the server; these
-//! blocks are there for its writes, whatever others do, until it returns them or its session ends. A write with a grant
-//! waits for no mount.
+//! Invariants: a session learns of blocks only when the record that grants them survives a kill of the server. These
+//! blocks are reserved for its writes, whatever others do, until it returns them or its session ends. A write with a
+//! grant waits for no mount.
 //!
 //! The number: with one mount a share is an eighth of the free space, so a mount with 2.5 GiB of dirty bytes is not
 //! affected by grants above 20 GiB of free space.
@@ -30,11 +29,11 @@ use std::time::Duration;
 const SHARE: u64 = 4;
 /// Less is not worth a record, blocks.
 const LEAST: u64 = 32;
-/// How often the target checks whether all sessions that were asked have answered.
+/// How often the target checks whether all sessions that got the request have answered.
 const LOOK: Duration = Duration::from_millis(1);
-/// How long mounts have to write back, before they are asked again.
+/// How much time mounts have to write back before they get the request again.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How often they are asked before a write is refused.
+/// How often mounts get the request before a write is refused.
 pub(super) const CALLS_MAX: u32 = 16;
 
 /// Adds to answers what the session has been granted, for requests that concern grants.
@@ -103,7 +102,7 @@ impl<E: Env> RequestCx<E> {
         (cover == Cover::Granted).then_some(self.session)
     }
 
-    /// Grants a session with a cache what it lacks of its share, if that is much, in a record of its own.
+    /// Grants a session with a cache the rest of its share, if that is much, in a record of its own.
     pub(super) fn top_up(&self, cover: Cover) {
         let target = &self.target;
         if cover == Cover::None || !target.has_session(self.session) {
@@ -125,7 +124,7 @@ impl<E: Env> RequestCx<E> {
         target.data.borrow_mut().grants.raised_by(self.session, lsn.0);
     }
 
-    /// Asks the sessions to return unused grants, and waits for their answers. Returns whether it is worth to look for
+    /// Asks the sessions to return unused grants, and waits for their answers. Returns whether it pays to look for
     /// space again: blocks were returned, or are being written back and may be free the next time.
     pub(super) async fn call_grants_back(&self) -> bool {
         let target = &self.target;

@@ -1,13 +1,14 @@
-//! Directories that were moved or removed: other mounts are told, so that their kernels have them where they are.
+//! Directories that were moved or removed: other mounts are informed, so that their kernels find them at their new
+//! places.
 //!
-//! A kernel keeps one place for each directory that it knows, and uses it for `..` and for the path of a working
-//! directory, without asking its mount. It moves a directory when a look-up shows it at its new place, and drops it
-//! when a look-up finds that it is gone; but it may be long until any program looks there. So each other mount is
-//! informed where to look, and makes its kernel look the name up; the change is answered when all have done so, after a
-//! moment at most (`coherence::questions`).
+//! A kernel keeps one place for each directory that it knows. It uses this place for `..` and for the path of a working
+//! directory, without a request to its mount. It moves a directory when a look-up shows it at its new place, and drops
+//! it when a look-up finds that it does not exist. But it may take long until any program makes such a look-up. So each
+//! other mount is informed of the name, and makes its kernel look the name up. The change is answered when all have
+//! done so, or after a short time (`coherence::questions`).
 //!
-//! Owns: who is told. Does not own: how a mount looks. Invariant: nothing that a mount may need to look is held
-//! meanwhile, neither names nor tokens nor the lock on moving directories.
+//! Owns: who is told. Does not own: how a mount makes its kernel look the name up. Invariant: nothing that a mount may
+//! need to look is held meanwhile, neither names nor tokens nor the lock on moving directories.
 
 use crate::counters::add;
 use crate::worker::request::RequestCx;

@@ -22,10 +22,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Access times in one record: what holds the inodes meanwhile stays short.
+/// Most access times in one record, so that the inodes are locked only for a short time.
 const ACCESSED_MAX: usize = 64;
 /// How long opens of an earlier run are kept for a session that has reconnected and may repeat its requests of that
-/// run: it does so as soon as it is back, and again if the connection breaks; after a minute it gives up
+/// run. It repeats them as soon as it has reconnected, and again if the connection breaks. After a minute it gives up
 /// (`transport.give_up_s`).
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
 /// Files that are presented in one record, or called back at once.
@@ -43,8 +43,8 @@ pub struct Opening<'a> {
     pub exec: bool,
     /// The client named the inode, and has dropped what it cached of it if it opens for writing.
     pub known: bool,
-    /// The request of the session at another target: it counts once for each request, since the requesting target may
-    /// have been restarted in between, and so may this target.
+    /// The request of the session at another target. The open is counted once for each request, because the requesting
+    /// target may have been restarted in between, and so may this target.
     pub by: Option<(TargetId, RequestId)>,
 }
 
@@ -146,8 +146,8 @@ fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access,
     meta.check_open(cred, ino, Want { read: access.read && !exec, write: access.write, exec })
 }
 
-/// An open of the inode has ended: destroys the inode if it has no name and no open, and settles its size if no session
-/// writes it any more.
+/// An open of the inode has ended. Destroys the inode if it has no name and no open, and settles its size if no session
+/// has it open for writing any more.
 pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.objects.spread)) else { return };
     if nlink == 0 {
@@ -171,8 +171,8 @@ pub async fn open_again<E: Env>(
     open_here(worker, target, ino, how).await.map(drop)
 }
 
-/// When the session has had time to repeat requests of an earlier run, ends the opens that are still kept for that:
-/// most of these files were closed in that run.
+/// Ends the opens that are still kept when the session has had time to repeat requests of an earlier run. Most of these
+/// files were closed in that run.
 fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     if !target.sessions.slots.borrow().kept_opens().any(|(s, _, _)| s == session) {
         return;
@@ -258,9 +258,9 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Done)
     }
 
-    /// Updates access times, with one record. No client waits for this, and it is left out while an operation has the
-    /// inode locked, or if the log is nearly full, since only a time is lost. With tokens it is a change like any
-    /// other, after the answer, and one for all of these inodes: each mount that caches their attributes gets one
+    /// Updates access times, with one record. No client waits for this. It is left out while an operation has the inode
+    /// locked, or if the log is nearly full, because only a time is lost. With tokens it is a change like any other,
+    /// made after the answer, and one for all of these inodes. So each mount that caches their attributes gets one
     /// revocation.
     fn accessed(&self, times: Vec<(Ino, Timespec)>) {
         let apply = |target: &Target<E>, times: &[(Ino, Timespec)]| {
@@ -313,8 +313,9 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// `Request::Represent`. If others did not wait for the session, files that it writes may have been settled
-    /// meanwhile, and other mounts may cache their attributes. The session continues to write without notice, so before
-    /// the answer these files are marked as spread again, stably, and no mount caches their attributes.
+    /// meanwhile, and other mounts may cache their attributes. The session continues to write without a further
+    /// message. So before the answer these files are marked as spread again, stably, and no mount caches their
+    /// attributes.
     ///
     /// For a client whose users are mapped (`users`), only opens are accepted that one of these users could get now.
     pub async fn represent(

@@ -1,6 +1,6 @@
 //! Requests about pages that a mount could not take back before it gave its locks back.
 //!
-//! Owns: how they are read anew and written back. Does not own: what is known of changes beneath them (`left_pages`).
+//! Owns: how they are read anew and written back. Does not own: the record of changes below pages (`left_pages`).
 
 use super::data::{WriteKind, write_growth};
 use crate::coherence::locks::DirectLock;
@@ -13,7 +13,8 @@ use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
 use amphi_wire::{ReadAdvice, Reply};
 use std::rc::Rc;
 
-/// A change of bytes under way: noted when it begins, and again when it ends, as pages may be read in between.
+/// A change of bytes under way. It is noted when it begins and again when it ends, because pages may be read in
+/// between.
 pub(super) struct Changed<E: Env> {
     target: Rc<Target<E>>,
     ino: Ino,

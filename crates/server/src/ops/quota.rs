@@ -1,14 +1,14 @@
-//! Quotas: what an owner may use, where space is promised (docs/design/quotas.md).
+//! Quotas: whether an owner may use more space, at the places where space is promised (docs/design/quotas.md).
 //!
 //! Owns: checking limits before something is written or made, the requests between a target and target 0, and what
-//! users see and set. Does not own: how limits are dealt out (`amphi_quota`), the counts (`meta`, `data`).
+//! users see and set. Does not own: how limits are divided (`amphi_quota`), the counts (`meta`, `data`).
 //!
 //! Limits are checked where space is needed: for a write without a grant, an allocation, and every operation that makes
-//! an inode or changes its owner. A write with a grant was accepted by its mount, so it is not refused; mounts are
+//! an inode or changes its owner. A write with a grant was accepted by its mount, so it is not refused. Mounts are
 //! informed in time that they must not accept more (`Grant::limits`).
 //!
-//! Invariants: what is admitted is held until it is counted (`Admitted`); the ledger's answer is waited for with the
-//! span of the write held, and collecting takes no span.
+//! Invariants: what is admitted is reserved until it is counted (`Admitted`). A write waits for the ledger's answer
+//! while it holds its span, and collecting shares takes no span.
 
 pub(crate) mod accounts;
 pub(crate) mod counting;
@@ -32,7 +32,7 @@ use std::time::Duration;
 pub(crate) const LEDGER: TargetId = TargetId(0);
 /// Pause before the check whether requests that were under way have left something is repeated.
 const AGAIN: Duration = Duration::from_millis(1);
-/// How often a request asks for a larger share of a limit: others may be faster each time.
+/// How often a request asks for a larger share of a limit. Others may use up the share each time.
 const ASKS_MAX: u32 = 1000;
 /// Pause before more of a limit is requested ahead of need again.
 const AHEAD_EVERY: Duration = Duration::from_millis(20);
@@ -84,7 +84,7 @@ async fn ask_more<E: Env>(
     }
 }
 
-/// Gets space for `wanted` within the limits of an owner; `alive` is checked after every wait. `None`: the owner has no
+/// Gets space for `wanted` within the limits of an owner. `alive` is checked after every wait. `None`: the owner has no
 /// limit.
 ///
 /// Errors: `Quota`, and the errors of `alive`.
@@ -152,14 +152,15 @@ impl<E: Env> RequestCx<E> {
         admit(&self.worker, &self.target, owner, Amount { blocks, inodes: 0 }, &|| self.alive()).await
     }
 
-    /// Whether a write may add to what a limited account uses, and is not covered by a grant.
+    /// Whether a write may increase the use of an account with a limit, and is not covered by a grant.
     pub(super) fn is_limited(&self, object: ObjectId, range: ByteRange, cover: Cover) -> bool {
         cover != Cover::Granted
             && self.target.counts.quota.shares.borrow().is_on()
             && self.target.data.borrow().charge_of_write(object, range) > 0
     }
 
-    /// Whether a write finds room within limits without waiting. If it does not, nothing is held.
+    /// Whether a write is within the limits, as far as this can be decided without waiting. If it does not, nothing is
+    /// held.
     pub(super) fn admits_write_now(&self, object: ObjectId, range: ByteRange, cover: Cover) -> bool {
         let shares = self.target.counts.quota.shares.borrow();
         if cover == Cover::Granted || !shares.is_on() {
@@ -172,7 +173,7 @@ impl<E: Env> RequestCx<E> {
         shares.admit(owner, wanted, self.worker.now_ns(), used) == Admission::Yes
     }
 
-    /// Finds room within limits for the inode that `parts` make, at its own target.
+    /// Gets space within the limits for the inode that `parts` make, at its own target.
     ///
     /// Errors: `Quota`.
     pub(super) async fn admit_inode(&self, parts: &[Part]) -> Result<Option<Admitted<E>>> {
@@ -198,7 +199,7 @@ impl<E: Env> RequestCx<E> {
         Ok(None)
     }
 
-    /// Finds room within the limits of those to whom the inode is given, unless the caller may give everything away.
+    /// Gets space within the limits of the new owners of an inode, unless the caller may give away any file.
     ///
     /// Errors: `Quota`.
     pub(super) async fn admit_gift(
@@ -263,7 +264,7 @@ impl<E: Env> RequestCx<E> {
         self.target.meta.borrow().charged(ino).map(Reply::Owner)
     }
 
-    /// How near the owner of what was written or opened is to a limit on this target. If the owner is near the limit, a
+    /// How near the owner of a written or opened file is to a limit on this target. If the owner is near the limit, a
     /// larger share is requested ahead of need.
     fn nearness(&self, object: ObjectId) -> Nearness {
         let Some(owner) = self.owner_of(object) else { return Nearness::Unlimited };

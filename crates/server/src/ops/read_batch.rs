@@ -1,15 +1,15 @@
 //! Small files of a directory, opened and read ahead of their reader, many in one message.
 //!
-//! Owns: what may be had without waiting, and the order in which a file is checked, locked, opened and read. Does not
-//! own: what the client makes of it.
+//! Owns: what can be had without waiting, and the order in which a file is checked, locked, opened and read. Does not
+//! own: how the client uses it.
 //!
-//! Invariants: a part waits for disks, and for a lock of a mount that does not have the file open for writing, a moment
-//! [20 ms] in all, and only if the client wants that, because a mount that makes files keeps their locks for long. It
-//! never waits for a change of names or attributes, for a writer or for a restart. A part that would have to wait so is
-//! answered `Again` and leaves nothing behind: no open, no lock, no token. Everything in a part is read, checked for
-//! permission and granted in one step, under the lock on its bytes, so it is valid from that moment on as long as the
-//! lock is held. Spans are taken only if they are free, so their order does not matter. There is no deadlock, since the
-//! only wait for others is bounded.
+//! Invariants: a part waits for disks. It also waits for a lock of a mount that does not have the file open for
+//! writing, but at most 20 ms in all, and only if the client requests that, because a mount that makes files keeps
+//! their locks for long. It never waits for a change of names or attributes, for a writer or for a restart. A part that
+//! would have to wait longer is answered with `Again` and has no effect: no open, no lock, no token. Everything in a
+//! part is read, checked for permission and granted in one step, under the lock on its bytes. So it is valid from that
+//! moment on as long as the lock is held. Spans are taken only if they are free, so their order does not matter. There
+//! is no deadlock, since the only wait for others is bounded.
 
 use crate::counters::add;
 use crate::planted::{self, Mistake};
@@ -34,7 +34,8 @@ use std::time::Duration;
 /// How the files of a batch are opened.
 const READ: Access = Access { read: true, write: false };
 
-/// How long locks are waited for that were asked back: some round trips to a mount that has nothing to write back.
+/// How long the server waits for locks that were called back: some round trips to a mount that has nothing to write
+/// back.
 const ASK_BACK_WAIT: Duration = Duration::from_millis(20);
 
 /// Why a part is not had.
@@ -150,7 +151,8 @@ impl<E: Env> RequestCx<E> {
         };
     }
 
-    /// Asks the locks in the way of these parts back, and waits a moment for them. Whatever has not come then is left.
+    /// Calls back the locks that conflict with these parts, and waits a short time for them. After that time it does
+    /// not wait for the others.
     async fn ask_back(&self, parts: &[ReadPart], blocked: &[usize]) -> Vec<Option<Granted>> {
         let grants = RefCell::new(vec![None; blocked.len()]);
         let waits = join_all(blocked.iter().enumerate().map(|(at, &index)| {
@@ -183,8 +185,9 @@ impl<E: Env> RequestCx<E> {
 
     /// Opens one file, and plans to read it if its bytes are wanted. In one step.
     ///
-    /// Errors: `Again` for what cannot be had without waiting, `FileTooBig` above the bound, `Stale` if the name is
-    /// another file's or the file is not of the kind that travels so; those of looking up and opening.
+    /// Errors: `Again` if the file cannot be opened without waiting; `FileTooBig` above the bound; `Stale` if the name
+    /// leads to another inode, or if the file is not of the kind that can be fetched in this way; errors of looking up
+    /// and opening.
     fn open_ahead(
         &self,
         asked: &Asked,
@@ -260,7 +263,7 @@ impl<E: Env> RequestCx<E> {
         Ok(self.target.view_of(&meta, part.ino, &inode))
     }
 
-    /// The bytes of all plans, one after another; `None` if the disk failed.
+    /// The bytes of all plans, one after another, or `None` if the disk failed.
     async fn read_ahead(&self, wanted: &[Wanted]) -> Option<Buf> {
         let blocks = |w: &Wanted| w.plan.aligned().len() as usize;
         let buf = Buf::scratch(wanted.iter().map(blocks).sum());

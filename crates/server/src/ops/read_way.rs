@@ -4,12 +4,13 @@
 //! (`cached_read`), recognising adjacent reads (`amphi_object::read_pattern`).
 //!
 //! Kept blocks are served from memory. Otherwise a sole mount caches what it reads itself, and large reads are sent
-//! from the disk to the mount without a copy. Of the other reads, one without another read nearby loads nothing: random
-//! reads cost no more than without the cache, and reading everything once fills no memory. A read near another one
-//! loads its 64 KiB, and nearby reads of several mounts load the whole mebibyte around them, which the next ones find.
+//! from the disk to the mount without a copy. Of the other reads, one without another read nearby loads nothing. So
+//! random reads cost no more than without the cache, and reading everything once fills no memory. A read near another
+//! one loads the 64 KiB around it. Nearby reads of several mounts load the whole mebibyte around them, and the next
+//! reads find it.
 //!
-//! The advice of a program is followed: what it reads once is not kept, what it reads in sequence loads its mebibyte
-//! from the first read on, and what it reads at random is kept without its surroundings.
+//! The advice of a program is followed. What it reads once is not kept. What it reads in sequence loads its mebibyte
+//! from the first read on. What it reads at random is kept without its surroundings.
 
 use amphi_object::Beside;
 use amphi_types::limits::BLOCK;
@@ -17,7 +18,7 @@ use amphi_wire::ReadAdvice;
 
 /// Reads of this many bytes go past the memory, bytes.
 const LARGE_BYTES: u64 = 256 << 10;
-/// The piece that a read near another one loads: the whole blocks of this many bytes around it.
+/// What a read near another one loads: the whole blocks of this many bytes around it.
 const NEAR_UNIT_BYTES: u64 = 64 << 10;
 /// The piece that a read in a sequence loads.
 const FAR_UNIT_BYTES: u64 = 1 << 20;
@@ -85,7 +86,8 @@ pub(super) fn way(s: &State) -> ReadWay {
 mod tests {
     use super::*;
 
-    /// Goal: each part of the state moves the decision, and the reason names it. Method: one change at a time.
+    /// Goal: each part of the state moves the decision, and the reason names it. Method: each reason is tested by
+    /// changing one input at a time.
     #[test]
     fn each_reason_has_its_state() {
         let (advice, beside) = (ReadAdvice::Normal, Beside::Neighbour);

@@ -1,8 +1,8 @@
 //! Rename in all its modes, within a directory, across directories, across targets.
 //!
 //! A directory that changes its parent could become its own ancestor if another one moved at the same time. So such
-//! moves happen one at a time in the whole cluster, under a lock of target 0, and while it is held the walk from the
-//! new parent up to the root is certain.
+//! moves happen one at a time in the whole cluster, under a lock of target 0. While it is held, the walk from the new
+//! parent up to the root cannot change.
 
 use super::PLAN_TRIES;
 use super::moved::Changed;
@@ -28,7 +28,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Directories that other mounts have to look up after the rename: those with new places, and the place of one that
+    /// Directories that other mounts have to look up after the rename: those that were moved, and the place of one that
     /// was replaced.
     fn changed(&self, from: &(Ino, Name), to: &(Ino, Name), mode: plan::RenameMode) -> Vec<Changed> {
         let (from, to) = (&(self.from.directory(), from.1.clone()), &(self.to.directory(), to.1.clone()));

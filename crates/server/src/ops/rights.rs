@@ -1,4 +1,4 @@
-//! Which objects a session may touch: those of files that it has open.
+//! Which objects a session may access: those of files that it has open.
 //!
 //! Owns: the checks before a request on file data. Does not own: opens (`crate::session::opens`), what a target has
 //! learnt about sessions that access its stripes of other targets' files (`crate::session::rights`), locks.
@@ -12,9 +12,10 @@
 //! and which of them is back first is chance. To refuse its request as one for a file that has gone would let a write
 //! that goes to several targets fail in the middle.
 //!
-//! Invariant: an object is created only while its inode exists (and is marked as spread, unless it is stripe 0), on the
-//! target that the layout names, so the destruction of the inode finds it. Each change checks twice: before it waits
-//! for anything, and in the step in which it has its span, for which a destruction waits (`destroy_objects`).
+//! Invariant: an object is created only while its inode exists (and is marked as spread, unless the object is stripe
+//! 0), and only on the target that the layout names. So the destruction of the inode finds it. Each change checks
+//! twice: before it waits for anything, and in the step in which it has its span. A destruction waits for that span
+//! (`destroy_objects`).
 
 use crate::message::{TargetReply, TargetRequest};
 use crate::session::rights::{Right, Touch};
@@ -31,8 +32,8 @@ const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::fr
 
 /// The rights of a session on a file by this target's opens.
 ///
-/// Errors: `Stale` if the file is gone or being removed; `Inval` if it is not a file; `BadFd` if the session has not
-/// opened it; `Again` if the session has not reconnected after a restart of this target.
+/// Errors: `Stale` if the file does not exist or is being removed; `Inval` if it is not a file; `BadFd` if the session
+/// has not opened it; `Again` if the session has not reconnected after a restart of this target.
 pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Result<Right> {
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
@@ -53,8 +54,8 @@ pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Res
 impl<E: Env> RequestCx<E> {
     /// Whether the session may touch an object, before anything is waited for but the inode's target.
     ///
-    /// Errors: `Inval` if the object does not belong here; `NoEnt` if the file would have to be spread first; else as
-    /// `right_of`.
+    /// Errors: `Inval` if the object does not belong to this target; `NoEnt` if the file would have to be spread first;
+    /// otherwise as `right_of`.
     pub(super) async fn check_object(&self, object: ObjectId, touch: Touch) -> Result<()> {
         if object.ino.target() == self.target.id {
             return self.check_here(object, touch);

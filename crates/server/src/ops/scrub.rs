@@ -1,14 +1,15 @@
 //! `scrub_agent`: reads all file data of a target, so that damage is found before a program needs the bytes.
 //!
-//! Owns: what is read next, the pace, checksums for blocks that have none. Does not own: what is wrong (`checksums`).
+//! Owns: what is read next, the pace, checksums for blocks that have none. Does not own: what is done about damage
+//! (`checksums`).
 //!
 //! It reads the objects in their order, a chunk of `CHUNK_BLOCKS` at a time and never more than
 //! `server.scrub_bytes_per_s`, and begins again `PAUSE` after its end. Blocks that were written without checksums get
-//! the checksum of what is read, if they would get one when written now: nobody can know whether they are as they were
+//! the checksum of what is read, if they would get one when written now. Nobody can know whether they are as they were
 //! written, but later changes are detected.
 //!
-//! Invariant: a chunk is held as by a reader until the record with its new checksums is appended, so no block of it is
-//! written meanwhile, and the record follows all writes of them.
+//! Invariant: a chunk is locked as by a reader until the record with its new checksums is appended. So no block of it
+//! is written meanwhile, and the record follows all writes of them.
 
 use crate::counters::add;
 use crate::zone_target::Target;
@@ -35,11 +36,12 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// Bytes of items that a chunk may add, about.
 const ITEM_BYTES: u64 = CHUNK_BLOCKS * 8;
 
-/// A place between two chunks: the next chunk begins at this block, or behind it.
+/// A position between two chunks. The next chunk begins at this block or later.
 type Place = (ObjectId, u64);
 
 impl<E: Env> Target<E> {
-    /// Reads and verifies the next chunk behind `from`; where it ends and its bytes. `None`: there is no more.
+    /// Reads and verifies the next chunk after `from`. Returns where it ends and how many bytes it has. `None`: there
+    /// is no more.
     async fn scrub_chunk(&self, from: Option<Place>) -> Result<Option<(Place, u64)>> {
         let Some((object, block, blocks)) = self.data.borrow().next_written(from, CHUNK_BLOCKS) else {
             return Ok(None);
@@ -121,7 +123,7 @@ pub async fn scrub_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc
     }
 }
 
-/// Does one chunk; how long to wait then.
+/// Scrubs one chunk. Returns how long to wait then.
 async fn scrub_step<E: Env>(target: &Rc<Target<E>>, place: &mut Option<Place>, rate: u64) -> Duration {
     if !target.storage.write_back.has_begun() {
         return Duration::from_secs(1);

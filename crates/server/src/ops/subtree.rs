@@ -1,11 +1,12 @@
-//! Sessions that are bound to a tree: what they name is compared with it before a request is executed.
+//! Sessions that are bound to a tree: before a request is executed, the inodes that it names are compared with the
+//! tree.
 //!
-//! Owns: the comparison, here and at other targets. Does not own: what a request names (`session::reach`), projects
-//! (`amphi_meta`), which the border rests on.
+//! Owns: the comparison, here and at other targets. Does not own: which inodes a request names (`session::reach`),
+//! projects (`amphi_meta`), which form the border of a tree.
 //!
-//! Invariant: an inode outside is answered as one that does not exist, so numbers tell nothing. A name in a directory
-//! of the tree that leads out of it, which only an administrator can have made, is shown in listings, and `Access` to
-//! whoever follows it.
+//! Invariant: a request for an inode outside gets the same answer as for one that does not exist, so inode numbers
+//! reveal nothing. Only an administrator can have made a name in a directory of the tree that leads out of it. Listings
+//! show such a name, and following it gives `Access`.
 
 use crate::message::{TargetReply, TargetRequest};
 use crate::session::reach::{Reach, Tree, reach_of};
@@ -16,7 +17,8 @@ use amphi_types::{Errno, Ino, Result, TargetId, Timespec};
 use amphi_wire::{HeldLock, Request};
 use std::time::Duration;
 
-/// How long an inode's target is asked, after a restart, whether a lock that a session presents lies in its tree.
+/// How long this target waits, after a restart, for an inode's target to say whether a lock that a session presents is
+/// in the session's tree.
 const PRESENTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Where the registry of keys is kept.
@@ -49,10 +51,10 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether what a request names lies in the tree of its session. Takes out of it what the session may not say of
-    /// inodes outside.
+    /// Whether the inodes that a request names belong to the tree of its session. Takes out of it what the session may
+    /// not say of inodes outside.
     ///
-    /// Errors: `Stale`, whether there is such an inode or not; `Perm` for what is about more than a tree.
+    /// Errors: `Stale`, whether there is such an inode or not; `Perm` for requests that concern more than a tree.
     pub(super) async fn stay_within(&self, op: &mut Request) -> Result<()> {
         match self.tree {
             None => Ok(()),
@@ -98,8 +100,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// What a session says after a restart that it holds is believed within the tree. Locks are answered in their
-    /// order, so those from the first one on that may lie outside are lost.
+    /// Of the state that a session presents after a restart, the server accepts only what is in the session's tree.
+    /// Locks are answered in their order, so from the first one on that may be outside, all are lost.
     async fn leave_foreign_out(&self, op: &mut Request) {
         match op {
             Request::Represent { opens, locks } | Request::RepresentFor { opens, locks, .. } => {
@@ -112,7 +114,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// How many of these locks, from the first on, surely lie in the tree.
+    /// How many of these locks, from the first on, are certainly in the tree.
     async fn within_of(&self, locks: &[HeldLock]) -> usize {
         let Some(tree) = self.tree else { return locks.len() };
         let mut last: Option<Ino> = None;
@@ -130,14 +132,14 @@ impl<E: Env> RequestCx<E> {
         locks.len()
     }
 
-    /// Whether a lock of an application that is presented after a restart lies in the tree of the session.
+    /// Whether a lock of an application that is presented after a restart is in the tree of the session.
     pub(super) fn may_present(&self, ino: Ino) -> bool {
         self.is_within_here(ino)
     }
 
     /// Whether a name that was followed leads to an inode of the session's tree.
     ///
-    /// Errors: `Access` if not; `Stale` if the inode has gone.
+    /// Errors: `Access` if it is not; `Stale` if the inode does not exist any more.
     pub(super) async fn leads_within(&self, child: Ino) -> Result<()> {
         match self.tree {
             None => Ok(()),
@@ -150,8 +152,8 @@ impl<E: Env> RequestCx<E> {
         if self.tree.is_none_or(|tree| tree.has(project)) { Ok(()) } else { Err(Errno::Access) }
     }
 
-    /// Whether an inode may get another project: nothing is taken out of a tree to which a key is bound, so that nobody
-    /// takes the border of such a key away by the way.
+    /// Whether an inode may get another project. No inode may leave a tree to which a key is bound, so that nobody can
+    /// open the border of such a tree in this way.
     ///
     /// Errors: `Busy` if not.
     pub(super) async fn keep_border(&self, ino: Ino, project: u32) -> Result<()> {
@@ -167,7 +169,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// What lies above a directory, as the session is shown it: nothing lies above the top of its tree.
+    /// The parent of a directory, as the session is shown it. The top of its tree has no parent.
     pub(super) fn shown_parent(&self, dir: Ino, parent: Ino) -> Ino {
         if self.tree.is_some_and(|tree| tree.root == dir) { dir } else { parent }
     }

@@ -1,22 +1,21 @@
-//! Whether a write is accepted into memory or goes to the disk before it is answered.
+//! Whether a write is accepted into memory, or is written to the disk before it is answered.
 //!
-//! Owns: the decision, as one pure function of what the server knows at that moment. Does not own: what follows
+//! Owns: the decision, as one pure function of the server's state at that moment. Does not own: the consequences
 //! (`accept`, `data`).
 //!
-//! Small writes are accepted into memory: each would cost a disk request and an extent of its own, and in memory they
-//! are joined with their neighbours. Large writes are written through, since memory would only add a copy. The
-//! threshold depends on the state: a disk that needs milliseconds for a write makes larger writes go to memory; a
-//! memory that fills makes smaller writes go through, so that the disk takes a part of the load before the memory is
-//! full.
+//! Small writes are accepted into memory, because each would cost a disk request and an extent of its own. In memory
+//! they are joined with their neighbours. Large writes are written through, since memory would only add a copy. The
+//! threshold depends on the state. If the disk needs milliseconds for a write, larger writes go to memory. If the
+//! memory fills, smaller writes go through, so that the disk takes a part of the load before the memory is full.
 //!
 //! Answering from memory costs the worker copies: into the memory, out of it, and checksums of both. Usually the saved
 //! disk requests make up for that. With many cores and a fast disk, the kernel executes disk requests on other cores
 //! while all copies are made by the worker. If the worker is the bottleneck, writes that are large enough are written
-//! through: eight mounts on 16 cores wrote records of 47,008 bytes a quarter slower through memory than through the
+//! through. Eight mounts on 16 cores wrote records of 47,008 bytes a quarter slower through memory than through the
 //! disk.
 //!
-//! Writes that arrive in one message with others share a disk request already. Such a write is accepted only if its
-//! blocks would otherwise be scattered: small files that are written as a whole are contiguous, and a sole mount
+//! Writes that arrive in one message with others share a disk request already. In this case a write is accepted only if
+//! its blocks would otherwise be scattered. Small files that are written as a whole are contiguous, and a sole mount
 //! overwrites blocks in place.
 
 /// Time of a write on a slow disk, ns. An SSD needs a tenth of it.
@@ -66,7 +65,7 @@ pub(super) struct State {
 pub(super) enum Way {
     /// Into memory.
     Back,
-    /// No write is accepted: it is switched off, or there is no memory that outlives the server.
+    /// No write is accepted, because this is switched off or because there is no memory that outlives the server.
     ThroughOff,
     /// It is large.
     ThroughLarge,
@@ -114,7 +113,8 @@ pub(super) fn way(s: &State) -> Way {
 mod tests {
     use super::*;
 
-    /// Goal: each part of the state moves the decision, and the reason names it. Method: one change at a time.
+    /// Goal: each part of the state moves the decision, and the reason names it. Method: each reason is tested by
+    /// changing one input at a time.
     #[test]
     fn each_reason_has_its_state() {
         let calm = State {
@@ -144,8 +144,8 @@ mod tests {
         assert_eq!(way(&State { is_together: true, ..calm }), Way::ThroughTogether);
     }
 
-    /// Goal: a busy worker hands large enough writes to a disk that is faster, and only then. Method: one change at a
-    /// time.
+    /// Goal: a busy worker hands large enough writes to a disk that is faster, and only then. Method: each reason is
+    /// tested by changing one input at a time.
     #[test]
     fn a_busy_worker_hands_writes_on() {
         let busy = State {

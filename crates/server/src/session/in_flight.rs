@@ -1,10 +1,10 @@
 //! `InFlight`: changes of sessions that are on their way to the disk.
 //!
 //! Owns: how many changes of file data each session has between the last look whether it is alive and the end of the
-//! change. Does not own: the look, which is at the same place (`RequestCx::land`).
+//! change. Does not own: the check of the session, which is made in the same step (`RequestCx::land`).
 //!
-//! A session that ends keeps its locks until its last change has ended: a session that gets such a lock later finds the
-//! change either done or never made.
+//! A session that ends keeps its locks until its last change has ended. So a session that gets such a lock later finds
+//! that the change was either completed or never made.
 
 use amphi_types::SessionId;
 use futures_channel::oneshot;
@@ -24,7 +24,7 @@ pub struct InFlights {
     flying: Rc<RefCell<BTreeMap<SessionId, Flying>>>,
 }
 
-/// One change under way; it is dropped when the change has been applied or given up.
+/// One change under way. It is dropped when the change has been applied or given up.
 #[must_use = "dropping it says that the change has landed"]
 pub struct InFlight {
     in_flight: InFlights,

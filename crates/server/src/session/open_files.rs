@@ -1,7 +1,7 @@
-//! `OpenFiles`: what is open on a target, and for whom.
+//! `OpenFiles`: which inodes of a target are open, and for which sessions.
 //!
-//! Owns: open inodes and what is recorded with them: rights of sessions in stripes, opens on behalf of other targets,
-//! opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
+//! Owns: open inodes and what is recorded with them: rights of sessions on stripes, opens on behalf of other targets,
+//! and opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
 
 use crate::session::opens::Opens;
 use crate::session::rights::Rights;
@@ -27,7 +27,7 @@ pub struct OpenFiles {
 }
 
 impl OpenFiles {
-    /// With what an earlier run has promised.
+    /// Including what an earlier run has promised.
     pub fn of(opens: Opens) -> OpenFiles {
         OpenFiles { open: RefCell::new(opens), ..OpenFiles::default() }
     }

@@ -1,7 +1,7 @@
 //! `Opens`: which sessions have which inodes of a target open.
 //!
-//! Owns: counts per inode and session, in memory; clients say them again after a restart. Does not own: what follows
-//! from the last close (`ops::open`).
+//! Owns: counts per inode and session, in memory. Clients present them again after a restart. Does not own: the
+//! consequences of the last close (`ops::open`).
 //!
 //! An open that an earlier run promised, and whose answer may still be requested again, is kept under its slot
 //! (`slots`) and counted here like any other.
@@ -16,7 +16,7 @@ struct Count {
     writing: u64,
 }
 
-/// Number of closes for which a target remembers that there was an open: a read that was sent before the close may
+/// Number of closes for which a target remembers that there was an open. A read that was sent before the close may
 /// arrive, or be repeated, after it.
 const CLOSED_MAX: usize = 16_384;
 
@@ -148,7 +148,7 @@ impl Opens {
 mod tests {
     use super::*;
 
-    /// Goal: counts per session and mode; nothing is left behind.
+    /// Goal: opens are counted per session and mode, and nothing is left behind.
     #[test]
     fn opens_are_counted() {
         let (a, b, ino) = (SessionId(1), SessionId(2), Ino(5));

@@ -1,11 +1,12 @@
-//! `Reach`: what of the file system a request names, so that a session that is bound to a tree stays in it.
+//! `Reach`: which inodes a request names, so that a session that is bound to a tree stays in it.
 //!
 //! Owns: the table (`reach_of`), which the compiler holds to the whole list of requests, and what a session is bound
-//! to. Does not own: who is bound (`cluster::sessions::gate`), the comparison with the inodes (`ops::subtree`).
+//! to. Does not own: which sessions are bound (`cluster::sessions::gate`), the comparison with the inodes
+//! (`ops::subtree`).
 //!
-//! A tree is a project: every inode says to which it belongs, what is made in a directory belongs to the directory's,
-//! and nothing crosses its border but by a copy. So an inode by itself says whether it lies within, however it is
-//! named, and nobody has to know by which way a session came to its number.
+//! A tree is a project. Every inode has a project, a new inode gets that of its directory, and only a copy can cross
+//! the border of a tree. So the inode alone says whether it is in the tree, however it is named. It does not matter how
+//! a session learnt its number.
 
 use amphi_types::{Account, AccountKind, Errno, Ino, Result};
 use amphi_wire::Request;
@@ -27,7 +28,7 @@ impl Tree {
         Tree { root: subtree.root, project: subtree.project }
     }
 
-    /// Whether an inode of this project lies in it.
+    /// Whether an inode of this project is in the tree.
     pub fn has(&self, project: u32) -> bool {
         project == self.project
     }
@@ -36,27 +37,28 @@ impl Tree {
 /// On what terms a request is executed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
-    /// Not if it has not begun then: its client has stopped waiting (monotonic ns).
+    /// The request is refused if it has not begun by this time (monotonic ns), because its client has stopped waiting.
     pub until_ns: Option<u64>,
-    /// Within this tree alone; `None`: anywhere.
+    /// The request may access only this tree. `None` means that it may access everything.
     pub tree: Option<Tree>,
 }
 
 /// What a request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Nothing but what the session has itself, by numbers that were given to it alone, or what everybody may know.
+    /// Only what the session itself has, by numbers that only it got, or what every session may know.
     Own,
-    /// These inodes, or objects of them: one outside is answered as one that does not exist, with `Stale`. Names in
-    /// directories are followed by the operation, which looks at what they lead to (`RequestCx::leads_within`).
+    /// These inodes, or objects of them. If one is outside the tree, the answer is `Stale`, as for one that does not
+    /// exist. The operation follows names in directories, and checks the inodes to which they lead
+    /// (`RequestCx::leads_within`).
     Inodes(SmallVec<[Ino; 2]>),
-    /// What the session says that it holds: what lies outside is left out.
+    /// State that the session presents. What is outside the tree is left out.
     Presented,
     /// Something of the whole file system or cluster: `Perm`.
     Beyond,
 }
 
-/// What a request of a session that is bound to `tree` names. A new request is added here before it compiles.
+/// The inodes that a request of a session bound to `tree` names. A new request is added here before it compiles.
 pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
     match op {
         Request::Lookup { dir, .. }
@@ -149,7 +151,7 @@ fn inodes(named: impl IntoIterator<Item = Ino>) -> Reach {
     Reach::Inodes(named.into_iter().collect())
 }
 
-/// Whether a session that is bound to `tree` may ask this at all.
+/// Whether a session that is bound to `tree` may send this request at all.
 ///
 /// Errors: `Perm`.
 pub fn may_reach(op: &Request, tree: &Tree) -> Result<()> {

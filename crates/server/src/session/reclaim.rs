@@ -1,12 +1,12 @@
-//! `Reclaim`: sessions of an earlier run of a target, and what they have presented of what they hold.
+//! `Reclaim`: sessions of an earlier run of a target, and what they have presented of their state.
 //!
-//! Owns: which sessions have not presented their opens yet, whose locks are still accepted, which have presented
-//! before, and the tasks that wait for the end of all that. Does not own: what is presented (`ops::open`), when a
-//! session that does not reconnect is given up (`cluster::master_lease`).
+//! Owns: which sessions have not presented their opens yet, whose locks are still accepted, which sessions have
+//! presented their state before, and the tasks that wait for all of this to end. Does not own: the presented state
+//! (`ops::open`), when a session that does not reconnect is given up (`cluster::master_lease`).
 //!
 //! A session is *pending* until it has presented its opens, or has ended. A session is *eligible* as long as no other
-//! session can have had what it held, and *done* when it has presented before: if it presents again, because the answer
-//! was lost, nothing was granted to others meanwhile.
+//! session can have got what it held. It is *done* when it has presented its state before. If it presents it again
+//! because the answer was lost, nothing was granted to others meanwhile.
 //!
 //! Bound: the sessions of the earlier run.
 
@@ -26,7 +26,7 @@ pub struct Reclaim {
     eligible: RefCell<BTreeSet<SessionId>>,
     /// Sessions that have presented what they hold, in time, or late with all consequences done.
     done: RefCell<BTreeSet<SessionId>>,
-    /// How often sessions have presented what they hold.
+    /// How often sessions have presented their state.
     said: Cell<u64>,
 }
 
@@ -67,7 +67,7 @@ impl Reclaim {
         }
     }
 
-    /// A session has presented its opens, or has ended. Returns whether it was pending; then `wake` has to follow.
+    /// A session has presented its opens, or has ended. Returns whether it was pending. If so, `wake` has to follow.
     pub fn settle(&self, session: SessionId) -> bool {
         self.pending.borrow_mut().remove(&session)
     }
@@ -97,12 +97,12 @@ impl Reclaim {
         self.done.borrow_mut().insert(session);
     }
 
-    /// How often sessions have presented what they hold.
+    /// How often sessions have presented their state.
     pub fn said(&self) -> u64 {
         self.said.get()
     }
 
-    /// Whether the locks that a session presents are taken in.
+    /// Whether the locks that a session presents are accepted.
     pub fn is_eligible(&self, session: SessionId) -> bool {
         self.eligible.borrow().contains(&session)
     }
@@ -112,7 +112,7 @@ impl Reclaim {
         self.eligible.borrow_mut().insert(session);
     }
 
-    /// From now on other sessions may have what the session held.
+    /// From now on other sessions may get what the session held.
     pub fn forget(&self, session: SessionId) {
         self.eligible.borrow_mut().remove(&session);
         self.done.borrow_mut().remove(&session);
@@ -124,8 +124,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: the waiting task continues when the last session has presented its opens; a late session counts as late
-    /// until all consequences are done. Method: two sessions, one of which is given up and comes back.
+    /// Goal: the waiting task continues when the last session has presented its opens. A late session counts as late
+    /// until all consequences are done. Method: two sessions, one of which is given up and then reconnects.
     #[test]
     fn the_last_session_wakes() {
         let (a, b) = (SessionId(1), SessionId(2));

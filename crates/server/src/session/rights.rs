@@ -1,19 +1,20 @@
-//! `Rights`: what a target has learnt about sessions that access its stripes of other targets' files.
+//! `Rights`: what a target has learnt about sessions that access its stripes of files of other targets.
 //!
-//! Owns: the table of answers and its bound. Does not own: when a request is checked, who asks (`ops::rights`).
+//! Owns: the table of answers and its bound. Does not own: when a request is checked, and which code asks
+//! (`ops::rights`).
 
 use amphi_types::{Errno, Ino, Layout, ObjectId, Owner, SessionId, TargetId};
 use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Sessions and files of other targets that a target remembers; beyond, all are requested anew.
+/// Most pairs of session and file of other targets that a target remembers. If there are more, all are requested again.
 const RIGHTS_MAX: usize = 65_536;
 
 /// The kind of access of a request to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// It reads the object: any open permits that, since a mount reads pages around what is written.
+    /// It reads the object. Any open permits that, because a mount reads pages around what is written.
     Look,
     /// Changes it: needs an open for writing.
     Change,
@@ -49,7 +50,7 @@ impl Right {
     }
 }
 
-/// Rights of sessions in files of other targets. `None`: the inode's target is being asked.
+/// Rights of sessions in files of other targets. `None` means that the request to the inode's target is under way.
 #[derive(Default)]
 pub struct Rights(BTreeMap<(Ino, SessionId), Option<Right>>);
 

@@ -1,15 +1,16 @@
-//! `Slots`: what each session was answered last in each of its slots, so that a resend is answered once.
+//! `Slots`: the last answer to each session in each of its slots, so that a request that is sent again is executed
+//! once.
 //!
-//! Owns: the last logged answer of every slot (items with tag `R`), the answers of this run that are not logged
-//! (opens, locks, refusals), and who waits for a request that still executes. Does not own: executing.
+//! Owns: the last logged answer of every slot (items with tag `R`), the answers of this run that are not logged (opens,
+//! locks, refusals), and which resent requests wait for one that still executes. Does not own: executing.
 //!
 //! The answer to a change is logged in the same record as the change itself, so either both survive or neither. The
-//! answer to a request that changed only memory (open, lock) is kept in memory: after a restart that memory is gone
-//! together with what it changed.
+//! answer to a request that changed only memory (open, lock) is kept in memory. A restart loses it together with what
+//! the request changed.
 //!
 //! An open that an earlier run logged is kept for a repeated request, because it is not known whether its answer
-//! arrived. A client repeats requests right after it has presented its opens, so such opens end some minutes after that
-//! (`end_kept`); most of these files were closed long before.
+//! arrived. A client repeats requests right after it has presented its opens. So such opens end some minutes after that
+//! (`end_kept`), and most of these files were closed long before.
 //!
 //! Bound: one entry for each credit of each session, each with one answer.
 
@@ -76,11 +77,11 @@ pub enum Begin {
     /// The request is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
     New(Option<(Ino, Access)>),
     /// The request was executed: this is its answer. The open that an earlier run kept for it belongs to the session
-    /// from now on; the second value is an open that was kept long enough and has ended.
+    /// from now on. The second value is an open that was kept long enough and has ended.
     Answered(Answer, Option<(Ino, Access)>),
     /// The request is being executed: wait for its answer.
     Running(oneshot::Receiver<Answer>),
-    /// A later request of the slot has been seen: the sender cannot be waiting for this one.
+    /// A later request of the slot has arrived, so the sender cannot be waiting for this one.
     Old,
 }
 
@@ -134,7 +135,7 @@ impl Slots {
         }
     }
 
-    /// The request was given up without an answer (its task was dropped): a resend executes it anew.
+    /// The request was given up without an answer (its task was dropped), so it is executed again if it is sent again.
     pub fn give_up(&mut self, session: SessionId, id: RequestId) {
         if let Some(slot) = self.slots.get_mut(&(session, id.slot))
             && matches!(slot.live, Live::Running { seq, .. } if seq == id.seq)
@@ -143,8 +144,8 @@ impl Slots {
         }
     }
 
-    /// The answer is about to be logged under the slot's key. False if it must not be: a later request of the slot has
-    /// been seen, and the record is that one's.
+    /// The answer is about to be logged under the slot's key. Returns false if it must not be logged: a later request
+    /// of the slot has arrived, and the record belongs to that one.
     pub fn log(&mut self, session: SessionId, id: RequestId) -> bool {
         let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return false };
         let last = matches!(slot.live, Live::Running { seq, .. } | Live::Answered { seq, .. } if seq == id.seq);
@@ -167,7 +168,7 @@ impl Slots {
         self.slots.iter().filter_map(|((session, _), slot)| slot.kept_open.map(|(ino, access)| (*session, ino, access)))
     }
 
-    /// The opens that are still kept for the session end: it has had its time to ask again.
+    /// The opens that are still kept for the session end, because it has had time to send its requests again.
     pub fn end_kept(&mut self, session: SessionId) -> Vec<(Ino, Access)> {
         let end = |slot: &mut Slot| {
             slot.ended_open = Some(slot.kept_open.take()?);
@@ -183,7 +184,7 @@ impl Slots {
         self.slots.iter().find(|(_, slot)| of(slot)).map(|((session, _), _)| *session)
     }
 
-    /// The session has ended: forgets its slots; returns which of them have an item.
+    /// The session has ended. Forgets its slots, and returns which of them have an item.
     pub fn end_session(&mut self, session: SessionId) -> Vec<u16> {
         let keys: Vec<(SessionId, u16)> =
             self.slots.range((session, 0)..=(session, u16::MAX)).map(|(key, _)| *key).collect();
@@ -202,7 +203,8 @@ mod tests {
         Answer::of(Ok(reply))
     }
 
-    /// Goal: a request runs once; its resends wait for it, then get its answer; older ones are refused.
+    /// Goal: a request is executed once. If it is sent again, the copies wait for it and get its answer, and older
+    /// requests are refused.
     #[test]
     fn a_request_runs_once() {
         let mut slots = Slots::default();
@@ -235,8 +237,8 @@ mod tests {
         assert_eq!(answered, [false, false, false, true, true, true, true]);
     }
 
-    /// Goal: the record of a slot never goes back to an earlier request. Method: one that was given up ends behind the
-    /// next one of its slot; then the record is loaded.
+    /// Goal: the record of a slot never goes back to an earlier request. Method: a request that was given up ends after
+    /// the next one of its slot, and then the record is loaded.
     #[test]
     fn a_record_does_not_go_back() {
         let mut slots = Slots::default();
@@ -276,7 +278,7 @@ mod tests {
     }
 
     /// Goal: an open that was kept long enough ends once, and a client that repeats its request later learns that once,
-    /// unless the slot was used again. Method: by hand, two slots.
+    /// unless the slot was used again. Method: single calls for two slots.
     #[test]
     fn kept_opens_end() {
         let mut slots = Slots::default();

@@ -13,7 +13,7 @@ async fn counter(client: &Client, wanted: &str) -> u64 {
 }
 
 /// Goal: an unanswered push is repeated on the same connection, soon enough that no mount is evicted. Method: a holder
-/// takes a revocation, a callback and a glimpse without answering, and answers the repeated ones. One worker has the
+/// gets a revocation, a callback and a glimpse without answering, and answers the repeated ones. One worker has the
 /// connections, a second one the target.
 #[test]
 fn what_is_not_answered_comes_again() {
@@ -52,8 +52,8 @@ fn what_is_not_answered_comes_again() {
     });
 }
 
-/// Goal: a client that never answers is evicted as before, however often it is asked. Method: a holder that says
-/// nothing; the callbacks that it got are counted.
+/// Goal: a client that never answers is evicted as before, however often it is asked. Method: a holder that does not
+/// answer. The callbacks that it got are counted.
 #[test]
 fn asking_again_is_no_progress() {
     with_two(82, 1, 1, async |place, a, b| {
@@ -74,7 +74,7 @@ fn asking_again_is_no_progress() {
 }
 
 /// Goal: an answer that arrives late or twice ends only the lock that it names. Method: a lock is returned, a new one
-/// is taken on the same bytes, and the first is returned again; another mount still has to wait for the second.
+/// is taken on the same bytes, and the first is returned again. Another mount still has to wait for the second.
 #[test]
 fn a_lock_given_back_twice_is_given_back_once() {
     with_two(83, 1, 1, async |_, a, b| {

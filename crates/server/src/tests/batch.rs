@@ -125,9 +125,8 @@ fn a_batch_costs_few_writes() {
     });
 }
 
-/// Goal: an error of one part concerns that part alone; an error of the message refuses it as a whole. Method: a
-/// removed file, a directory, an old generation and an object of another target among good parts; then invalid
-/// messages.
+/// Goal: an error of one part concerns only that part. An error of the message refuses it as a whole. Method: a removed
+/// file, a directory, an old generation and an object of another target among valid parts, and then invalid messages.
 #[test]
 fn each_part_stands_for_itself() {
     with_server(73, 2, 1, async |_, c| {
@@ -177,9 +176,9 @@ fn each_part_stands_for_itself() {
     });
 }
 
-/// Goal: batches, single writes, cuts and removals of the same files continue at once without waiting in a circle, and
-/// a disk that refuses a write fails its parts alone. Method: many at once in the simulator, which ends a run in which
-/// nothing moves.
+/// Goal: concurrent batches, single writes, cuts and removals of the same files do not wait for each other in a cycle.
+/// If a disk refuses a write, only the parts of that write fail. Method: many at once in the simulator, which ends a
+/// run in which nothing moves.
 #[test]
 fn batches_and_others_at_once() {
     with_server(74, 1, 1, async |place, c| {
@@ -230,8 +229,8 @@ fn batches_and_others_at_once() {
     });
 }
 
-/// Goal: a target that gets full fails the parts that do not fit, and those that fit land. Method: fill it up to a few
-/// blocks.
+/// Goal: if a target gets full, the parts that do not fit fail, and those that fit are written. Method: fill it up to a
+/// few blocks.
 #[test]
 fn a_full_target() {
     with_server(75, 1, 1, async |_, c| {
@@ -279,8 +278,8 @@ const SWEPT: usize = 5;
 /// The contents of blocks before the sweep.
 const FOREIGN: u8 = 0xee;
 
-/// Bytes that batch `round` writes to the `i`-th file: ends and begins in the middle of blocks, over older ones and
-/// behind them; all of the last file, which is not accepted into memory in shared mode.
+/// Bytes that batch `round` writes to the `i`-th file. They begin and end in the middle of blocks, over older bytes and
+/// behind them. For the last file they are all of its bytes, which are not accepted into memory in shared mode.
 fn swept(ino: Ino, i: usize, round: u8) -> Part {
     let offset = if i + 1 == SWEPT { 0 } else { 300 + 1000 * u64::from(round) + 10 * i as u64 };
     part(ino, round * 16 + i as u8, offset, 2500 + 3000 * i)
@@ -289,7 +288,7 @@ fn swept(ino: Ino, i: usize, round: u8) -> Part {
 /// The mounts that exist when batches are swept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mounts {
-    /// One: its batches go to the disk.
+    /// With one session, its batches are written through to the disk.
     One,
     /// Two: most parts are accepted into memory.
     Two,
@@ -313,7 +312,8 @@ impl Mounts {
     }
 }
 
-/// Makes the files of the sweep, and a removed one; blocks that will be used again hold bytes that must not be visible.
+/// Makes the files of the sweep, and a removed one. Blocks that will be used again contain bytes that must not be
+/// visible.
 async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
     let files = c.files(SWEPT).await?;
     c.held.opens.borrow_mut().extend(files.iter().map(|ino| (*ino, RW)));
@@ -336,8 +336,8 @@ async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
     Ok((files, gone))
 }
 
-/// The operations of the sweep: batches over the files, then a sync, then one more of which a part fails. With an `env`
-/// it waits behind each batch.
+/// The operations of the sweep: batches over the files, then a sync, then one more batch of which a part fails. With an
+/// `env` it waits behind each batch.
 async fn batch_scenario(c: &Client, files: &[Ino], gone: Ino, done: &Cell<usize>, env: Option<SimEnv>) -> Result<()> {
     let step = || done.set(done.get() + 1);
     step();
@@ -367,7 +367,8 @@ async fn batch_scenario(c: &Client, files: &[Ino], gone: Ino, done: &Cell<usize>
     Ok(())
 }
 
-/// Rounds that are in the file after `done` steps of the scenario were answered; the last of them surely after a kill.
+/// Rounds that the file contains after `done` steps of the scenario were answered. The last of them is certain only
+/// after a kill.
 fn rounds_after(done: usize) -> (u8, u8) {
     match done {
         0 | 1 => (0, 1),
@@ -464,9 +465,9 @@ fn sweep(mounts: Mounts) -> u64 {
     }
 }
 
-/// Goal: Promise S9, Promise S10 for batches: data answered before a kill is there after it, data synced before lost
-/// power as well; a part that was not answered is old or new, and no file shows bytes that were never written to it.
-/// Method: client and server crash at every write and sync of a scenario.
+/// Goal: Promise S9 and Promise S10 for batches: data answered before a kill is there after it, and data synced before
+/// a loss of power as well. A part that was not answered is old or new, and no file shows bytes that were never written
+/// to it. Method: client and server crash at every write and sync of a scenario.
 #[test]
 fn batches_survive_any_crash() {
     plant(None);
@@ -494,7 +495,7 @@ fn planted_mistakes_in_batches_are_found() {
 }
 
 /// Goal: a client that lives through a crash at any write gets every answer of its batches. Method: kill the server at
-/// every write of the scenario and start it again; the scenario must end as without a crash.
+/// every write of the scenario and start it again. The scenario must end as without a crash.
 #[test]
 fn batches_are_answered_through_kills() {
     plant(None);
@@ -504,7 +505,7 @@ fn batches_are_answered_through_kills() {
     }
 }
 
-/// Number of kills that it took.
+/// Runs the scenario with a kill at each of its writes in turn, until it ends without one; returns the number of kills.
 fn answered_through_kills(mounts: Mounts) -> u64 {
     let mut crashes = 0;
     for nth in 1.. {
@@ -572,8 +573,8 @@ fn closes_travel_together() {
     });
 }
 
-/// Goal: a batch that one record of a small log cannot name is written in steps and answered as one, each part with its
-/// own result. Method: 500 parts, of which one in each step is of a removed file.
+/// Goal: a batch that one record of a small log cannot name is written in steps and answered as one batch, with a
+/// result for each part. Method: 500 parts, of which one in each step belongs to a removed file.
 #[test]
 fn more_than_one_record() {
     with_server(78, 1, 1, async |_, c| {
@@ -603,9 +604,9 @@ fn more_than_one_record() {
     });
 }
 
-/// Goal: a part whose file's attributes other mounts may cache, because the session has not opened it for writing, does
-/// not delay the other parts: it is refused with `Again`, and a request of its own revokes the token first. Method: two
-/// mounts, one of which reads the attributes of a closed file and does not answer revocations.
+/// Goal: other mounts may cache the attributes of a part's file if the session has not opened it for writing. Such a
+/// part does not delay the others: it is refused with `Again`, and a request of its own revokes the token first.
+/// Method: two mounts, of which one reads the attributes of a closed file and does not answer revocations.
 #[test]
 fn unopened_files_come_alone() {
     with_server(79, 1, 1, async |place, c| {

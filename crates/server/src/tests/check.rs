@@ -1,4 +1,4 @@
-//! Damage that no checksum shows, planted in the zones of a stopped server: the check names each.
+//! Damage that no checksum shows, planted in the zones of a stopped server. The check has to name each kind.
 
 use super::*;
 use crate::records::{self, HomeRecord, Intent, TxId};
@@ -23,14 +23,14 @@ struct Folder {
     /// A directory of the root, and one in it.
     x: Ino,
     y: Ino,
-    /// A file of two blocks that has never left its first object, with an extended attribute, and another one.
+    /// A file of two blocks that is only in its first object and has an extended attribute, and another file.
     f: Ino,
     g: Ino,
     session: SessionId,
 }
 
 impl Place {
-    /// Opens the zone of a stopped server as the server would, changes items, closes it; returns the former items.
+    /// Opens the zone of a stopped server as the server would, changes items, and closes it. Returns the former items.
     async fn change(&self, target: TargetId, txn: Txn) -> Items {
         let options = OpenOptions { auto_checkpoint: false, ..OpenOptions::default() };
         let path = self.config.zone_path(target.0);
@@ -58,7 +58,7 @@ impl Folder {
         store
     }
 
-    /// Some parts of an operation, on the targets that they concern: the others are lost.
+    /// Some parts of an operation, on the targets that they concern. The other parts are lost.
     fn parts(&self, parts: &[Part]) -> Vec<Planted> {
         let mut by_target: BTreeMap<TargetId, Vec<Part>> = BTreeMap::new();
         for part in parts {
@@ -169,10 +169,10 @@ async fn stopped(place: &Place) -> Folder {
     folder
 }
 
-/// Goal: every check of names, objects, extents, intents and records of a folder finds the damage it is made for, with
-/// the place, and checking changes nothing. Method: a server of two targets is stopped; the items of its zones are
-/// changed by the zone's own code, one damage at a time, names by some of the parts of an operation; the former items
-/// are restored, and the zones are whole again.
+/// Goal: every check of names, objects, extents, intents and records of a folder finds the damage for which it was
+/// made, with the place. Checking changes nothing. Method: a server of two targets is stopped. The zone's own code
+/// changes the items of its zones, one damage at a time. Names are changed by some of the parts of an operation. Then
+/// the former items are restored, and the zones are sound again.
 #[test]
 fn each_check_finds_its_damage() {
     let place = Place::new(131, 2, 1);
@@ -348,7 +348,7 @@ fn damages_of_records(a: &Folder) -> Vec<(String, Vec<Planted>)> {
 }
 
 /// Goal: a promise without a decision is no damage: it is told as work of the next start, which forgets it. Method: an
-/// intent of a change that would not even fit, alone.
+/// intent of a change that would be impossible in any case, without any other fault.
 #[test]
 fn an_undecided_promise_is_no_damage() {
     let place = Place::new(132, 2, 1);
@@ -369,8 +369,8 @@ fn an_undecided_promise_is_no_damage() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: a zone under the name of another, and one of another cluster, are told by their place. Method: the bytes of a
-/// zone over those of another of the same folder, and of a folder of another cluster.
+/// Goal: a zone under the name of another one, and a zone of another cluster, are reported with their place. Method:
+/// the bytes of a zone are replaced by those of another zone of the same folder, and of a folder of another cluster.
 #[test]
 fn zones_in_the_wrong_place_are_found() {
     const BYTES: usize = 32 << 20;
@@ -394,9 +394,9 @@ fn zones_in_the_wrong_place_are_found() {
     }
 }
 
-/// Goal: a folder of which only a part can be checked is checked as far as that goes: the metadata of each zone in
-/// itself. Method: a wrong count of entries in a directory; the map says that a further target is elsewhere, then,
-/// instead, the zone of another target cannot be read.
+/// Goal: a folder of which only a part can be checked is checked as far as possible: the metadata of each zone by
+/// itself. Method: a directory has a wrong count of entries. First the map says that a further target is elsewhere, and
+/// then, instead, the zone of another target cannot be read.
 #[test]
 fn parts_of_a_cluster_are_checked() {
     let place = Place::new(135, 2, 1);
@@ -431,9 +431,9 @@ fn parts_of_a_cluster_are_checked() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: zones in which the first start began nothing are no damage, in a cluster that was never used; they are damage
-/// where other zones refer to them. Method: all items of some zones of a server are removed, of one that was started
-/// only and of one that was used.
+/// Goal: zones in which the first start has not begun are no damage in a cluster that was never used. They are damage
+/// if other zones refer to them. Method: all items of some zones of a server are removed, once for a server that was
+/// only started and once for one that was used.
 #[test]
 fn zones_without_a_start_are_told() {
     for (used, emptied) in [(false, vec![0]), (false, vec![1]), (false, vec![0, 1]), (true, vec![0]), (true, vec![1])] {
@@ -485,9 +485,9 @@ impl Place {
     }
 }
 
-/// Goal: a repair makes sound the damage that it names, leaves the rest unchanged, never removes an inode, and is shown
-/// before anything is written; a second one has nothing to do. Method: each damage that the check knows is planted,
-/// repaired and put back.
+/// Goal: a repair corrects the damage that it names, leaves everything else unchanged, never removes an inode, and is
+/// shown before anything is written. A second repair has nothing to do. Method: each damage that the check knows is
+/// planted, repaired and put back.
 #[test]
 fn each_damage_is_repaired_or_left() {
     let place = Place::new(137, 2, 1);
@@ -528,8 +528,8 @@ fn each_damage_is_repaired_or_left() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: unreachable inodes become reachable, and the path of each loss is named. Method: a ring of directories, a file
-/// without a name, a name without a file; a server is started behind the repair.
+/// Goal: unreachable inodes become reachable, and the path of each loss is named. Method: a cycle of directories, a
+/// file without a name, and a name without a file. A server is started after the repair.
 #[test]
 fn what_is_repaired_can_be_used() {
     let place = Place::new(138, 2, 1);

@@ -1,4 +1,4 @@
-//! Checksums of file data: what reads wrong is not served, and nothing else is refused.
+//! Checksums of file data: blocks that do not match are not served, and nothing else is refused.
 
 use super::data::bytes;
 use super::*;
@@ -92,7 +92,8 @@ async fn stat_damaged(c: &Client) -> u64 {
     counter(c, "checksum_damaged_blocks").await
 }
 
-/// Every fourth block of a file that was written in several ways is damaged; what is read of it is right or an error.
+/// Every fourth block of a file that was written in several ways is damaged. Each read returns the right bytes or an
+/// error.
 fn flipped_bits(seed: u64) {
     let place = place(seed, &[("server.write_back", ["off", "on"][seed as usize % 2])]);
     run(&place, async |place, c| {
@@ -170,9 +171,9 @@ fn flipped_bits(seed: u64) {
     });
 }
 
-/// Goal: Promise S24: no byte of a block in which a bit has changed is served, nor does it get a new checksum by a
-/// change beside it; all others are served; overwriting the block or removing the file ends it. Method: the same, for
-/// bytes written through and bytes from memory; then without comparison of checksums.
+/// Goal: Promise S24: no byte of a block in which a bit has changed is served, and a change of other bytes of the block
+/// does not give it a new checksum. All other blocks are served. Overwriting the block or removing the file ends the
+/// damage. Method: the same for bytes written through and for bytes from memory, and then without comparing checksums.
 #[test]
 fn flipped_bits_are_not_served() {
     plant(None);
@@ -184,8 +185,9 @@ fn flipped_bits_are_not_served() {
     assert!(found);
 }
 
-/// Goal: data written without checksums is served as it is, gets one when it is written again, and keeps it when they
-/// are switched off; and a restart remembers all that. Method: one file over both settings, with a flip each.
+/// Goal: data written without checksums is served as it is, gets a checksum when it is written again, and keeps it when
+/// checksums are turned off. A restart keeps all of this. Method: one file that is written under both settings, with
+/// one flipped bit each.
 #[test]
 fn the_switch_counts_for_what_is_written() {
     let place = place(402, &[("server.checksums", "off")]);
@@ -224,8 +226,9 @@ fn the_switch_counts_for_what_is_written() {
     });
 }
 
-/// Goal: the check of a folder names each damaged block by its file, and counts what has no checksum. Method: blocks of
-/// two files, one written without; flips in both while the server is stopped.
+/// Goal: the check of a folder names each damaged block by its file, and counts the blocks that have no checksum.
+/// Method: blocks of two files, of which one was written without checksums. Bits of both are flipped while the server
+/// is stopped.
 #[test]
 fn the_check_of_a_folder_finds_damage() {
     let place = place(405, &[]);
@@ -262,7 +265,7 @@ fn the_check_of_a_folder_finds_damage() {
 }
 
 /// Goal: a full target still takes overwrites, also of parts of blocks, and their checksums stay. Method: a file that
-/// fills it, written over; then again, after lost power; a bit is flipped in what was written over.
+/// fills the target is overwritten, and again after a loss of power. A bit is flipped in the overwritten blocks.
 #[test]
 fn a_full_target_takes_overwrites() {
     let place = place(403, &[]);
@@ -294,8 +297,9 @@ fn a_full_target_takes_overwrites() {
     });
 }
 
-/// Goal: the scrubber gives blocks without checksums one, finds damage that was never read, respects its rate limit,
-/// and stops on request. Method: a file of 8 MiB that was written without, at 1 MiB a second; then a flip.
+/// Goal: the scrubber gives a checksum to blocks without one, finds damage that was never read, respects its rate
+/// limit, and stops on request. Method: a file of 8 MiB that was written without checksums is scrubbed at 1 MiB a
+/// second, and then a bit is flipped.
 #[test]
 fn the_scrubber_reads_everything() {
     let place = place(406, &[("server.checksums", "off")]);
@@ -383,9 +387,9 @@ fn crashed_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
     finished
 }
 
-/// Goal: no crash leaves a block that is refused although nothing is wrong with it. Method: overwrites, of blocks with
-/// and without checksums, written through and from memory, scrubbed or not, cut off at each write and sync; the same
-/// finds a record that does not follow its bytes.
+/// Goal: no crash leaves a block that is refused although nothing is wrong with it. Method: overwrites of blocks with
+/// and without checksums, written through and from memory, scrubbed or not, are stopped at each write and sync. The
+/// test detects a record that does not follow its bytes.
 #[test]
 fn no_crash_looks_like_damage() {
     plant(None);
@@ -411,7 +415,7 @@ fn sweep() -> u64 {
     }
 }
 
-/// Goal: a block that reads wrong once is read again. Method: a bit is changed until the disk has been asked once.
+/// Goal: a block that reads wrong once is read again. Method: a bit is changed until the disk was read once.
 #[test]
 fn a_second_look_helps() {
     let place = place(404, &[]);
@@ -452,10 +456,10 @@ async fn verified(place: &Place, c: &Client, ino: Ino) -> Vec<bool> {
     found
 }
 
-/// Goal: a file that is set to have checksums has them on a server that makes none, one that is set to have none does
-/// not on a server that does; each part follows the setting of its write, also from memory, in a batch, behind a kill,
-/// and where a truncate or the scrubber copies or reads a block. Method: a server with checksums, and one without, with
-/// writes accepted and not; the blocks that are refused when a bit of them has been flipped.
+/// Goal: a file that is set to have checksums has them on a server that makes none, and a file that is set to have none
+/// has none on a server that makes them. Each part follows the setting of its write, also from memory, in a batch,
+/// after a kill, and where a truncate or the scrubber copies or reads a block. Method: a server with checksums and one
+/// without, with accepted writes and others. After a bit of each block was flipped, the refused blocks are compared.
 #[test]
 fn a_file_is_set_to_have_checksums_or_not() {
     for (server, back) in [("on", "off"), ("on", "on"), ("off", "off"), ("off", "on")] {

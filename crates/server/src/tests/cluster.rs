@@ -31,7 +31,7 @@ struct World {
 
 type Connected = (Rc<Link<SimEnv>>, Rc<Held>);
 
-/// A mount: one link for each server that it has talked to.
+/// A mount, with one link for each server that it has contacted.
 struct Mount<'a> {
     world: &'a World,
     node: String,

@@ -1,4 +1,4 @@
-//! Stories of several mounts: admission, tokens, glimpses, eviction, restart.
+//! Tests with several mounts: admission, tokens, glimpses, eviction, restart.
 
 use super::*;
 use amphi_env::sim::CrashKind;
@@ -37,7 +37,8 @@ pub(super) fn lock(ino: Ino, mode: LockMode, start: u64, end: u64) -> Request {
     Request::LockEnqueue { object, mode, range: ByteRange::new(start, end), extent: LockExtent::Exact }
 }
 
-/// Runs `change`, which has to wait until `holder` answers revocations of just `keys`: it is not done when they arrive.
+/// Runs `change`, which has to wait until `holder` answers revocations of exactly `keys`. It must not be done when they
+/// arrive.
 async fn waits_for<T>(holder: &Client, keys: &[TokenKey], change: impl Future<Output = T>) -> T {
     holder.held.pushes.borrow_mut().clear();
     holder.held.deaf.set(true);
@@ -66,9 +67,9 @@ async fn waits_for<T>(holder: &Client, keys: &[TokenKey], change: impl Future<Ou
     value
 }
 
-/// Goal: a second mount is admitted when the first has acknowledged the switch of mode, not before; with two there are
-/// tokens; when one is left it is notified, and tokens end when it has acknowledged. Method: the first is unresponsive,
-/// then answers; requests tokens at each stage.
+/// Goal: a second mount is admitted when the first has acknowledged the switch of mode, and not before. With two mounts
+/// there are tokens. When only one is left it is informed, and tokens end when it has acknowledged that. Method: the
+/// first mount is unresponsive, and then answers. It requests tokens at each stage.
 #[test]
 fn alone_then_company_then_alone() {
     let place = Place::new(61, 3, 2);
@@ -135,9 +136,9 @@ fn a_mount_that_is_away_is_told_later() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: no mount uses a name, an absent name or attributes that another changes: each change waits until all mounts
-/// that cache the old state have answered, and revokes nothing else. Method: all operations on names, within a target
-/// and over several; one mount caches, the other changes; afterwards the first sees the new state.
+/// Goal: no mount uses a name, an absent name or attributes that another mount changes. Each change waits until all
+/// mounts that cache the old state have answered, and revokes nothing else. Method: all operations on names, within a
+/// target and over several. One mount caches and the other one changes. Afterwards the first sees the new state.
 #[test]
 fn changes_take_back_what_others_cache() {
     for (targets, workers) in [(1, 1), (3, 2)] {
@@ -198,7 +199,7 @@ fn changes_take_back_what_others_cache() {
 }
 
 /// Goal: a mount that changes a name keeps the tokens that its request named, gets a number, and receives revocations
-/// of those that it could not name. Method: one mount caches and changes; no other one is asked.
+/// of the tokens that it could not name. Method: one mount caches and changes, and no other one gets a revocation.
 #[test]
 fn own_changes_need_no_revocation() {
     with_two(64, 2, 2, async |_, a, _| {
@@ -226,9 +227,9 @@ fn own_changes_need_no_revocation() {
     });
 }
 
-/// Goal: attributes of a file that another session writes are not granted, and opening it for writing takes them from
-/// others; when the writer has closed they are granted again. Method: opens on the target asked and, over a name, on
-/// another.
+/// Goal: attributes of a file that another session writes are not granted, and opening the file for writing revokes
+/// them from others. When the writer has closed it, they are granted again. Method: opens on the target of the request
+/// and, through a name, on another one.
 #[test]
 fn writers_keep_attributes_from_others() {
     with_two(65, 2, 2, async |_, a, b| {
@@ -262,7 +263,7 @@ fn writers_keep_attributes_from_others() {
 }
 
 /// Goal: a session that does not answer is evicted, and the change continues when the lease of its cached data has
-/// ended. Method: the holder is unresponsive; its time to answer is far shorter than the lease of its cached data.
+/// ended. Method: the holder is unresponsive, and its time to answer is far shorter than the lease of its cached data.
 #[test]
 fn who_does_not_answer_is_evicted() {
     with_two(66, 2, 2, async |place, a, b| {
@@ -324,8 +325,8 @@ fn the_dead_are_not_waited_for() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a session that does not return a lock is evicted, a waiting one gets the lock, and no later message of the
-/// evicted one is written. Method: it is deaf and writes again under its lock after its time.
+/// Goal: a session that does not return a lock is evicted, a waiting session gets the lock, and no later message of the
+/// evicted one is executed. Method: it is deaf and writes again under its lock after its time.
 #[test]
 fn locks_of_the_evicted_pass_on() {
     with_two(68, 2, 2, async |place, a, b| {
@@ -366,9 +367,10 @@ fn locks_of_the_evicted_pass_on() {
     });
 }
 
-/// Goal: size and time of a file that another writes are those that its writer knows, although nothing is written back;
-/// the question ends with the answer, with the lock, or with the session. Method: one mount holds locks and unwritten
-/// bytes on two objects, the other asks; the highest holder knows nothing, so the one below is asked.
+/// Goal: size and time of a file that another mount writes are those that its writer knows, although nothing is written
+/// back. The glimpse ends with the answer, with the lock, or with the session. Method: one mount holds locks and
+/// unwritten bytes on two objects, and the other one requests the size. The highest holder knows nothing, so the next
+/// lower one gets a glimpse.
 #[test]
 fn unwritten_bytes_are_seen() {
     with_two(69, 2, 2, async |place, a, b| {
@@ -424,8 +426,8 @@ fn unwritten_bytes_are_seen() {
 }
 
 /// Goal: after a restart no mount gets a lock, reads directly or caches attributes before every mount that had locks
-/// has presented them, or has gone; presented locks hold. Method: two mounts; one is kept away by a partition while the
-/// other requests a lock that excludes the first one's.
+/// has presented them, or has ended. Presented locks are in force. Method: two mounts. One of them is kept away by a
+/// partition while the other one requests a lock that excludes the first one's lock.
 #[test]
 fn the_absent_keep_their_locks() {
     for comes_back in [true, false] {
@@ -487,7 +489,7 @@ fn the_absent_keep_their_locks() {
 }
 
 /// Goal: after a restart a change waits for sessions that may cache what it changes, until they know of the restart.
-/// Method: as above; the one that is away had cached the name.
+/// Method: as above, but the mount that is kept away had cached the name.
 #[test]
 fn the_absent_keep_their_tokens() {
     let place = Place::new(71, 2, 1);
@@ -522,8 +524,8 @@ fn the_absent_keep_their_tokens() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: what was pushed over a connection that broke is pushed again over the next. Method: a deaf holder loses its
-/// connection after a revocation, a callback and a glimpse have arrived, and answers those that come again.
+/// Goal: what was pushed over a connection that broke is pushed again over the next. Method: an unresponsive holder
+/// loses its connection after a revocation, a callback and a glimpse have arrived, and answers the repeated ones.
 #[test]
 fn pushes_survive_a_broken_connection() {
     with_two(72, 2, 2, async |place, a, b| {
@@ -552,9 +554,9 @@ fn pushes_survive_a_broken_connection() {
     });
 }
 
-/// Goal: a session that was cut off and forgotten may still use what it cached; a restart does not forget that. Method:
-/// its connection is cut for longer than the grace time, the server restarts right after the eviction, and another
-/// changes the name; once more later, when nothing can be in use any more.
+/// Goal: a session that was cut off and forgotten may still use what it cached, and a restart does not forget that.
+/// Method: its connection is cut for longer than the grace time, the server restarts right after the eviction, and
+/// another mount changes the name. The same is done once more later, when nothing can be in use any more.
 #[test]
 fn a_restart_remembers_who_was_cut_off() {
     let place = Place::new(73, 2, 1);
@@ -633,7 +635,7 @@ fn progress_renews_the_deadline() {
 }
 
 /// Goal: a change of data takes the attributes from others although its session has not opened the file. Method: one
-/// caches, the other writes, punches and allocates without an open.
+/// mount caches, and the other one writes, punches and allocates without an open.
 #[test]
 fn writes_without_an_open_are_changes() {
     with_two(75, 1, 1, async |_, a, b| {
@@ -660,7 +662,7 @@ fn writes_without_an_open_are_changes() {
 }
 
 /// Goal: a write that an evicted session has on its way to the disk completes before another mount gets a lock over its
-/// bytes. Method: a slow disk, a short deadline; the mount that gets the lock reads the size at once.
+/// bytes. Method: a slow disk and a short deadline. The mount that gets the lock reads the size at once.
 #[test]
 fn late_writes_land_before_locks_pass_on() {
     let mut place = Place::new(76, 1, 1);
@@ -700,9 +702,9 @@ fn late_writes_land_before_locks_pass_on() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a file that was being made and opened when the session of its maker ended is held by no session: others need
-/// not wait for a lock or an open that no client knows of. Method: a slow disk; the process ends at many moments while
-/// the file is made.
+/// Goal: if the session of a file's maker ends while the file is being made and opened, no session holds the file.
+/// Others need not wait for a lock or an open that no client knows. Method: a slow disk. The process ends at many
+/// moments while the file is made.
 #[test]
 fn the_dead_hold_nothing_that_was_under_way() {
     let made = (0..40).filter(|at| dies_while_making(Duration::from_millis(50 * at))).count();

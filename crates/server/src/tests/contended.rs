@@ -1,4 +1,5 @@
-//! Which replies tell that an object is contended: all about locks and data, of batches for each part.
+//! Which replies report that an object is contended: all replies about locks and data, and those of batches for each
+//! part.
 
 use super::locks::{ask, counter, join_group, locked, make, set, with_three};
 use super::*;
@@ -27,8 +28,9 @@ async fn made(client: &Client, text: &str) -> (ObjectId, Option<u64>, bool) {
     (ObjectId { ino: inode.attr.ino, stripe: 0 }, lock, answer.contended)
 }
 
-/// Goal: every reply about locks or data reports whether its object is contended, whatever the result of the request; a
-/// batch reports it of each part. Method: files of which one is contended; each kind of request on that and on another.
+/// Goal: every reply about locks or data reports whether its object is contended, whatever the result of the request. A
+/// batch reports it for each part. Method: files of which one is contended. Each kind of request is sent for that file
+/// and for another one.
 #[test]
 fn replies_of_every_kind_tell() {
     with_three(101, async |_, [a, b, c], f| {
@@ -85,7 +87,8 @@ fn replies_of_every_kind_tell() {
 }
 
 /// Goal: a new file is reported like others, though only a client that knows its number before can have caused
-/// contention. Method: numbers follow one another; the next one's object is made contended before the file is made.
+/// contention. Method: inode numbers are consecutive, so the object of the next file is made contended before the file
+/// is made.
 #[test]
 fn a_new_file_tells() {
     with_three(102, async |_, [a, b, c], f| {

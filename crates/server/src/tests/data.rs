@@ -51,8 +51,8 @@ impl Client {
     }
 }
 
-/// Goal: many freed blocks can be used again soon without a sync of a program; few wait for the periodic sync. Method:
-/// that sync is late; a file is truncated by less and by more than the bound.
+/// Goal: many freed blocks can be used again soon without a sync of a program. A few wait for the periodic sync.
+/// Method: the periodic sync is late, and a file is truncated by less and by more than the bound.
 #[test]
 fn many_freed_blocks_come_back_soon() {
     with_server(39, 2, 1, async |place, c| {
@@ -81,8 +81,8 @@ fn many_freed_blocks_come_back_soon() {
     });
 }
 
-/// Goal: a time that was set holds although what was written before has a later one, by a clock that is ahead, on any
-/// target. Method: writes of 2033, a time of 1970, closes.
+/// Goal: a time that was set stays, even if earlier writes have a later time by a clock that is ahead, on any target.
+/// Method: writes of 2033, a time of 1970, closes.
 #[test]
 fn a_time_that_is_set_outranks_earlier_writes() {
     with_server(23, 2, 1, async |place, c| {
@@ -147,8 +147,8 @@ fn writes_match_a_model() {
     });
 }
 
-/// Goal: writes of new data cost no sync, and the `fsync` behind them the same few for any number. Method: count the
-/// syncs of the server's disks.
+/// Goal: writes of new data cost no sync, and the `fsync` after them costs the same few syncs for any number of writes.
+/// Method: the syncs of the server's disks are counted.
 #[test]
 fn writes_cost_no_sync() {
     with_server(29, 1, 1, async |place, c| {
@@ -169,8 +169,8 @@ fn writes_cost_no_sync() {
 }
 
 /// Goal: a write that makes the first object of a file does not outlive the inode. Method: files without a name are
-/// closed for the last time while their first write is under way, at different moments of it; the check of the stopped
-/// zone.
+/// closed for the last time while their first write is under way, at different moments of it. Then the stopped zone is
+/// checked.
 #[test]
 fn the_first_write_ends_before_its_inode() {
     let place = Place::new(30, 1, 1);
@@ -218,7 +218,7 @@ fn neighbours_share_blocks() {
     });
 }
 
-/// Goal: size, truncate and removal of a file that is spread over targets; space comes back.
+/// Goal: size, truncate and removal are right for a file that is spread over targets, and its space becomes free.
 #[test]
 fn spread_files() {
     with_server(23, 3, 3, async |_, c| {
@@ -281,8 +281,8 @@ fn spread_files() {
     });
 }
 
-/// Goal: answers to writes report whether there is space for each mount and once more, as the current tunable counts it
-/// (Promise S15). Method: the same write with the tunable on both sides of the free space.
+/// Goal: answers to writes report whether free space is sufficient for each mount and for one more, according to the
+/// present value of the tunable (Promise S15). Method: the same write with the tunable on both sides of the free space.
 #[test]
 fn room_is_told() {
     with_server(29, 1, 1, async |_, c| {
@@ -296,7 +296,7 @@ fn room_is_told() {
     });
 }
 
-/// Goal: holes, punches, preallocation and seeking; a full target reports this and keeps its data.
+/// Goal: holes, punches, preallocation and seeking work. A full target reports that it is full and keeps its data.
 #[test]
 fn space() {
     with_server(24, 1, 1, async |_, c| {
@@ -370,7 +370,7 @@ fn large_requests_and_a_small_log() {
 }
 
 /// Goal: a truncate that an object refuses is over with its error: no later start cuts what was synced since. Method:
-/// the block at the cut cannot be read once; a program continues writing behind the cut, and the server is killed.
+/// the block at the cut cannot be read once. A program continues to write behind the cut, and the server is killed.
 #[test]
 fn a_cut_that_failed_is_not_resumed() {
     use amphi_env::sim::{CrashKind, DiskOpKind};
@@ -413,7 +413,7 @@ fn a_cut_that_failed_is_not_resumed() {
     });
 }
 
-/// A file of two stripes of 64 KiB on two targets of a server that syncs by itself almost never; both hold `bytes(1,
+/// A file of two stripes of 64 KiB on two targets of a server that almost never syncs by itself. Both contain `bytes(1,
 /// ..)`, synced.
 async fn striped_file(c: &Client) -> Ino {
     let value = Some("600000".into());
@@ -430,10 +430,10 @@ async fn striped_file(c: &Client) -> Ino {
     f
 }
 
-/// Goal: Promise S10: bytes that a truncate has removed do not come back after lost power, if the file was synced
-/// behind it where it had bytes then, whatever made it longer again. Method: a file over two targets is cut to nothing,
-/// the first target is synced, as `fsync` of an empty file does; the file grows by another truncate, or by writes that
-/// are settled; the first target is synced again, and power is lost.
+/// Goal: Promise S10: bytes that a truncate has removed do not reappear after a loss of power if the file was synced
+/// after it on the targets that had bytes then. This is so however the file became longer again. Method: a file over
+/// two targets is cut to nothing, and the first target is synced, as `fsync` of an empty file does. The file grows by
+/// another truncate, or by writes that are settled. The first target is synced again, and power is lost.
 #[test]
 fn a_cut_outlives_lost_power() {
     use amphi_env::sim::CrashKind;
@@ -472,10 +472,11 @@ fn a_cut_outlives_lost_power() {
     }
 }
 
-/// Goal: a truncate that is carried out again after a crash takes nothing that was synced after it, however many
-/// stripes the file has (Promise S10); a layout with more than a truncate can visit is refused, also by the server.
-/// Method: a file of 2000 stripes over two targets, all empty, is cut; a client that knows nothing of that writes one
-/// of the last stripes and syncs it; power is lost before the inode's target has made stable that all is cut.
+/// Goal: a truncate that is carried out again after a crash removes nothing that was synced after it, however many
+/// stripes the file has (Promise S10). A layout with more stripes than a truncate can visit is refused, also by the
+/// server. Method: a file of 2000 stripes over two targets, all empty, is cut. A client that does not know this writes
+/// to one of the last stripes and syncs it. Power is lost before the inode's target has made stable that everything is
+/// cut.
 #[test]
 fn a_cut_spares_what_comes_after_on_every_stripe() {
     use amphi_env::sim::CrashKind;
@@ -514,8 +515,8 @@ fn a_cut_spares_what_comes_after_on_every_stripe() {
     }
 }
 
-/// Goal: a truncate of a file over several targets waits for few syncs: one round of the inode's target, then one of
-/// all others at once. Method: count them, of targets with nothing else to sync.
+/// Goal: a truncate of a file over several targets waits for few syncs: one of the inode's target, and then one of all
+/// others at the same time. Method: the syncs are counted, on targets with nothing else to sync.
 #[test]
 fn a_cut_over_targets_costs_few_syncs() {
     with_server(137, 2, 1, async |place, c| {
@@ -532,8 +533,8 @@ fn a_cut_over_targets_costs_few_syncs() {
     });
 }
 
-/// Goal: truncates continue where a target is full and freed blocks wait for a sync. Method: no program syncs; more
-/// truncates than the allocator reserves blocks for.
+/// Goal: truncates continue where a target is full and freed blocks wait for a sync. Method: no program syncs, and
+/// there are more truncates than the allocator reserves blocks for.
 #[test]
 fn truncates_of_a_full_target_use_what_they_freed() {
     with_server(32, 1, 1, async |_, c| {
@@ -582,9 +583,9 @@ async fn spread_scenario(c: &Client, done: &std::cell::Cell<usize>) -> Result<()
     Ok(())
 }
 
-/// Goal: data answered before a kill is there after it, data synced before a power failure too; a truncate over targets
-/// is whole, a removal takes no data of a file that is still there, and zones are clean after any crash. Method: client
-/// and server crash at every write and sync of the scenario.
+/// Goal: data answered before a kill is there after it, and data synced before a power failure too. A truncate over
+/// targets is whole, a removal takes no data of a file that still exists, and zones are sound after any crash. Method:
+/// client and server crash at every write and sync of the scenario.
 #[test]
 fn data_survives_any_crash() {
     use amphi_env::sim::CrashKind;

@@ -34,9 +34,9 @@ async fn evictions(c: &Client) -> u64 {
     all.iter().find(|(n, _)| n == "evictions").expect("counted").1
 }
 
-/// Goal: a live client that answers no callback, no revocation and no switch delays others for 5 s at most, new mounts
-/// too, and its locks and cached state are free then. Method: each kind of push, to a client that reads and does not
-/// answer; its session does not begin again.
+/// Goal: a live client that answers no callback, no revocation and no switch delays others, including new mounts, for
+/// at most 5 s. Its locks and cached state are free then. Method: each kind of push is sent to a client that reads and
+/// does not answer. Its session does not begin again.
 #[test]
 fn who_does_not_listen_is_evicted_soon() {
     for (seed, kind) in ["lock", "name", "switch"].into_iter().enumerate() {
@@ -77,10 +77,10 @@ fn who_does_not_listen_is_evicted_soon() {
     }
 }
 
-/// Goal: a client that reports that it is at work, or that does not run, is not treated as unresponsive; nor is one
-/// that never received the push because that message alone was lost. Method: a client that sends `LockKept` every 3 s
-/// for 20 s; one that is stopped for 20 s, before and during a push; one that the network cuts off; each returns its
-/// lock in the end.
+/// Goal: a client that reports that it is at work, or that does not run, is not treated as unresponsive. Neither is one
+/// that never received the push because only that message was lost. Method: a client that sends `LockKept` every 3 s
+/// for 20 s; one that is stopped for 20 s, before and during a push; one that the network cuts off. Each of them
+/// returns its lock in the end.
 #[test]
 fn who_only_looks_deaf_stays() {
     for (seed, kind) in ["says so", "stopped", "stopped while asked", "cut off"].into_iter().enumerate() {

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
 const LEN: u64 = 40_000;
-/// Where data begins on the disk of a target here: behind 2 MiB of superblock and log, and 4 MiB of metadata.
+/// Where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
 const DATA: u64 = 6 << 20;
 
 /// A place whose server answers no write from memory: this test is about the disk.
@@ -64,9 +64,9 @@ async fn get(c: &Client, ino: Ino) -> Vec<u8> {
     data
 }
 
-/// Goal: neighbours that write at the same time lose no byte of each other, over holes, reserved and written blocks,
-/// from two sessions, with readers between them; and after a restart. Method: random cuts of a file, all pieces in any
-/// order at once, against a model.
+/// Goal: writes of neighbouring bytes at the same time lose no byte of each other, over holes, reserved and written
+/// blocks, from two sessions, with readers in between. This is so after a restart, too. Method: random cuts of a file,
+/// all pieces in any order at once, against a model.
 fn neighbours(seed: u64) {
     with_server(seed, async |place, c| {
         let other = place.client(2).await.unwrap();
@@ -116,7 +116,7 @@ fn neighbours_lose_no_byte() {
 }
 
 /// Goal: a write does not read the block that its neighbour has just written, and does not wait for its disk. Method:
-/// the same records one after another and all at once; reads of the disk and the virtual time are counted.
+/// the same records, once one after another and once all at the same time. Disk reads and the virtual time are counted.
 #[test]
 fn records_in_turn_run_together() {
     plant(None);
@@ -138,9 +138,9 @@ fn records_in_turn_run_together() {
     });
 }
 
-/// Goal: Promise S16: a write that fails leaves nothing behind, also not in a block that it shares with a write that
-/// succeeds at the same time, nor in one behind that. Method: three neighbours of one block at once, of which the
-/// first, or the first two, meet a disk that fails; then a write behind the end makes the file longer.
+/// Goal: Promise S16: a write that fails leaves nothing behind, neither in a block that it shares with a write that
+/// succeeds at the same time nor in the next block. Method: three writes share one block at the same time, and the disk
+/// fails for the first, or for the first two. Then a write behind the end makes the file longer.
 #[test]
 fn failed_writes_leave_nothing_in_shared_blocks() {
     use amphi_env::sim::DiskOpKind;
@@ -175,7 +175,7 @@ fn failed_writes_leave_nothing_in_shared_blocks() {
     }
 }
 
-/// One run, crashed at the `nth` write or sync. Returns whether it ended before.
+/// One run, which crashes at the `nth` write or sync. Returns whether it ended before.
 fn sweep_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
     const PIECES: [(u64, u64); 7] =
         [(100, 5000), (5000, 9100), (9100, 9200), (9200, 12_288), (12_288, 20_000), (20_000, 20_100), (20_100, 33_333)];
@@ -246,9 +246,9 @@ fn sweep() -> u64 {
     }
 }
 
-/// Goal: Promise S9 for writes that share blocks: data answered before a kill is there after it; unanswered data is old
-/// or new as a whole, and neighbours are not harmed. Method: a crash at every write and sync while seven neighbours
-/// write at once.
+/// Goal: Promise S9 for writes that share blocks: data answered before a kill is there after it. Unanswered data is old
+/// or new as a whole, and neighbouring bytes are not harmed. Method: a crash at every write and sync while seven
+/// neighbours write at once.
 #[test]
 fn neighbours_survive_any_crash() {
     plant(None);

@@ -81,8 +81,8 @@ async fn settle(place: &Place) {
 const R: LockMode = LockMode::Read;
 const W: LockMode = LockMode::Write;
 
-/// Goal: sessions exclude each other, of all families; a wait holds no slot, its grant is pushed, and a repeated
-/// request reports it, also twice. Method: two sessions, on targets of this worker and of another one.
+/// Goal: sessions exclude each other, in all families. A wait occupies no slot, its grant is pushed, and a repeated
+/// request reports it, even twice. Method: two sessions, on targets of this worker and of another one.
 #[test]
 fn sessions_exclude_each_other() {
     for workers in [1, 2] {
@@ -130,8 +130,8 @@ fn sessions_exclude_each_other() {
     }
 }
 
-/// Goal: the end of a session gives its locks up and withdraws what it waits for; circles over sessions are refused.
-/// Method: a holder that says goodbye, another one whose process dies.
+/// Goal: the end of a session releases its locks and withdraws its waiting requests. Cycles over sessions are refused.
+/// Method: a holder that says goodbye, and another one whose process dies.
 #[test]
 fn a_session_takes_its_locks_with_it() {
     with_two(41, 2, async |place, a, b, files| {
@@ -160,9 +160,9 @@ fn a_session_takes_its_locks_with_it() {
     });
 }
 
-/// Goal: locks outlive the server; no session gets one before all that may hold it have presented it, yet no slot is
-/// held for that long. Method: kill the server; one session comes back at once, the other when the test lets it, or
-/// never.
+/// Goal: locks outlive the server. No session gets one before all sessions that may hold it have presented it, yet no
+/// slot is occupied for that long. Method: kill the server. One session reconnects at once, and the other one when the
+/// test says so, or never.
 #[test]
 fn locks_over_a_restart() {
     for comes_back in [true, false] {
@@ -208,9 +208,10 @@ fn locks_over_a_restart() {
     }
 }
 
-/// Goal: a lock that was exclusive before a request that may have converted it is exclusive again after a restart,
-/// unless another session has the lock that the conversion made way for. Method: one session presents its lock as
-/// converted; another one presents a shared lock of the same bytes, or none; then a third one requests a shared one.
+/// Goal: a lock may have been exclusive before a request that may have converted it. After a restart it is exclusive
+/// again, unless another session has the lock that the conversion made possible. Method: one session presents its lock
+/// as converted. Another one presents a shared lock of the same bytes, or none. Then a third one requests a shared
+/// lock.
 #[test]
 fn conversions_without_an_answer() {
     for was_converted in [false, true] {
@@ -244,10 +245,10 @@ fn conversions_without_an_answer() {
     }
 }
 
-/// Goal: a request that would be refused asks the mounts with conflicting locks whether a close is under way, and
-/// checks again when they have answered; a mount that does not answer delays it by 100 ms, and not again for a second.
-/// Method: a holder that answers too early, one that unlocks first, one that does not answer; all counted in the time
-/// of the simulator.
+/// Goal: if a request would be refused, the server asks the mounts with conflicting locks whether a close is under way,
+/// and checks again when they have answered. A mount that does not answer delays it by 100 ms, and not again for a
+/// second. Method: a holder that answers too early, one that unlocks first, and one that does not answer, all measured
+/// in the time of the simulator.
 #[test]
 fn refused_requests_ask_for_closes() {
     with_two(11, 2, async |place, a, b, files| {

@@ -1,4 +1,4 @@
-//! `fsync` beside bytes that are delayed: its writes, and which mounts are notified of failed writes.
+//! `fsync` while bytes are delayed: its writes, and which mounts get messages about failed writes.
 
 use super::data::bytes;
 use super::write_back::{DATA, counter, file, get, place, put};
@@ -21,9 +21,10 @@ fn count_ops(place: &Place) -> Rc<Cell<(u64, u64)>> {
     ops
 }
 
-/// Goal: Promise S10: an `fsync` makes its file stable, and pays for no other: the `fsync` of 4 KiB beside a hundred
-/// files of unsynced bytes is one write and one sync, that of a directory none of data; `sync` of all still is of all.
-/// Method: writes and syncs of the disk are counted; then power is lost, and the files have what was synced.
+/// Goal: Promise S10: an `fsync` makes its file stable and costs nothing for other files. The `fsync` of 4 KiB beside a
+/// hundred files of unsynced bytes is one write and one sync, and that of a directory writes no data. `sync` still
+/// covers all files. Method: writes and syncs of the disk are counted. Then power is lost, and the files have what was
+/// synced.
 #[test]
 fn an_fsync_pays_for_its_own_file() {
     for log_memory in ["on", "off"] {
@@ -79,7 +80,7 @@ fn an_fsync_pays_for_its_own_file() {
 }
 
 /// Goal: many files that are appended to and synced in turn free space for each other in the log, and each sync keeps
-/// its promise. Method: so many that the logged bytes have to be flushed several times; power is lost.
+/// its promise. Method: so many writes that the logged bytes have to be flushed several times. Then power is lost.
 #[test]
 fn synced_files_make_room_for_each_other() {
     let place = place(181, 1, &[("server.write_back_age_ms", "600000")]);
@@ -106,10 +107,10 @@ fn synced_files_make_room_for_each_other() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: each mount that wrote bytes which the disk refuses is notified, once until it writes again; no other mount is;
-/// an `fsync` of the file fails on every mount as long as they are not stable, that of another file does not; no data
-/// is lost. Method: two mounts write a file and a third another one; writes of data fail, then they do not. With one
-/// worker, and with the target at another one than the connections.
+/// Goal: each mount that wrote bytes which the disk refuses gets one message until it writes again, and no other mount
+/// gets one. An `fsync` of the file fails on every mount as long as the bytes are not stable, and an `fsync` of another
+/// file does not. No data is lost. Method: two mounts write a file, and a third one writes another file. Writes of data
+/// first fail, and then succeed. With one worker, and with the target at another worker than the connections.
 #[test]
 fn a_failed_flush_is_told_to_each_who_wrote() {
     for workers in [1, 2] {
@@ -154,10 +155,10 @@ fn a_failed_flush_is_told_to_each_who_wrote() {
     }
 }
 
-/// Goal: Promise S16: a mount whose connection broke is notified of a flush that failed meanwhile, again with each new
-/// connection until it acknowledges it and not after that; the message about a second file waits for that; a session
-/// that has ended is not notified. Method: connections are broken around failing flushes; a mount is unresponsive, then
-/// it answers.
+/// Goal: Promise S16: a mount whose connection broke gets the message about a flush that failed meanwhile. It gets it
+/// again with each new connection until it acknowledges it, and not after that. The message about a second file waits
+/// for that. A session that has ended gets no message. Method: connections are broken around failing flushes. A mount
+/// is unresponsive, and then it answers.
 #[test]
 fn news_of_a_failed_flush_survive_the_connection() {
     for workers in [1, 2] {
@@ -221,9 +222,9 @@ fn news_of_a_failed_flush_survive_the_connection() {
     }
 }
 
-/// Goal: an object reports how many of its bytes lie in memory alone, and how many are on the disk or in the log and
-/// not synced; others do not count. Method: accepted, large and batched writes of two files, an `fsync` of each,
-/// flushes by age.
+/// Goal: an object reports how many of its bytes are only in memory, and how many are on the disk or in the log without
+/// a sync. Bytes of other objects do not count. Method: accepted, large and batched writes of two files, an `fsync` of
+/// each, flushes by age.
 #[test]
 fn an_object_says_what_is_not_stable() {
     let place = place(185, 1, &[("server.write_back_age_ms", "600000"), ("server.sync_interval_ms", "600000")]);
@@ -257,9 +258,9 @@ fn an_object_says_what_is_not_stable() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a program that only overwrites existing data is never refused in a target with 2 MiB of space, however much is
-/// overwritten before anything ages: space reserved for overwrites is returned in time. Method: a file is filled until
-/// 3 MiB are left; two mounts overwrite 2,000 of its blocks; then it is synced and compared.
+/// Goal: a program that only overwrites existing data is never refused in a target with 2 MiB of space, however much it
+/// overwrites before anything ages. The reason is that space reserved for overwrites is returned in time. Method: a
+/// file is filled until 3 MiB are left. Two mounts overwrite 2,000 of its blocks. Then it is synced and compared.
 #[test]
 fn overwrites_in_a_full_target_are_taken() {
     let place = place(183, 1, &[("server.write_back_age_ms", "600000")]);

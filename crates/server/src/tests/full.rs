@@ -1,4 +1,4 @@
-//! A target without room: for data, and for metadata.
+//! A target without space, for data and for metadata.
 
 use super::data::bytes;
 use super::write_back::{counter, file, get, place, put};
@@ -24,7 +24,7 @@ async fn content(c: &Client, ino: Ino, len: usize) -> Vec<u8> {
     all
 }
 
-/// Writes small files in one message, and each refused part by a request of its own.
+/// Writes small files in one message, and each refused part in a request of its own.
 async fn rewrite(c: &Client, files: &[Ino], seed: u8) {
     let of = |ino: &Ino| BatchPart {
         object: ObjectId { ino: *ino, stripe: 0 },
@@ -48,9 +48,9 @@ async fn rewrite(c: &Client, files: &[Ino], seed: u8) {
 }
 
 /// Goal: a target that is full to its last block accepts overwrites by several mounts, of any size, single, concurrent
-/// and in batches, and an `fsync` never finds it full; growth is refused and has no effect. Method: random overwrites
-/// of a file that fills the target, against bytes, from memory and through, with checksums and without; then lost
-/// power. By several mounts, and by one in sole mode.
+/// and in batches, and an `fsync` never finds it full. Growth is refused and has no effect. Method: random overwrites
+/// of a file that fills the target are compared with bytes. They are accepted or written through, with checksums and
+/// without. Then power is lost. By several mounts, and by one in sole mode.
 #[test]
 fn overwrites_of_a_full_target_are_taken() {
     for (seed, write_back, mounts) in [(121, "on", 2), (122, "off", 2), (124, "on", 1)] {
@@ -114,9 +114,9 @@ fn overwrites_of_a_full_target_are_taken() {
     }
 }
 
-/// Goal: a write that fits is not refused because concurrent overwrites hold old and new blocks at once: a file grows
-/// by all the free space, and `fallocate` takes it, while another mount overwrites. Method: a target with 30 free
-/// blocks beside its reserve; overwrites of 60 blocks and the growth arrive together, in many rounds.
+/// Goal: a write that fits is not refused because concurrent overwrites hold old and new blocks at the same time. A
+/// file grows by all the free space, and `fallocate` takes it, while another mount overwrites. Method: a target with 30
+/// free blocks in addition to its reserve. Overwrites of 60 blocks and the growth arrive together, in many rounds.
 #[test]
 fn growth_waits_for_overwrites_on_their_way() {
     for (seed, write_back) in [(125, "off"), (126, "on")] {
@@ -179,7 +179,7 @@ fn name_of(i: u32) -> String {
     format!("f{i:05}")
 }
 
-/// Goal: Promise S15: with a full metadata region, mounts can connect, files are closed, changed, truncated and
+/// Goal: Promise S15: with a full metadata region, mounts can connect, files can be closed, changed, truncated and
 /// deleted, and the freed space can be used. Method: files and attributes until both are refused, then every operation
 /// that adds nothing, more often than there is space for.
 #[test]

@@ -1,4 +1,4 @@
-//! Sizes of files that several mounts write: each is one that the file had.
+//! Sizes of files that several mounts write: each reported size is one that the file had.
 
 use super::company::with_two;
 use super::*;
@@ -48,10 +48,10 @@ where
     size.get()
 }
 
-/// Goal: no mount sees part of a call: a size that another requests while the call lands in parts is the one before or
-/// the one behind it. Method: a mount that had no size to report at the glimpse writes, and the first bytes land before
-/// the size is returned; it gets the glimpse again. On one target, and where the answer that is late is about an object
-/// on another.
+/// Goal: no mount sees part of a call. If another mount requests the size while the parts of a call arrive, it gets the
+/// size before the call or the size after it. Method: a mount that had no size to report at the glimpse writes, and its
+/// first bytes arrive before the size is returned. It gets the glimpse again. On one target, and where the answer that
+/// is late is about an object on another.
 #[test]
 fn parts_of_a_call_are_no_size() {
     for targets in [1, 2] {
@@ -81,7 +81,7 @@ async fn part_of_a_call(object: ObjectId, above: &Client, below: &Client) {
 }
 
 /// Goal: a size holds for all writers at one time. Method: a mount that had no size to report at the glimpse writes
-/// behind the end that the next one below reports later, which may have been written after it.
+/// behind the end that the next lower holder reports later. That end may have been written after it.
 #[test]
 fn a_size_is_of_one_time() {
     let size = size_while(92, 1, async |object, above, below| {

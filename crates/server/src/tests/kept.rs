@@ -5,9 +5,9 @@ use amphi_types::ByteRange;
 use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::join;
 
-/// Goal: a client that reports in time that it still needs a lock keeps it beyond its deadline, returns it when it can,
-/// and one that reports this without end is evicted in the end. Method: a short deadline; the holder does not answer
-/// and sends the report repeatedly, once until it returns the lock, once without end.
+/// Goal: a client that reports in time that it still needs a lock keeps it beyond its deadline, and returns it when it
+/// can. One that reports this without end is evicted in the end. Method: a short deadline. The holder does not answer
+/// and sends the report repeatedly, once until it returns the lock, and once without end.
 #[test]
 fn who_says_so_has_longer() {
     for gives_back in [true, false] {

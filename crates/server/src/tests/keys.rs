@@ -1,4 +1,4 @@
-//! Clients with keys, by subject; here is what these tests share.
+//! Clients with keys, one file for each subject. This file has what these tests share.
 
 mod audit;
 mod faults;

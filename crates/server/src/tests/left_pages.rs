@@ -5,9 +5,10 @@ use amphi_types::{ByteRange, SetAttr, Timespec};
 
 const PAGE: usize = 4096;
 
-/// Goal: the write-back of pages left behind omits bytes that others have changed since, in every way in which they
-/// can, and bytes that the pages read anew count as theirs; without a note nothing is written. Method: one session with
-/// a page of `o`, in which it has stored `s` everywhere, another that writes, punches and truncates.
+/// Goal: the write-back of pages left behind omits bytes that others have changed since, in every possible way of
+/// changing them. Bytes of a page that was read again count as the mount's own. Without a note nothing is written.
+/// Method: one session has a page of `o`, in which it has stored `s` everywhere. Another one writes, punches and
+/// truncates.
 #[test]
 fn left_pages_leave_out_what_others_changed() {
     let place = Place::new(81, 1, 1);

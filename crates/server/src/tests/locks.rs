@@ -1,4 +1,4 @@
-//! The lock server behind raw requests: switches, lock-ahead, groups.
+//! Raw requests to the lock server: switches, lock-ahead, groups.
 
 use super::*;
 use amphi_env::sim::CrashKind;
@@ -75,9 +75,9 @@ pub(super) async fn set(client: &Client, name: &str, value: &str) {
     assert!(matches!(client.call(op).await, Ok(Reply::Tunables(_))), "{name}={value}");
 }
 
-/// Goal: a cached request that waited for a direct request, and that others wait for in turn, is called back when it is
-/// granted, although nothing else happens on the target then. Method: a direct write, behind it a cached request,
-/// behind that another; the sizes make the write take long enough.
+/// Goal: if a cached request waited for a direct request, and others wait for it, it is called back when it is granted,
+/// although nothing else happens on the target then. Method: a direct write, behind it a cached request, and behind
+/// that another one. The sizes make the write take long enough.
 #[test]
 fn who_goes_on_after_a_direct_request_is_called_back() {
     with_three(91, async |_, [a, b, c], object| {
@@ -97,7 +97,7 @@ fn who_goes_on_after_a_direct_request_is_called_back() {
 }
 
 /// Goal: granularity, growth and counting follow their tunables from the next request on, and the counters tell.
-/// Method: the same neighbours' requests under each setting.
+/// Method: the same requests for neighbouring bytes under each setting.
 #[test]
 fn switches_are_live() {
     with_three(92, async |_, [a, b, _], object| {
@@ -129,9 +129,9 @@ fn switches_are_live() {
     });
 }
 
-/// Goal: with more than 32 locks on an object, a grant ends 32 MiB behind its start; before that, where the next lock
-/// begins. Method: locks far behind, and the same request before and after the one that makes a crowd of them (the
-/// bounds themselves are tested in `dlm`).
+/// Goal: with more than 32 locks on an object, a grant ends 32 MiB after its start. With fewer, it ends where the next
+/// lock begins. Method: locks far behind, and the same request before and after the lock that makes their number large.
+/// (The bounds themselves are tested in `dlm`.)
 #[test]
 fn growth_ends_where_it_is_crowded() {
     with_three(98, async |_, [a, b, _], object| {
@@ -147,9 +147,9 @@ fn growth_ends_where_it_is_crowded() {
     });
 }
 
-/// Goal: what counts as a conflict. Method: the cases of the original's test 32c: writers one after the other count
-/// none, writers at the same time more and more, readers none, a lock-ahead for reading none, one for writing that is
-/// refused does.
+/// Goal: the rules about which requests count as a conflict. Method: the cases of Lustre's test 32c. Writers one after
+/// the other cause no conflict, and writers at the same time more and more. Readers and a lock-ahead for reading cause
+/// none. A lock-ahead for writing that is refused causes one.
 #[test]
 fn what_counts_as_a_conflict() {
     with_three(93, async |_, [a, b, c], object| {
@@ -180,10 +180,10 @@ pub(super) fn join_group(object: ObjectId, group: u64, wait: bool, asked: Option
     Request::GroupLock { object, group, wait, asked }
 }
 
-/// Goal: members of a group join and do I/O without waiting for each other or for requests that wait for the end;
-/// others' requests wait, stat does not and knows the members' cached sizes; another group waits in the queue, is
-/// notified of its turn, and is refused if it is not to wait; the end of a session ends its group locks. Method: a
-/// sequence of steps of three mounts.
+/// Goal: members of a group join and do I/O without waiting for each other or for requests that wait for the end of the
+/// group. Requests of others wait. `stat` does not wait and includes the members' cached sizes. Another group waits in
+/// the queue, is informed of its turn, and is refused if it may not wait. The end of a session ends its group locks.
+/// Method: a sequence of steps of three mounts.
 #[test]
 fn groups_keep_others_out() {
     with_three(94, async |_, [a, b, c], object| {
@@ -237,8 +237,8 @@ fn groups_keep_others_out() {
     });
 }
 
-/// Goal: group locks survive a restart of the server like others. Method: a member presents its locks; a stranger's
-/// write waits for it, the member's own passes.
+/// Goal: group locks survive a restart of the server like others. Method: a member presents its locks. A stranger's
+/// write waits for it, and the member's own write does not.
 #[test]
 fn groups_survive_a_restart() {
     with_three(95, async |place, [a, b, _c], object| {
@@ -256,10 +256,10 @@ fn groups_survive_a_restart() {
     });
 }
 
-/// Goal: 100,000 locks on one file cost a request no more than a few steps down a tree each, whatever they conflict
-/// with, and leave no state behind. Method: two sessions request bytes in turn, in an order that jumps about; nodes
-/// visited for each of the last thousand with 1,000, 10,000 and 100,000 held; a third session conflicts with one of
-/// them, another session's end frees the rest.
+/// Goal: with 100,000 locks on one file, a request costs no more than a few steps down a tree for each lock with which
+/// it conflicts. Afterwards no state remains. Method: two sessions request bytes in turn, in an order that jumps about.
+/// The nodes visited for each of the last thousand requests are compared with 1,000, 10,000 and 100,000 held locks. A
+/// third session conflicts with one lock, and the end of another session frees the rest.
 #[test]
 fn a_hundred_thousand_locks_on_one_file() {
     const MOST: u64 = 100_000;

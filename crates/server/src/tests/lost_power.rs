@@ -9,8 +9,8 @@ async fn evictions(status: &Client) -> u64 {
 }
 
 /// Goal: Promise S22: a mount whose server lost power is notified, for acknowledged changes may be lost: its session
-/// ends. After a killed process, or lost power behind an orderly stop, it continues. Method: a change that was
-/// acknowledged and not synced, and each of the three; then another mount reads.
+/// ends. After a killed process, or lost power behind an orderly stop, it continues. Method: a change was acknowledged
+/// and not synced, and each of the three failures follows. Then another mount reads.
 #[test]
 fn a_mount_does_not_outlive_lost_power() {
     for (seed, stopped, kind) in
@@ -39,8 +39,8 @@ fn a_mount_does_not_outlive_lost_power() {
     }
 }
 
-/// Goal: a session that has been let in is known after lost power, however soon that comes: its end is no guess.
-/// Method: power fails at once after a mount was let in; it is counted among those evicted.
+/// Goal: a session that was admitted is known after a loss of power, however soon that comes, so its end is certain.
+/// Method: power fails directly after a mount was admitted, and the mount is counted among those evicted.
 #[test]
 fn who_was_let_in_is_remembered() {
     for seed in 110..118 {

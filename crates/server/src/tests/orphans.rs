@@ -1,4 +1,4 @@
-//! Inodes without a name: those that get their first one while their last open ends, and those that a restart keeps
+//! Inodes without a name: inodes that get their first name while their last open ends, and inodes that a restart keeps
 //! open for clients that may repeat a request.
 
 use super::company::{name_key, with_two};
@@ -28,7 +28,7 @@ async fn tmp(c: &Client, dir: Ino, open: Access) -> Ino {
     c.inode(Request::MakeTmp { dir, perm: 0o600, umask: 0, open }).await.expect("made").attr.ino
 }
 
-/// How many links an inode of target 1 has; `None` if it is gone.
+/// How many links an inode of target 1 has, or `None` if it does not exist.
 async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
     match server.worker.ask(T1, TargetRequest::View { ino, asker: None }).await {
         Ok(TargetReply::View(view, _)) => Some(view.attr.nlink),
@@ -37,9 +37,9 @@ async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
     }
 }
 
-/// Goal: a file without a name whose first name is promised outlives its last open, whether that is closed or its
-/// session ends, until the outcome is known: then it has a name, or is removed; its bytes are not freed meanwhile.
-/// Method: the promise is requested by hand, as target 0 would, and committed or aborted.
+/// Goal: if a first name is promised to a file without a name, the file outlives its last open until the outcome is
+/// known, whether the open is closed or its session ends. Then it has a name, or is removed. Its bytes are not freed
+/// meanwhile. Method: the test sends the request for the promise, as target 0 would, and commits or aborts it.
 #[test]
 fn a_promised_first_name_counts() {
     for (closes, happens) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -72,8 +72,9 @@ fn a_promised_first_name_counts() {
     }
 }
 
-/// Goal: the same on one target, where the link waits for what another mount has cached: the file has its name and its
-/// bytes. Method: small and over two targets; the other mount answers the revocation after the close.
+/// Goal: the same on one target, where the link waits for the revocation of tokens of another mount: the file has its
+/// name and its bytes. Method: a small file, and one over two targets. The other mount answers the revocation after the
+/// close.
 #[test]
 fn a_first_name_that_waits_counts() {
     with_two(442, 2, 1, async |_, a, b| {
@@ -120,9 +121,9 @@ fn a_first_name_that_waits_counts() {
     });
 }
 
-/// Goal: a file made and closed before a restart does not stay open after it: once unlinked it is removed, and no
-/// session counts as its writer. Method: many files made at once, so in as many slots, and closed; the server is
-/// killed; later requests use one slot alone.
+/// Goal: a file that was made and closed before a restart does not stay open after it. If it is unlinked it is removed,
+/// and no session counts as its writer. Method: many files are made at once, so in as many slots, and closed. The
+/// server is killed, and later requests use only one slot.
 #[test]
 fn opens_of_an_earlier_run_end() {
     let place = Place::new(443, 1, 1);
@@ -156,8 +157,8 @@ fn opens_of_an_earlier_run_end() {
 }
 
 /// Goal: a client that repeats a request of an earlier run after its open has ended has the file open, if it exists.
-/// Method: two files are made by requests in slots that the link does not use; the server is killed; one of them is
-/// removed, and both requests are repeated.
+/// Method: two files are made by requests in slots that the link does not use. The server is killed, one of the files
+/// is removed, and both requests are repeated.
 #[test]
 fn an_answer_that_is_asked_for_late_opens_again() {
     let place = Place::new(444, 1, 1);
@@ -201,7 +202,7 @@ fn an_answer_that_is_asked_for_late_opens_again() {
 }
 
 /// Goal: a mount that has listed a directory without a name that is moved elsewhere finds it there (Promise S5).
-/// Method: the promise of the directory that gets the name is requested by hand; the listing waits for its outcome, and
+/// Method: the test requests the promise of the directory that gets the name. The listing waits for its outcome, and
 /// not for a name that is promised later.
 #[test]
 fn listings_wait_for_promised_names() {

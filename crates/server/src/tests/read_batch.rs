@@ -14,7 +14,7 @@ fn part(text: &str, ino: Ino) -> ReadPart {
 }
 
 impl Client {
-    /// A file of the root with `len` bytes, closed; the lock that came with it stays.
+    /// A file of the root with `len` bytes, closed. The lock that came with it stays.
     async fn filled(&self, text: &str, seed: u8, len: usize) -> (Ino, u64) {
         let make = Make::File { open: Some(RW), exclusive: true };
         let op = Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644, umask: 0 };
@@ -55,9 +55,10 @@ impl Client {
     }
 }
 
-/// Goal: each file is sent with its bytes, as an open and a lock of its own; one that cannot be sent so is left out
-/// without an effect. Method: files of many sizes, one with a hole at its end, among a wrong name, a wrong inode, a
-/// directory and a file that is too long; one of them is removed while it is open ahead.
+/// Goal: each file is sent with its bytes, an open and a lock of its own. A file that cannot be sent in this way is
+/// left out without an effect. Method: files of many sizes, one with a hole at its end, are requested together with a
+/// wrong name, a wrong inode, a directory and a file that is too long. One of the files is removed while it is open
+/// ahead.
 #[test]
 fn files_come_together() {
     with_server(81, 1, 1, async |_, c| {
@@ -162,7 +163,7 @@ fn asks_for_others_files() {
 }
 
 /// Goal: no client receives files that it may not open, nor names that it may not look up. Method: a file and then a
-/// directory of another user; the same check finds a planted error.
+/// directory of another user. The same test detects a planted error.
 #[test]
 fn permission_is_checked_for_each() {
     plant(None);
@@ -173,9 +174,9 @@ fn permission_is_checked_for_each() {
     assert!(found, "the mistake was not found");
 }
 
-/// Goal: locks that another mount keeps of closed files are called back and waited for, but not for long, and only on
-/// request; a writer is not disturbed, and a refusal leaves no lock. Method: two mounts, of which the one that made the
-/// files answers, does not answer, and has a file open.
+/// Goal: locks that another mount keeps on closed files are called back and waited for, but not for long, and only on
+/// request. A writer is not disturbed, and a refusal leaves no lock. Method: two mounts. The one that made the files
+/// answers, does not answer, or has a file open.
 #[test]
 fn locks_in_the_way() {
     let place = Place::new(84, 1, 1);

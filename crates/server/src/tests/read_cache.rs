@@ -1,4 +1,4 @@
-//! Reads that the server's memory serves: their results, their cost, and what they load.
+//! Reads that the server serves from its memory: their results, their cost, and which blocks they load.
 
 use super::data::bytes;
 use super::*;
@@ -37,7 +37,7 @@ async fn put(c: &Client, ino: Ino, generation: u64, seed: u8, range: ByteRange) 
     c.ask(op, Some(bytes(seed, range.start, range.len() as usize))).await.0.map(drop)
 }
 
-/// The result of a read of a range; bytes behind the end are left out.
+/// The result of a read of a range. Bytes behind the end are left out.
 async fn get(c: &Client, ino: Ino, range: ByteRange) -> Vec<u8> {
     let (reply, payload) =
         c.ask(Request::Read { object: object(ino), range, server_lock: true, advice: Default::default() }, None).await;
@@ -70,10 +70,10 @@ async fn clients(place: &Place, n: u64) -> Vec<Client> {
     clients
 }
 
-/// Goal: four mounts that wrote a file in turn and read it again need no disk: flushed data is kept; with little
-/// memory, or after a restart, they need one disk read for a mebibyte and not one for each record. A mount in sole mode
-/// fills no memory, and with `server.read_cache_bytes=0` each record is read from the disk. Method: 200 records of
-/// 47,008 bytes; the counters of disk reads.
+/// Goal: four mounts that wrote a file in turn and read it again need no disk, because flushed data is kept. With
+/// little memory, or after a restart, they need one disk read for a mebibyte and not one for each record. A mount in
+/// sole mode fills no memory, and with `server.read_cache_bytes=0` each record is read from the disk. Method: 200
+/// records of 47,008 bytes, and the counters of disk reads.
 #[test]
 fn a_shared_file_is_read_once() {
     const RECORDS: u64 = 200;
@@ -116,8 +116,8 @@ fn a_shared_file_is_read_once() {
     }
 }
 
-/// Goal: reads at random over a large file load no bytes beside them, and large ones fill no memory. Method: blocks far
-/// from each other by two mounts; then reads of a mebibyte.
+/// Goal: reads at random over a large file load no surrounding bytes, and large reads fill no memory. Method: two
+/// mounts read blocks far from each other, and then a mebibyte at a time.
 #[test]
 fn what_is_read_once_fills_no_memory() {
     let place = place(171, &[("server.read_cache_bytes", "64M"), ("server.write_back", "off")]);
@@ -145,9 +145,9 @@ fn what_is_read_once_fills_no_memory() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: whatever is written, flushed, cut, removed and read in small pieces by several mounts at the same time, each
-/// byte is what a plain array says. Goal: after any writes, flushes, truncates, removals and reads in small pieces by
-/// several mounts at the same time, each byte equals that of a plain array.
+/// Goal: several mounts write, flush, cut, remove and read small pieces at the same time. Each byte equals that of a
+/// plain array. Goal: after any writes, flushes, truncates, removals and reads in small pieces by several mounts at the
+/// same time, each byte equals that of a plain array.
 fn against_bytes(seed: u64) {
     const LEN: u64 = 700_000;
     let seeded = |of: &[&'static str]| of[seed as usize % of.len()];
@@ -288,8 +288,8 @@ fn what_is_kept_is_what_was_written() {
 }
 
 /// Goal: advice of programs about their reads is followed: data read once is not kept, a sequential read loads its
-/// mebibyte at the first read, a random read loads nothing around it. Method: two mounts, files of a mebibyte, after a
-/// start; counters.
+/// mebibyte at the first read, a random read loads nothing around it. Method: two mounts and files of a mebibyte, after
+/// a start, with the counters.
 #[test]
 fn programs_say_how_they_read() {
     let place = place(190, &[("server.read_cache_bytes", "64M")]);

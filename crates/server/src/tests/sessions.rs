@@ -5,8 +5,8 @@ use crate::ServerErrorKind;
 use crate::session::reach::Terms;
 use amphi_env::sim::CrashKind;
 
-/// Goal: mounts are shown with their opens and locks, administrators may request this and do nothing else; a mount that
-/// has gone keeps its session for the grace time. Method: two mounts, one of which ends without a message.
+/// Goal: mounts are shown with their opens and locks. Administrators may request this and do nothing else. A mount that
+/// has vanished keeps its session for the grace time. Method: two mounts, one of which ends without a message.
 #[test]
 fn mounts_come_and_go() {
     let place = Place::new(31, 2, 2);
@@ -44,7 +44,8 @@ fn mounts_come_and_go() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: opens survive a restart when their client presents them; orphans of clients that do not come back are removed.
+/// Goal: opens survive a restart if their client presents them. Unlinked files of clients that do not come back are
+/// removed.
 #[test]
 fn orphans_over_a_restart() {
     let place = Place::new(32, 2, 1);
@@ -77,7 +78,7 @@ fn orphans_over_a_restart() {
 }
 
 /// Goal: requests that are sent again over broken connections and restarts happen once. Method: exclusive creates and
-/// links while connections break and the server is killed; any repetition would say `Exist` or count a link twice.
+/// links while connections break and the server is killed. Any repetition would give `Exist` or count a link twice.
 #[test]
 fn resends_happen_once() {
     for seed in 0..12 {
@@ -116,8 +117,8 @@ fn resends_happen_once() {
     }
 }
 
-/// Goal: a stopped server starts again on its folder with everything; two at once, wrong counts and missing zones are
-/// refused with one clear line and without harm.
+/// Goal: a stopped server starts again on its folder with everything. Two servers at once, wrong counts and missing
+/// zones are refused with one clear line and without harm.
 #[test]
 fn folders_are_checked() {
     let place = Place::new(33, 3, 2);
@@ -171,8 +172,8 @@ fn ended_processes_do_not_hold_the_mount() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: damage is found and nothing is changed; a server refuses the folder with the place. Method: bytes of one zone
-/// are overwritten, then a zone is missing.
+/// Goal: damage is found and nothing is changed. A server refuses the folder and names the place. Method: bytes of one
+/// zone are overwritten, then a zone is missing.
 #[test]
 fn damage_is_reported() {
     let place = Place::new(35, 2, 1);
@@ -203,9 +204,9 @@ fn damage_is_reported() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a request whose client has stopped waiting before it began is refused, permanently; one that was executed
-/// keeps its answer. Method: requests with passed deadlines at both workers of a server, each sent again, and their
-/// effects checked.
+/// Goal: if the client of a request has stopped waiting before the request began, it is refused permanently. A request
+/// that was executed keeps its answer. Method: requests with passed deadlines at both workers of a server, each sent
+/// again, and their effects checked.
 #[test]
 fn expired_requests_are_refused() {
     let place = Place::new(36, 2, 2);
@@ -245,8 +246,8 @@ fn expired_requests_are_refused() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: tunables of the server count from the moment they are set. Method: records are synced by themselves within the
-/// set interval, not within a longer one; a value beyond the bounds changes nothing.
+/// Goal: tunables of the server count from the moment they are set. Method: records are synced automatically within the
+/// set interval, and not within a longer one. A value beyond the bounds changes nothing.
 #[test]
 fn tunables_are_live() {
     with_server(37, 2, 2, async |place, c| {
@@ -280,7 +281,7 @@ fn tunables_are_live() {
 }
 
 /// Goal: a mount whose clock is far off is refused with a line that gives the difference, changes nothing, and is
-/// admitted when the clock has been set; an existing mount stays when its clock jumps. Method: clocks of simulated
+/// admitted when the clock has been set. A connected mount stays when its clock jumps. Method: clocks of simulated
 /// machines.
 #[test]
 fn clocks_far_off_are_refused() {
@@ -306,8 +307,8 @@ fn clocks_far_off_are_refused() {
 }
 
 /// Goal: a target whose disk has failed does not preserve an ended session's state on the other targets. Method: three
-/// targets, the middle one fails; a mount with a lock on the last one ends in order, and one that does is cut off; the
-/// lock is free at once, and a new mount is admitted.
+/// targets, of which the middle one fails. A mount with a lock on the last one ends in order, and another one is cut
+/// off. The lock is free at once, and a new mount is admitted.
 #[test]
 fn a_failed_target_holds_up_no_other() {
     for polite in [true, false] {

@@ -13,7 +13,7 @@ fn place(seed: u64, more: &[(&str, &str)]) -> Place {
     place
 }
 
-/// Reads the files in one message. Returns their bytes, one behind the other.
+/// Reads the files in one message. Returns their bytes, one after the other.
 async fn read_batch(c: &Client, files: &[(String, Ino)]) -> Vec<u8> {
     let parts = files.iter().map(|(text, ino)| ReadPart { name: name(text), ino: *ino, data: true }).collect();
     let op = Request::ReadBatch { dir: Ino::ROOT, parts, bytes_max: 64 << 10, ask_back: false, tokens: true };
@@ -28,10 +28,10 @@ async fn read_batch(c: &Client, files: &[(String, Ino)]) -> Vec<u8> {
     payload.map_or(Vec::new(), |p| p.to_vec())
 }
 
-/// Goal: small files that several mounts read are read from the disk once, whatever their number, whether they were
-/// just flushed or not; a file that is written meanwhile is sent with its new data; a mount in sole mode fills no
-/// memory, and without a cache each read goes to the disk. Method: 100 files in batches of 20 by three mounts, after a
-/// start and before; the counters of disk reads.
+/// Goal: small files that several mounts read are read from the disk once, whatever the number of mounts, whether the
+/// files were just flushed or not. A file that is written meanwhile is sent with its new data. A mount in sole mode
+/// fills no memory, and without a cache each read goes to the disk. Method: three mounts read 100 files in batches of
+/// 20, after a start and before. The disk reads are counted.
 #[test]
 fn small_files_are_read_once() {
     for (mounts, bytes_kept) in [(3, "64M"), (1, "64M"), (3, "0")] {
@@ -91,9 +91,9 @@ fn small_files_are_read_once() {
     }
 }
 
-/// Goal: a write, a flush, a truncate and a punch that keep a part of a block which the read cache has need no read of
-/// the disk, and keep the old bytes of it; without the cache each needs one. Method: a file that two mounts have read
-/// is changed at odd places; the counters, and all bytes.
+/// Goal: a write, a flush, a truncate and a punch may keep a part of a block. If the read cache has the block, they
+/// need no read of the disk and keep its old bytes. Without the cache each of them needs one. Method: a file that two
+/// mounts have read is changed at odd offsets. The counters and all bytes are compared.
 #[test]
 fn edges_come_from_memory() {
     for (bytes_kept, write_back) in [("64M", "off"), ("0", "off"), ("64M", "on")] {

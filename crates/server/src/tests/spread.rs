@@ -1,5 +1,5 @@
-//! Connections at several workers: which worker serves which, what needs no hop, and that a session with several
-//! connections is one session.
+//! Connections at several workers: which worker serves which connection, which requests need no hop, and that a session
+//! with several connections is one session.
 
 use super::*;
 use amphi_env::sim::CrashKind;
@@ -84,9 +84,10 @@ async fn counter(c: &Client, name: &str) -> u64 {
     all.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("{name} is counted")).1
 }
 
-/// Goal: with a connection for each worker no request hops, and each worker answers the requests for its own targets;
-/// with one connection those for other workers' targets hop, as do those that take a wrong connection. Method: the same
-/// requests to every target, with 1, 2 and 4 workers, over as many connections and over one; the counter of hops.
+/// Goal: with a connection for each worker no request hops, and each worker answers the requests for its own targets.
+/// With one connection the requests for other workers' targets hop, and so do requests on a wrong connection. Method:
+/// the same requests to every target, with 1, 2 and 4 workers, over as many connections and over one. The hops are
+/// counted.
 #[test]
 fn requests_make_no_hop() {
     const ROUNDS: u64 = 20;
@@ -132,8 +133,8 @@ fn requests_make_no_hop() {
 }
 
 /// Goal: mounts with one connection are spread over the workers and have full service there: requests about the whole
-/// server, callbacks between mounts at different workers, goodbyes, the end of the server. Method: four mounts of a
-/// server with four workers take the same lock from each other, each at a worker of its own.
+/// server, callbacks between mounts at different workers, goodbyes, and the end of the server. Method: four mounts of a
+/// server with four workers take the same lock from each other, each served by a different worker.
 #[test]
 fn one_connection_lives_at_any_worker() {
     let place = Place::new(710, 4, 4);
@@ -168,9 +169,9 @@ fn one_connection_lives_at_any_worker() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: slots of different connections of a session are different ones: no request gets the answer of another, and
-/// each change happens once, also when connections break and the server is killed. Method: requests for the same target
-/// over all connections, each of which uses the same few slots; exclusive creates.
+/// Goal: slots of different connections of a session are different. No request gets the answer of another one, and each
+/// change happens once, even when connections break and the server is killed. Method: requests for the same target are
+/// sent over all connections, each of which uses the same few slots; they are exclusive creates.
 #[test]
 fn slots_of_connections_are_apart() {
     for seed in 0..10 {
@@ -209,9 +210,9 @@ fn slots_of_connections_are_apart() {
     }
 }
 
-/// Goal: a connection that is cut anywhere between the dial and the first answers leaves no state behind: the client is
-/// admitted at last, on all its connections, and each request is executed once. Method: connections are broken at every
-/// moment of the first milliseconds, some repeatedly; then the session ends, and another one is admitted.
+/// Goal: a connection that is cut anywhere between the connect and the first answers leaves no state behind. The client
+/// is admitted in the end, on all its connections, and each request is executed once. Method: connections are broken at
+/// every moment of the first milliseconds, some of them repeatedly. Then the session ends, and another one is admitted.
 #[test]
 fn hand_over_is_cut_anywhere() {
     for cut in 0..60u64 {
@@ -258,8 +259,8 @@ fn hand_over_is_cut_anywhere() {
     }
 }
 
-/// Goal: a further connection joins a session that lives, and no other; it is its owner's; a number beyond the bound is
-/// refused. Method: hellos of all kinds.
+/// Goal: a further connection can join only a session that exists and that belongs to the same owner. A number beyond
+/// the bound is refused. Method: hellos of all kinds.
 #[test]
 fn further_connections_join_a_session() {
     let place = Place::new(790, 2, 2);
@@ -284,8 +285,8 @@ fn further_connections_join_a_session() {
 }
 
 /// Goal: an eviction ends all connections of a session: no request of any of them takes effect after it, and its locks
-/// are free. Method: a mount with two connections is evicted by an administrator while it writes names over both;
-/// acknowledged changes are there, and none takes effect later.
+/// are free. Method: an administrator evicts a mount with two connections while it makes names over both. Acknowledged
+/// changes are there, and none takes effect later.
 #[test]
 fn eviction_ends_all_connections() {
     for seed in 0..6 {
@@ -328,9 +329,10 @@ fn eviction_ends_all_connections() {
     }
 }
 
-/// Goal: a mount that answers on its first connection and not on another is as unresponsive as one that answers on
-/// none, and one that answers on all is not. Method: a callback by connection 1, which reads and does not answer, for a
-/// file whose target uses it; the same with a client that reports that it is at work.
+/// Goal: a mount that answers on its first connection and not on another one is as unresponsive as one that answers on
+/// none. A mount that answers on all of them is not unresponsive. Method: a callback on connection 1, whose client
+/// reads and does not answer, for a file whose target uses it. The same is done with a client that reports that it is
+/// at work.
 #[test]
 fn deaf_on_one_connection() {
     for (seed, keeps) in [(820, false), (821, true)] {

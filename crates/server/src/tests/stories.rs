@@ -11,7 +11,8 @@ fn dir_name(parent: Ino, target: u16, pool: u16) -> String {
         .expect("a name")
 }
 
-/// Goal: make, look up, list and remove, with directories on every target, under one and under several workers.
+/// Goal: making, looking up, listing and removing work with directories on every target, with one and with several
+/// workers.
 #[test]
 fn names_come_and_go() {
     for workers in [1, 3] {
@@ -45,7 +46,7 @@ fn names_come_and_go() {
     }
 }
 
-/// Goal: hard links and renames over targets, replacing, exchanging, refusing; loops are refused.
+/// Goal: hard links and renames over targets work: replacing, exchanging and refusing. Loops are refused.
 #[test]
 fn links_and_renames_over_targets() {
     with_server(8, 3, 2, async |_, c| {
@@ -153,7 +154,7 @@ fn permissions_and_attributes() {
 }
 
 /// Goal: an open to execute needs the permission to execute and no other, any other open that to read. Method: modes
-/// that have one of them, opened by a stranger.
+/// that give only one of the two permissions, and opens by another user.
 #[test]
 fn execution_is_not_reading() {
     with_server(11, 1, 1, async |_, c| {
@@ -192,8 +193,8 @@ fn crossing_moves_make_no_loop() {
     }
 }
 
-/// Goal: a create that meets a directory opens nothing. Method: the directory is removed; an open one would stay until
-/// it is closed.
+/// Goal: a create that meets a directory opens nothing. Method: the directory is removed. An open directory would stay
+/// until it is closed.
 #[test]
 fn a_create_over_a_directory_opens_nothing() {
     with_server(33, 2, 1, async |_, c| {

@@ -41,14 +41,14 @@ fn request(object: ObjectId, session: u64, round: u64) -> (Request, Option<Buf>)
 /// One session.
 struct Fighter {
     client: Client,
-    /// How long it takes to answer a callback; by itself, at once, if there is none.
+    /// How long it takes to answer a callback. `None` means that it answers at once.
     late: Option<Duration>,
     /// How long each of its requests took, virtual time, ms.
     waited_ms: RefCell<Vec<f64>>,
 }
 
 impl Fighter {
-    /// Asks, one request after the other, until all have had enough together.
+    /// Sends one request after the other, until all sessions together have got enough grants.
     async fn fight(&self, env: &SimEnv, object: ObjectId, session: u64, grants: &Cell<u64>) {
         for round in 0.. {
             if grants.get() >= GRANTS {
@@ -73,9 +73,10 @@ impl Fighter {
     }
 }
 
-/// Goal: with 1,000 sessions that request one range, to cache and direct, to read and to write, some of which answer
-/// callbacks late, all sessions make progress at similar rates. Method: each requests again as soon as it was granted,
-/// until 10,000 requests are granted; then grants of each session by Jain's index, and waits in virtual time.
+/// Goal: 1,000 sessions request one range, cached and direct, to read and to write, and some of them answer callbacks
+/// late. All sessions make progress at similar rates. Method: each session requests again as soon as it was granted,
+/// until 10,000 requests are granted. Then the grants of each session are compared by Jain's index, and the waits in
+/// virtual time.
 #[test]
 fn a_thousand_sessions_get_on() {
     with_three(103, async |place, [a, b, c], object| {

@@ -1,6 +1,6 @@
 //! Crash sweeps over operations on several targets.
 //!
-//! The scenario is a list of operations; the tree after each of them is known from a run without a crash. Then the
+//! The scenario is a list of operations. The tree after each of them is known from a run without a crash. Then the
 //! server is crashed at every single write or sync of the scenario, and started again.
 
 use super::*;
@@ -16,8 +16,7 @@ fn dir_name(target: u16) -> String {
     (0..).map(|i| format!("d{i}")).find(on).expect("a name")
 }
 
-/// Pauses between the steps: the long one gives background work, such as forgetting decisions, time to run between
-/// them.
+/// Pauses between the steps. The long one gives background work, such as deleting decisions, time to run in between.
 const PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(170)];
 
 /// What is swept.
@@ -133,7 +132,7 @@ fn golden(story: Story, pause: Duration) -> (Vec<Tree>, u64) {
 }
 
 /// Goal: a client that lives through a crash at any write gets every answer once and right. Method: kill the process at
-/// every write; the scenario must end as without a crash, and the zones must be clean.
+/// every write. The scenario must end as without a crash, and the zones must be sound.
 #[test]
 fn every_answer_survives_a_kill() {
     answers_survive_kills(Story::Directories);
@@ -190,8 +189,9 @@ fn answers_survive_kills(story: Story) {
     assert!(crashes > 20, "the scenario has many writes, {crashes} crashes");
 }
 
-/// Goal: whatever a crash interrupts happened wholly or not at all; after a kill everything answered is there, after a
-/// power failure at least the zones are one clean whole. Method: client and server crash at every write.
+/// Goal: an operation that a crash interrupts has happened as a whole or not at all. After a kill everything that was
+/// answered is there. After a power failure at least the zones are sound and consistent. Method: client and server
+/// crash at every write.
 #[test]
 fn nothing_is_left_half_done() {
     nothing_stays_half_done(Story::Directories);

@@ -1,4 +1,4 @@
-//! Walking and removing trees whose directories lie on several targets of one server.
+//! Walking and removing trees whose directories are on several targets of one server.
 
 use super::*;
 
@@ -15,8 +15,8 @@ async fn counted(c: &Client, name: &str) -> u64 {
 }
 
 /// Goal: in sole mode, a listing includes the attributes of directories on any target of the server, equal to those of
-/// stat, and in shared mode of those at hand only. Method: directories over four targets and two workers; one is
-/// removed, one changed; then a second client.
+/// stat. In shared mode it includes only those on the same target. Method: directories over four targets and two
+/// workers. One is removed and one is changed. Then a second client connects.
 #[test]
 fn listings_bring_directories_of_all_targets() {
     with_server(411, 4, 2, async |place, c| {
@@ -44,9 +44,9 @@ fn listings_bring_directories_of_all_targets() {
     });
 }
 
-/// Goal: the removal of a tree finds the directories stable; a program that only empties directories causes no syncs
-/// for long. Method: directories on another target than their names, filled, emptied and removed, then emptied
-/// repeatedly; syncs are counted.
+/// Goal: the removal of a tree finds that the directories are stable already. A program that only empties directories
+/// causes syncs only for a short time. Method: directories on another target than their names are filled, emptied and
+/// removed, and then emptied repeatedly. The syncs are counted.
 #[test]
 fn emptied_directories_are_made_stable_where_removals_follow() {
     with_server(412, 4, 1, async |place, c| {

@@ -1,5 +1,5 @@
-//! Access rights: users of the machine who connect over a Unix socket, data of files that are not open, objects of
-//! absent inodes.
+//! Access rights: users of the machine who connect over a Unix socket, data of files that are not open, and objects of
+//! inodes that do not exist.
 
 use super::data::bytes;
 use super::*;
@@ -39,9 +39,9 @@ impl Place {
     }
 }
 
-/// Goal: another user of the machine who may connect acts as himself and as nobody else: he makes nothing as root,
-/// names no other user and no group that he is not in, is no administrator and no server, and takes over no session.
-/// Method: a table of requests of such a client beside one of root's.
+/// Goal: another user of the machine who may connect can act only as himself. He makes nothing as root, names no other
+/// user and no group to which he does not belong, is no administrator and no server, and takes over no session. Method:
+/// a table of requests of such a client, compared with those of root's client.
 #[test]
 fn a_user_is_himself() {
     with_server(80, 2, 1, async |place, root| {
@@ -107,7 +107,7 @@ fn a_user_is_himself() {
 }
 
 /// Goal: a mount touches the data of files that it has open, as it has them open. Method: every request on data from a
-/// session that has not opened the file, has opened it for reading, for writing, has closed it.
+/// session that has not opened the file, has opened it for reading or for writing, or has closed it.
 #[test]
 fn data_needs_an_open() {
     with_server(81, 2, 2, async |place, one| {
@@ -142,10 +142,10 @@ fn data_needs_an_open() {
     });
 }
 
-/// Goal: no object is created whose inode is not there to be removed with it: of a number that no file has, of a stripe
-/// that the layout does not have or has elsewhere, before the file is spread, after it was removed; over-striped, on
-/// the inode's target and on others, on one server. Method: such writes by a client that has the file open; the zones
-/// are sound at the end and hold nothing.
+/// Goal: a write creates no object unless its inode exists and will be removed together with it. The number may belong
+/// to no file. The layout may not have the stripe, or have it elsewhere. The file may not be spread yet, or be removed
+/// already. This is tested with over-striped files too, on the inode's target and on others, on one server. Method:
+/// such writes by a client that has the file open. At the end the zones are sound and contain no objects.
 #[test]
 fn objects_belong_to_inodes() {
     let place = Place::new(82, 3, 2);

@@ -1,4 +1,4 @@
-//! Writes that are answered from memory: how they read, what survives, and the state found at a start.
+//! Writes that are answered from memory: how they are read, what survives, and the state found at a start.
 
 mod sweep;
 
@@ -9,7 +9,7 @@ use amphi_types::{ByteRange, SetAttr};
 use amphi_wire::BatchPart;
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
-/// Where data begins on the disk of a target here: behind 2 MiB of superblock and log, and 4 MiB of metadata.
+/// Where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
 pub(super) const DATA: u64 = 6 << 20;
 
 pub(super) fn place(seed: u64, targets: u16, more: &[(&str, &str)]) -> Place {
@@ -60,7 +60,7 @@ async fn put_batch(c: &Client, ino: Ino, generation: u64, seed: u8, ranges: &[By
     assert_eq!(reply, Ok(Reply::WrittenBatch(results)));
 }
 
-/// Ranges from `at` on that fit one message: they share no block.
+/// Ranges from `at` on that fit into one message. No two of them share a block.
 fn apart(at: u64, end: u64, random: impl Fn() -> u64) -> Vec<ByteRange> {
     let (mut ranges, mut at) = (Vec::new(), at);
     while at < end && ranges.len() < 20 {
@@ -92,10 +92,11 @@ pub(super) async fn file(c: &Client, text: &str) -> Ino {
     c.make(Ino::ROOT, text, Make::File { open: Some(RW), exclusive: true }).await.unwrap()
 }
 
-/// Goal: Promises S1, S9 and S10: a small write is answered without a write of the disk; its bytes, the file's length
-/// and time are seen by other mounts; they are there after a kill, without the memory after `sync`, and then also after
-/// lost power. The sync of a small change needs none either: it logs the bytes, with one write and one sync in all.
-/// Method: one story; writes of the data region, and all writes and syncs of the sync, are counted.
+/// Goal: Promises S1, S9 and S10: a small write is answered without a write of the disk. Other mounts see its bytes,
+/// the file's length and its time. They are there after a kill. After `sync` they survive without the memory, and then
+/// also a loss of power. The sync of a small change needs no data write either: it logs the bytes, with one write and
+/// one sync in all. Method: a sequence of calls. The writes of the data region are counted, and all writes and syncs of
+/// the sync.
 #[test]
 fn a_small_write_is_answered_from_memory() {
     for kind in [CrashKind::Process, CrashKind::Power] {
@@ -153,10 +154,10 @@ fn a_small_write_is_answered_from_memory() {
     }
 }
 
-/// Goal: Promises S10 and S22: unsynced data is lost with power as a whole: the file is not longer than its remaining
-/// data, also where its inode was logged meanwhile; so it is when the memory was removed, and then mounts are notified.
-/// Method: a synced write, one that is not, a change of permissions; then the end of the machine, or of process and
-/// memory.
+/// Goal: Promises S10 and S22: unsynced data is lost with power as a whole. The file is not longer than its remaining
+/// data, even if its inode was logged meanwhile. The same is so if the memory was removed, and mounts are then
+/// informed. Method: a synced write, an unsynced write, and a change of permissions. Then the machine ends, or process
+/// and memory end.
 #[test]
 fn what_goes_with_the_memory_leaves_nothing() {
     for kind in [CrashKind::Power, CrashKind::Process] {
@@ -193,8 +194,9 @@ fn what_goes_with_the_memory_leaves_nothing() {
     }
 }
 
-/// Goal: after any accepts, writes through, truncates, flushes and reads in any order, by several sessions, with kills
-/// between, the file equals a plain array of bytes. Method: random operations of all sizes over a file of 3 MiB.
+/// Goal: after any accepted writes, writes through, truncates, flushes and reads in any order, by several sessions,
+/// with kills in between, the file equals a plain array of bytes. Method: random operations of all sizes over a file of
+/// 3 MiB.
 fn against_bytes(seed: u64) {
     const LEN: u64 = (1 << 20) + 300_000;
     let more =
@@ -301,7 +303,7 @@ fn against_bytes(seed: u64) {
     place.sim.block_on(run).unwrap();
 }
 
-/// Whether the server that counts is a new one.
+/// Whether the client has connected to a server that was restarted.
 async fn step_restarted(c: &Client) -> bool {
     c.held.restarts.get() > 0
 }
@@ -313,8 +315,9 @@ fn any_order_is_what_bytes_say() {
 }
 
 /// Goal: batches of two mounts that overwrite a file at random leave it in one piece, are seen by the other mount, and
-/// survive a kill; new small files that come whole still go to the disk together, without a copy. Method: random blocks
-/// over a file of 3 MiB, a kill, and the number of its extents when all is flushed; then 100 files.
+/// survive a kill. New small files that are written as a whole are still written to the disk together, without a copy.
+/// Method: random blocks over a file of 3 MiB, a kill, and the number of its extents when everything is flushed. Then
+/// 100 files are written.
 #[test]
 fn batches_overwrite_in_place() {
     const LEN: u64 = 3 << 20;
@@ -383,8 +386,8 @@ fn batches_overwrite_in_place() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: accepted data always has space. Method: a target is filled by small writes until one is refused; then
-/// everything is flushed and synced without an error, and read back.
+/// Goal: accepted data always has space. Method: small writes fill a target until one is refused. Then everything is
+/// flushed and synced without an error, and read back.
 #[test]
 fn what_was_accepted_finds_room() {
     let place = place(170, 1, &[("server.write_back_age_ms", "600000"), ("server.write_back_bytes", "16M")]);

@@ -1,4 +1,4 @@
-//! Executing a planned operation: every create, unlink, link and rename goes through this code.
+//! Executing a planned operation. Every create, unlink, link and rename uses this code.
 //!
 //! Owns: the coordinator's steps, whether one target is concerned or several: space in the log, the promises, the step
 //! in which the operation takes effect, and informing participants. Does not own: promises and decisions after a crash
@@ -135,7 +135,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Ran::Done(reply))
     }
 
-    /// Asks the targets, the own one included, in ascending order until one refuses.
+    /// Requests the promises of the targets, including this one, in ascending order until one refuses.
     async fn ask_for_promises(
         &self,
         tx: TxId,
@@ -233,7 +233,7 @@ impl<E: Env> RequestCx<E> {
         lsn
     }
 
-    /// Grants what the answer shows, in the step in which it happened.
+    /// Grants tokens for what the answer shows, in the step in which the change happened.
     fn show(&self, reply: &Reply, named: &[(Ino, &Name)], lsn: Lsn) {
         match (reply, named) {
             (Reply::Made { inode, .. }, [(dir, name)]) => {

@@ -1,24 +1,24 @@
 //! Operations over several targets: two-phase commit with logged intents and presumed abort.
 //!
-//! Owns: the promise of a participant, the decision of a coordinator, what either does after a crash. Does not own:
-//! what the changes are (`amphi_meta::Part`) and how an operation plans them (`ops`).
+//! Owns: the promise of a participant, the decision of a coordinator, what either does after a crash. Does not own: the
+//! contents of the changes (`amphi_meta::Part`), and how an operation plans them (`ops`).
 //!
-//! The coordinator is the target that got the request. It sends requests to the participants, itself included, in
-//! ascending order; each takes the queues of the names and inodes concerned, checks, and logs its promise. Then the
-//! coordinator logs its own changes, the decision and the client's answer in one record. Then the participants apply
-//! their parts. No operation sees a name or inode in an intermediate state, because the queues are held until all is
-//! done.
+//! The coordinator is the target that got the request. The coordinator sends requests to the participants, including
+//! itself, in ascending order. Each participant takes the queues of the names and inodes concerned, checks, and logs
+//! its promise. Then the coordinator logs its own changes, the decision and the client's answer in one record. Then the
+//! participants apply their parts. No operation sees a name or inode in an intermediate state, because the queues are
+//! held until all is done.
 //!
 //! Logs of targets lose their last records independently when power fails. So a promise is stable before the decision
 //! is logged, the decision before a participant applies, and the participants' changes before the coordinator forgets
 //! the decision. Two syncs, one after the other, are the price of an operation over two servers.
 //!
-//! Targets of one server always end together, so a promise among them is kept in memory only, and the decision contains
+//! Targets of one server always end together. So a promise among them is kept only in memory, and the decision contains
 //! the participants' changes (`decided`): one record and one sync. The removal of a directory is answered when its
-//! record is written, like any operation on one target: the participant's remaining work concerns a directory that
-//! cannot be found any more.
+//! record is kept, like any operation on one target. The participant's remaining work concerns a directory that cannot
+//! be found any more.
 //!
-//! After a crash a participant with a promise asks the coordinator: an operation that the coordinator does not know did
+//! After a crash a participant with a promise asks the coordinator. An operation that the coordinator does not know did
 //! not happen. The changes in a decision are made again, unless they were made.
 
 pub mod decided;
@@ -42,7 +42,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a participant waits before it asks what became of a promise, and before it asks again.
+/// How long a participant waits before it asks whether a promise was decided, and before it asks again.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 /// How often a repeated answer that waits for participants to be informed checks whether they are.
 const UNTOLD_LOOK: Duration = Duration::from_millis(2);
@@ -67,7 +67,7 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
     }
 }
 
-/// Whether all that targets beside `own` have to do is to forget directories that lose their names.
+/// Whether targets other than `own` only have to forget directories that lose their names.
 pub(super) fn only_removes_directories(parts: &BTreeMap<TargetId, Vec<Part>>, own: TargetId) -> bool {
     let moves = parts.values().flatten().any(|part| matches!(part, Part::SetParent { .. }));
     let mut others = parts.iter().filter(|(target, _)| **target != own).flat_map(|(_, parts)| parts);
@@ -79,7 +79,7 @@ pub(super) fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
 }
 
 /// The token keys that these changes concern. `named`: names of this target that the client named with its request, by
-/// directory and hash; it has dropped its own copies of them, of the directory's listing and of its attributes.
+/// directory and hash. The client has dropped its own copies of them, of the directory's listing and of its attributes.
 pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
     let alone = |key, known| Changed { key, known, joint: false };
     let joint = |key, known| Changed { key, known, joint: true };
@@ -110,7 +110,7 @@ pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed>
     keys
 }
 
-/// Bytes of items that changes may add; 0 for those that only remove or touch.
+/// Bytes of items that changes may add; 0 for changes that only remove or modify items.
 pub(super) fn growth(parts: &[Part]) -> u64 {
     parts
         .iter()
@@ -186,7 +186,7 @@ pub async fn prepare<E: Env>(
     Ok(TargetReply::Done)
 }
 
-/// Asks about promises to other servers until there are none: a coordinator that gave an operation up, or that was
+/// Asks about promises to other servers until there are none. A coordinator that gave an operation up, or that was
 /// restarted, does not send the outcome.
 fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Duration) {
     if std::mem::replace(&mut target.txs.borrow_mut().watched, true) {
@@ -221,7 +221,7 @@ fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Du
     });
 }
 
-/// Asks what became of promises to one coordinator, until it cannot be reached.
+/// Asks about promises to one coordinator, until it cannot be reached.
 async fn ask_about<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, promises: &[TxId]) {
     for tx in promises {
         let outcome = match worker.ask(tx.coordinator, TargetRequest::Outcome(*tx)).await {
@@ -243,7 +243,7 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
 }
 
 /// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until
-/// its record is written: should that be lost, the promise or the decision is still there, and it is done again.
+/// its record is written. If the record is lost, the promise or the decision still exists, and the work is done again.
 ///
 /// Errors: `Io` if the changes do not fit, which means damage: the names and inodes were locked from the check to the
 /// decision. In that case nothing is changed.
@@ -295,7 +295,7 @@ pub fn has_move_lock<E: Env>(target: &Target<E>, number: u64) -> bool {
 }
 
 /// Waits until no operation is moving a directory between `from` and the root. With one server, the lock on moving
-/// directories alone guarantees that; a restart of target 0 loses the lock, but not the promises of its holder.
+/// directories alone guarantees that. A restart of target 0 loses the lock, but not the promises of its holder.
 pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: Ino) {
     if !worker.routes.is_shared() {
         return;
@@ -316,9 +316,9 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
     }
 }
 
-/// Waits until the names of a directory are released that operations of other targets hold now: these operations may be
+/// Waits until the names of a directory are released that operations of other targets lock now. These operations may be
 /// decided, and their removals on other targets visible. It does not wait for names that are locked later, so that a
-/// busy directory can be listed; their operations were not decided when this began. An operation of this target itself
+/// busy directory can be listed. Their operations were not decided when this began. An operation of this target itself
 /// changes its names in the step that decides it.
 pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
     let names: Vec<NameKey> = {
@@ -358,8 +358,8 @@ pub fn move_unlock<E: Env>(target: &Target<E>, number: u64) {
     drop(guard);
 }
 
-/// Finishes what a crash left: asks about promises, and sends decisions. What needs another server is done in the
-/// background, while the names concerned stay locked.
+/// Completes what a crash interrupted: asks about promises, and sends decisions. Work that needs another server is done
+/// in the background, while the names concerned stay locked.
 pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let promised: Vec<TxId> = target.txs.borrow().prepared.keys().copied().collect();
     for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {
@@ -412,8 +412,8 @@ fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, 
     });
 }
 
-/// Waits until all participants have been informed of decisions of an earlier run: a client that gets its repeated
-/// answer may look there.
+/// Waits until all participants have been informed of decisions of an earlier run, because a client that gets its
+/// repeated answer may look there.
 pub async fn until_told<E: Env>(worker: &Worker<E>, target: &Target<E>) {
     while !target.txs.borrow().untold.is_empty() {
         worker.env.sleep(UNTOLD_LOOK).await;

@@ -16,7 +16,7 @@ use std::rc::{Rc, Weak};
 /// A reply that is on its way.
 pub type Replying = Pin<Box<dyn Future<Output = Result<TargetReply>>>>;
 
-/// Answers what another target asks a target of this worker. Boxed, because some answers ask on.
+/// Answers a request of another target to a target of this worker. Boxed, because some answers ask on.
 pub type AnswerTarget<E> = fn(&Rc<Worker<E>>, &Rc<Target<E>>, TargetRequest) -> Replying;
 
 /// Clients that are connected to this server, as each worker reaches them.
@@ -24,7 +24,7 @@ pub trait Clients {
     /// Sends a message to a session's client, if it is connected.
     fn push(self: Rc<Self>, session: SessionId, push: Push);
 
-    /// Ends a session that did not keep to the rules; `why` completes "it is evicted:".
+    /// Ends a session that broke the rules. `why` completes the sentence "it is evicted:".
     fn evict(self: Rc<Self>, session: SessionId, why: &str);
 
     /// A message of the same part of another worker (`Message::Sessions`).

@@ -1,4 +1,4 @@
-//! `RequestCx`: one request while it is executed: its session, its content and its target.
+//! `RequestCx`: one request while it is executed, with its session, its content and its target.
 //!
 //! Owns: putting the answer's slot record into the transaction of the operation. Does not own: the operation.
 
@@ -34,9 +34,9 @@ pub struct RequestCx<E: Env> {
     pub id: RequestId,
     /// On whose behalf.
     pub cred: Cred,
-    /// Beyond which it reaches nothing; `None`: anywhere.
+    /// The tree that the request may access. `None` means that it may access everything.
     pub tree: Option<Tree>,
-    /// Wall-clock time of its start: the time stamp of what it changes.
+    /// Wall-clock time at which the request started, used as the time stamp of its changes.
     pub now: Timespec,
     /// The part of the answer about tokens.
     pub tokens: Cell<Tokens>,
@@ -58,9 +58,9 @@ impl<E: Env> RequestCx<E> {
         RequestCx { worker, target, session, id, cred, tree, now, tokens, directory }
     }
 
-    /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added when
-    /// the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will ask
-    /// again.
+    /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added if
+    /// the session has ended meanwhile, or has given the request up and uses its slot for a later one, because nobody
+    /// will send the request again.
     pub fn seal(&self, txn: &mut Txn, reply: &Reply, open: Option<(Ino, Access)>) {
         self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
     }
@@ -86,7 +86,7 @@ impl<E: Env> RequestCx<E> {
         self.target.append(txn, order)
     }
 
-    /// Waits until no mount caches `keys` of this target; until the end of the change none will.
+    /// Waits until no mount caches `keys` of this target. Until the end of the change, none will cache them.
     pub async fn change(&self, keys: impl FnOnce() -> Vec<Changed>) -> Changing {
         let sent = || self.worker.send_revocations(&self.target);
         self.target.coherence.tokens.change(|| self.worker.now_ns(), self.session, keys, sent).await
@@ -97,15 +97,15 @@ impl<E: Env> RequestCx<E> {
         self.change(|| vec![Changed::alone(TokenKey::Attributes(ino))]).await
     }
 
-    /// Whether the session changes data of a file that it has not opened for writing, or no more: others may cache its
-    /// attributes.
+    /// Whether the session changes data of a file that it has not opened for writing, or has no longer open. In that
+    /// case others may cache the file's attributes.
     pub fn is_unopened(&self, object: ObjectId) -> bool {
         self.target.coherence.tokens.on()
             && object.stripe == 0
             && !self.target.files.open.borrow().is_writer(self.session, object.ino)
     }
 
-    /// A change of data that may be one of an unopened file: no mount caches its attributes until it ends.
+    /// A change of data that may concern an unopened file: no mount caches its attributes until the change ends.
     pub async fn change_unopened(&self, object: ObjectId) -> Option<Changing> {
         if !self.is_unopened(object) {
             return None;
@@ -113,7 +113,7 @@ impl<E: Env> RequestCx<E> {
         Some(self.change(|| vec![Changed::alone(TokenKey::Attributes(object.ino)).unknown()]).await)
     }
 
-    /// The change has just been applied: the answer says so.
+    /// The change has just been applied, and the answer will say so.
     pub fn changed(&self, changing: &mut Changing) {
         let changed = changing.end();
         self.tokens.set(Tokens { changed, ..self.tokens.get() });
@@ -141,8 +141,8 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// Adds the attributes of a directory of this target to the answer, in the step that changes it by the record at
-    /// `place`. In shared mode this is done only with a token, without which the client could not use them, and not for
-    /// a directory that others change too, because each change would revoke the token from the others.
+    /// `place`. In shared mode this is done only with a token, without which the client could not use them. It is not
+    /// done for a directory that others change too, because each change would revoke the token from the others.
     pub fn show_directory(&self, dir: Ino, place: Lsn) {
         let shared =
             self.target.coherence.tokens.on() && self.target.coherence.tokens.is_shared(self.worker.now_ns(), dir);
@@ -162,7 +162,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Another target has granted attributes that the answer shows.
+    /// Another target has granted tokens for attributes that the answer shows.
     pub fn granted_attributes(&self, attributes: Option<amphi_wire::TokenGrant>) {
         self.tokens.set(Tokens { attributes, ..self.tokens.get() });
     }
@@ -187,8 +187,8 @@ impl<E: Env> RequestCx<E> {
         Ok(reply)
     }
 
-    /// Waits for space in the log for an operation that adds about `growth` bytes of items. An operation that adds none
-    /// is not refused on a full target (Promise S15), since there is only one slot record of it at a time.
+    /// Waits for space in the log for an operation that adds about `growth` bytes of items. An operation that adds no
+    /// items is not refused on a full target (Promise S15), because only one slot record of it exists at a time.
     pub async fn reserve(&self, growth: u64) -> Result<()> {
         self.target.zone.reserve(if growth == 0 { 0 } else { growth + SLOT_BYTES }).await
     }

@@ -3,8 +3,8 @@
 //! Owns: the answer to "where is this target" as all workers of a server share it. Does not own: which other server has
 //! a target (`peers`), the cluster map (`map`).
 //!
-//! The targets of a server are fixed while it runs; the number of targets of the cluster grows. Looked at by every
-//! request, so it is one load and one index.
+//! The targets of a server are fixed while it runs, and the number of targets of the cluster grows. Every request uses
+//! this table, so a look-up is one load and one index.
 
 use amphi_types::TargetId;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub type SharedRoutes = Arc<Routes>;
 
 /// Where targets are.
 pub struct Routes {
-    /// By target: the worker that has it. Ends with the last target of this server.
+    /// By target, the worker that owns it. Ends with the last target of this server.
     owners: Vec<u16>,
     local: Vec<TargetId>,
     pool: AtomicU16,
@@ -79,7 +79,7 @@ impl Routes {
 mod tests {
     use super::*;
 
-    /// Goal: every target of the server has one of its workers, no other target has; the pool only grows.
+    /// Goal: every target of the server has one of its workers, no other target has one, and the pool only grows.
     #[test]
     fn targets_have_one_worker() {
         let local: Vec<TargetId> = [2, 3, 7].map(TargetId).into();

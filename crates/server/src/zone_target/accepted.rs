@@ -3,8 +3,8 @@
 //! Owns: bringing accepted bytes of an earlier process to the disk, `fsync` of accepted bytes, switching, giving the
 //! memory up, closing. Does not own: the memory (`write_back`), accepting and flushing (`ops`).
 //!
-//! The `fsync` of a small change costs one write of the disk and one sync: its bytes go to the log, in a record that is
-//! written together with that which accepted them, and keep their place in memory until they are flushed with others.
+//! The `fsync` of a small change costs one write of the disk and one sync. Its bytes are logged in a record that is
+//! written together with the record that accepted them. The bytes stay in memory until they are flushed with others.
 //! Flushed at once they would cost a write, the record, a sync, a mark and a sync.
 
 use crate::counters::add;
@@ -17,25 +17,25 @@ use amphi_types::item::Txn;
 use amphi_types::{Errno, Ino, ObjectId, Result};
 use amphi_zone::{Order, ZoneError, ZoneErrorKind};
 
-/// Bytes that an `fsync` logs at most; what is more is flushed. A sync of the log with as many in front takes an SSD as
-/// long as one with a block.
+/// Most bytes that an `fsync` logs. If there are more, they are flushed. A sync of the log with as many in front takes
+/// an SSD as long as one with a block.
 const SYNC_LOG_BYTES: u64 = 64 << 10;
-/// Extents that they may be, so that a record of tiny writes is no longer than one of large ones.
+/// Most extents of these bytes, so that a record of tiny writes is no longer than one of large writes.
 const SYNC_LOG_EXTENTS: usize = 512;
 /// Logged bytes of a target that are not flushed, at most, where its log is large. All are in memory.
 const LOGGED_BYTES_MAX: u64 = 1 << 20;
-/// Logged bytes take at most one part in so many of the largest record.
+/// Logged bytes take at most this part of the largest record, as its inverse.
 const LOGGED_SHARE: u64 = 4;
 /// A target with fewer free blocks that are not reserved flushes delayed bytes before it accepts more.
 const SHORT_BLOCKS: u64 = 512;
-/// Not for fewer promised blocks than these: each flush is a write of the disk.
+/// Flushing for space is not done for fewer reserved blocks than these, because each flush is a write of the disk.
 const PROMISED_MIN: u64 = 16;
-/// Bytes of a record for a logged piece beside its own.
+/// Bytes of a record for a logged piece in addition to its content.
 const PIECE_BYTES: u64 = 64;
 
 impl<E: Env> Target<E> {
     /// Brings accepted bytes of an earlier process to the disk, stable, and gives up what was lost with the memory. A
-    /// server that joins a cluster begins twice: the memory that exists the second time is its own.
+    /// server that joins a cluster begins twice. The memory that exists the second time is its own.
     pub(super) async fn land_left(&self, env: &E) -> Result<()> {
         if self.storage.write_back.has_begun() {
             return Ok(());
@@ -92,13 +92,13 @@ impl<E: Env> Target<E> {
         }
     }
 
-    /// Delayed extents that there may be: all of them could be named by one record.
+    /// Most delayed extents. All of them could be named by one record.
     pub fn delayed_max(&self) -> u64 {
         self.zone.record_bytes_max() / DELAYED_SHARE / DELAYED_ITEM_BYTES
     }
 
-    /// Ensures that the delayed bytes of a file, or of all, survive power loss as soon as the log is synced: a few
-    /// bytes are logged, more are flushed.
+    /// Ensures that the delayed bytes of a file, or of all files, survive power loss as soon as the log is synced. If
+    /// there are few bytes they are logged, otherwise they are flushed.
     pub async fn secure_delayed(&self, file: Option<Ino>) -> Result<()> {
         if self.log_delayed(file).await? {
             return Ok(());
@@ -117,8 +117,8 @@ impl<E: Env> Target<E> {
         self.flush_units(units).await
     }
 
-    /// If space is short, frees blocks that are reserved for bytes which need no new blocks: until it is flushed, each
-    /// delayed block counts as one that needs a new block, also if it will be overwritten in place. A program that
+    /// If space is short, frees blocks that are reserved for bytes which need no new blocks. Until it is flushed, each
+    /// delayed block counts as one that needs a new block, even if it will be overwritten in place. A program that
     /// stays within the available space must not be refused because of that. The caller holds no span and no plan.
     pub async fn make_way(&self) {
         let is_short = {

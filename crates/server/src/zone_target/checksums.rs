@@ -3,9 +3,9 @@
 //! Owns: comparing what was read, the second read, the log line for the operator. Does not own: the checksums
 //! (`amphi_data::Checksums`), which blocks are known to be damaged (`verifier`), or what is read when.
 //!
-//! Invariant: every read of file data calls `expect` in the step that plans it and `verify` when the disk has answered,
-//! or did so when the block entered the read cache; no byte of a block that does not verify leaves the target, nor gets
-//! a new checksum.
+//! Invariant: every read of file data calls `expect` in the step that plans it, and `verify` when the disk has
+//! answered. A read from the read cache did so when the block entered the cache. No byte of a block that does not
+//! verify leaves the target or gets a new checksum.
 //!
 //! If a block was replaced since the plan, it is not compared, because its bytes are not used.
 
@@ -25,13 +25,13 @@ const NAMES_MAX: usize = 100_000;
 const DEPTH_MAX: usize = 64;
 
 impl<E: Env> Target<E> {
-    /// Checksums of whole blocks that are written, if they should have some; `asked`: the setting of their file.
+    /// Checksums of whole blocks that are written, if they should have some. `asked`: the setting of their file.
     pub fn checksums_of(&self, aligned: &[u8], asked: DataChecksums) -> Option<Vec<Checksum>> {
         asked.are_made(self.storage.verifier.is_on()).then(|| Checksum::of_each(aligned))
     }
 
     /// The checksum of a block that is copied because a part of its bytes is removed. If the old block had a checksum,
-    /// the new one gets one; otherwise it gets one unless its file is set to have none, as far as this target knows the
+    /// the new one gets one. Otherwise it gets one unless its file is set to have none, as far as this target knows the
     /// setting.
     pub fn checksum_of_edge(&self, object: ObjectId, physical: u64, block: &[u8]) -> Checksum {
         let has_one = self.data.borrow().checksums.get(physical).is_known();
@@ -44,8 +44,8 @@ impl<E: Env> Target<E> {
         self.meta.borrow().inode(object.ino).ok().map(|inode| inode.advice.checksums())
     }
 
-    /// How the blocks of a plan should read; the block `from_block` of the file is `base` bytes into the buffer. To be
-    /// called in the step that plans.
+    /// The expected checksums of the blocks of a plan. The block `from_block` of the file is `base` bytes into the
+    /// buffer. To be called in the step that plans.
     pub fn expect(&self, segments: &[ReadSegment], from_block: u64, base: usize) -> Vec<Expected> {
         let data = self.data.borrow();
         if data.checksums.is_empty() {
@@ -60,7 +60,7 @@ impl<E: Env> Target<E> {
         expected.collect()
     }
 
-    /// The same of one block in a buffer of its own.
+    /// The same for one block in a separate buffer.
     pub fn expect_block(&self, file_block: u64, physical: u64) -> Vec<Expected> {
         self.expect(&[ReadSegment { file_block, blocks: 1, physical: Some(physical) }], file_block, 0)
     }
@@ -72,7 +72,7 @@ impl<E: Env> Target<E> {
         self.verify_part(object, expected, bytes, 0).await
     }
 
-    /// As `verify`, for the blocks in a part of what was planned, which begins `from` bytes into it.
+    /// As `verify`, for the blocks in a part of the plan, which begins `from` bytes into it.
     pub async fn verify_part(
         &self,
         object: ObjectId,

@@ -1,15 +1,15 @@
-//! `RoomBelow`: what the file system below the zones can still give to one target.
+//! `RoomBelow`: the space that the file system below the zones can still give to one target.
 //!
 //! Zone files are sparse: a block that was never written gets storage from the local file system when it is written.
 //! Owns: when the free space of that file system is checked, and the consequence if little is left: the target uses
-//! only blocks that have storage already; and which write may use the reserved blocks of a full target. Does not own:
-//! which blocks these are (`amphi_data`), how they are used (`ops::full`).
+//! only blocks that have storage already. Also owns which write may use the reserved blocks of a full target. Does not
+//! own: which blocks these are (`amphi_data`), how they are used (`ops::full`).
 //!
 //! Invariant: `MARGIN_BYTES` of the file system stay free for metadata, so that files can be deleted from a full
 //! target. If a write finds the file system full nevertheless (other programs fill it too), it gets `NoSpace`, and
 //! later writes are planned accordingly.
 //!
-//! The number: a check is one statvfs, 2 us; it is made every 100 ms, and when the writes planned since may have used
+//! The number: a check is one statvfs, 2 us. It is made every 100 ms, and when the writes planned since may have used
 //! up the free space.
 
 use crate::zone_target::Target;
@@ -21,7 +21,7 @@ use std::rc::Rc;
 
 /// Space that is left to other uses of the file system, including metadata of the zones.
 const MARGIN_BYTES: u64 = 32 << 20;
-/// How long a look counts, nanoseconds.
+/// How long the result of a check is used, in nanoseconds.
 const LOOK_NS: u64 = 100_000_000;
 
 /// How the file system below is looked at.
@@ -36,10 +36,10 @@ struct Below {
 #[derive(Default)]
 pub struct RoomBelow {
     below: RefCell<Option<Below>>,
-    /// When it was last checked, and the free space then, less what was planned since.
+    /// When it was last checked, and the free space then, less the space of writes planned since.
     seen: Cell<Option<(u64, u64)>>,
     tight: Cell<bool>,
-    /// One write at a time uses reserved blocks.
+    /// Only one write at a time uses reserved blocks.
     pub turns: Gate<()>,
     /// A write is using them now, and no other one begins meanwhile.
     alone: Rc<Cell<bool>>,
@@ -94,7 +94,7 @@ impl RoomBelow {
         Alone(self.alone.clone())
     }
 
-    /// Whether a write without space has its turn; other writes that need space come after it.
+    /// Whether a write without space has its turn. Other writes that need space come after it.
     pub fn is_anyone_alone(&self) -> bool {
         self.alone.get()
     }
@@ -140,7 +140,7 @@ impl RoomBelow {
         Some(left)
     }
 
-    /// How many of `free` blocks of the zone can be written. `now`: by a new check, not by the last one.
+    /// How many of `free` blocks of the zone can be written. `now`: by a new check instead of the last one.
     pub fn of<E: Env>(&self, target: &Target<E>, free: u64, now: bool) -> u64 {
         let Some(left) = self.left(|_| !now) else { return free };
         let sharing = self.below.borrow().as_ref().map_or(1, |below| below.sharing);

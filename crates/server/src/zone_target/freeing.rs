@@ -1,8 +1,8 @@
 //! `Freeing`: blocks that become free when the record that freed them is stable.
 //!
-//! Owns: which blocks wait for which record, and when there are so many that these records are made stable, because the
-//! next writes should reuse these blocks rather than blocks that were never written (`amphi_data::alloc`). Does not
-//! own: what frees blocks, making them available (`release`).
+//! Owns: which blocks wait for which record, and when there are so many that these records are made stable. The next
+//! writes should reuse these blocks rather than blocks that were never written (`amphi_data::alloc`). Does not own: the
+//! operations that free blocks, and making them available (`release`).
 //!
 //! Invariant: records are in the order of the log, so blocks become free from the front.
 

@@ -3,11 +3,11 @@
 //! Owns: which tasks may read or change a key now, in order of arrival. Does not own what the key protects.
 //!
 //! An operation on several targets holds its keys from its first check to its last write, so no other operation sees it
-//! half done; an operation on one target takes its keys, checks, changes and releases them in one step. Keys are always
+//! half done. An operation on one target takes its keys, checks, changes and releases them in one step. Keys are always
 //! taken in ascending order (and targets in ascending order before that), so there is no cycle to wait in.
 //!
-//! Invariants: a queue is served first come, first served, readers together; a dropped `take` leaves nothing
-//! behind; the number of queued waiters is bounded by the credits of the sessions.
+//! Invariants: a queue is served first come, first served, and readers together. A `take` that is dropped has no
+//! effect. The number of queued waiters is bounded by the credits of the sessions.
 
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -73,7 +73,7 @@ impl<K: Ord + Clone> Default for Gate<K> {
     }
 }
 
-/// One key that is held; dropping it admits the next waiting tasks.
+/// One key that is held. Dropping it admits the next waiting tasks.
 struct Held<K: Ord + Clone> {
     queues: Queues<K>,
     key: K,
@@ -107,7 +107,7 @@ impl<K: Ord + Clone> Drop for Held<K> {
     }
 }
 
-/// Keys held together; dropping it lets go of all of them.
+/// Keys that are held together. Dropping it releases all of them.
 #[must_use = "dropping the guard lets go of its keys"]
 pub struct Guard<K: Ord + Clone> {
     held: Vec<Held<K>>,
@@ -128,7 +128,7 @@ impl<K: Ord + Clone> Guard<K> {
 
 impl<K: Ord + Clone> Gate<K> {
     /// Waits for all of `keys`, one after the other in ascending order. If a key is named twice, it is taken once, in
-    /// the stronger mode. Dropping the future releases what was taken.
+    /// the stronger mode. Dropping the future releases the keys that were taken.
     pub async fn take(&self, mut keys: Vec<(K, Hold)>) -> Guard<K> {
         // The stronger hold first, so that the duplicate that stays is the stronger one.
         keys.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
@@ -215,7 +215,7 @@ mod tests {
         assert!(gate.is_empty(), "nothing is left behind");
     }
 
-    /// Goal: a dropped wait leaves nothing. Method: drop one waiter before and one after its grant.
+    /// Goal: a dropped wait leaves nothing. Method: one waiter is dropped before its grant and one after it.
     #[test]
     fn dropped_waits_leave_nothing() {
         let gate = Gate::default();
@@ -233,7 +233,7 @@ mod tests {
         assert!(gate.is_empty());
     }
 
-    /// Goal: a key named twice is taken once and the stronger way.
+    /// Goal: a key that is named twice is taken once, in the stronger mode.
     #[test]
     fn duplicates_are_joined() {
         let gate = Gate::default();

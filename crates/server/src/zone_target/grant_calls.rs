@@ -4,7 +4,7 @@
 //! asks (`ops::grant`).
 //!
 //! Bounds: a session is asked at most every `AGAIN_NS`, and its answer awaited for `PATIENCE_NS`. A session that has
-//! not answered by then is silent, and is not asked again for `SILENCE_NS`: it keeps its grant until its session ends,
+//! not answered by then is silent, and is not asked again for `SILENCE_NS`. It keeps its grant until its session ends,
 //! and others get ENOSPC meanwhile.
 
 use amphi_types::SessionId;
@@ -28,7 +28,7 @@ struct Asked {
 pub struct GrantCalls(RefCell<BTreeMap<SessionId, Asked>>);
 
 impl GrantCalls {
-    /// The sessions among `holders` that have to be asked now; they count as asked.
+    /// The sessions among `holders` that have to be asked now. They count as asked from now on.
     pub fn due(&self, now_ns: u64, mut holders: Vec<SessionId>) -> Vec<SessionId> {
         let mut asked = self.0.borrow_mut();
         let is_due = |a: &Asked| now_ns.saturating_sub(a.at_ns) >= if a.answered { AGAIN_NS } else { SILENCE_NS };
@@ -39,7 +39,7 @@ impl GrantCalls {
         holders
     }
 
-    /// Whether one of `holders` may still give something back.
+    /// Whether one of `holders` may still return blocks.
     pub fn may_help(&self, now_ns: u64, holders: &[SessionId]) -> bool {
         let asked = self.0.borrow();
         let is_silent = |a: &Asked| !a.answered && now_ns.saturating_sub(a.at_ns) >= PATIENCE_NS;

@@ -21,7 +21,7 @@ pub struct KnownSessions {
     alive: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// Sessions that were stopped and are not forgotten yet, with their begins.
     stopped: RefCell<BTreeMap<SessionId, u64>>,
-    /// The session that ended last, if it was the only one: it may reclaim what it held.
+    /// The session that ended last, if it was the only one. It may reclaim what it held.
     left_last: Cell<Option<SessionId>>,
     cut_off: RefCell<BTreeSet<SessionId>>,
 }
@@ -52,7 +52,7 @@ impl KnownSessions {
         self.alive.borrow().len()
     }
 
-    /// Each of them, with its record.
+    /// Each session that is alive, with its record.
     pub fn alive(&self) -> Vec<(SessionId, SessionRecord)> {
         self.alive.borrow().iter().map(|(id, record)| (*id, record.clone())).collect()
     }
@@ -62,7 +62,7 @@ impl KnownSessions {
         self.alive.borrow().get(&session).map(|record| record.start)
     }
 
-    /// The same, also of one that is only stopped.
+    /// The same, also for a session that is only stopped.
     pub fn begin_of_any(&self, session: SessionId) -> Option<u64> {
         self.begin_of(session).or_else(|| self.stopped.borrow().get(&session).copied())
     }
@@ -92,7 +92,7 @@ impl KnownSessions {
         self.cut_off.borrow().iter().copied().collect()
     }
 
-    /// Notes in `txn` that a session is cut off, as long as its tokens may be used: a restart has to wait for them too.
+    /// Notes in `txn` that a session is cut off, as long as its tokens may be used. A restart has to wait for them too.
     pub fn note_cut_off(&self, session: SessionId, txn: &mut Txn) {
         txn.put(records::cut_off_key(session), Vec::new());
         self.cut_off.borrow_mut().insert(session);

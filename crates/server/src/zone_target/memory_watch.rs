@@ -1,6 +1,6 @@
-//! `watch_memory`: drops what a target keeps in memory when the machine is short of memory.
+//! `watch_memory`: drops blocks that a target keeps in memory when the machine is short of memory.
 //!
-//! Owns: when memory is checked, and what counts as short. Does not own: what is dropped first (`read_cache`).
+//! Owns: when memory is checked, and when it counts as short. Does not own: what is dropped first (`read_cache`).
 
 use crate::config::ReadFile;
 use crate::zone_target::Target;

@@ -1,7 +1,7 @@
 //! `ClusterPlace`: the place of a target in the cluster, as its zone keeps it.
 //!
 //! Owns: number of starts, size of the pool, server, cluster map, registry of keys, and whether the start found that
-//! something is lost. Does not own: who decides on the map (`cluster`).
+//! something is lost. Does not own: which server decides on the map (`cluster`).
 
 use crate::records::{self, ClusterRecord, HomeRecord};
 use amphi_types::item::Txn;
@@ -43,8 +43,8 @@ pub struct KeptPlace {
 }
 
 impl ClusterPlace {
-    /// The place of a target that is opened once more; `pool` if its zone says none, `lost` in all and by the zone
-    /// itself. `first` is logged at its begin, with the new count of starts.
+    /// The place of a target that is opened again. `pool` is used if its zone has none, and `lost` says what was lost
+    /// in all and by the zone itself. `first` is logged at its begin, with the new count of starts.
     pub fn of(kept: KeptPlace, pool: u16, (lost, noted_lost): (bool, bool), mut first: Txn) -> ClusterPlace {
         let pool = kept.cluster.as_ref().map_or(pool, |c| c.pool);
         let starts = kept.cluster.map_or(0, |c| c.starts) + 1;
@@ -53,7 +53,7 @@ impl ClusterPlace {
         ClusterPlace { pool, starts, home, map, keys: RefCell::new(kept.keys), lost, noted_lost, first }
     }
 
-    /// The target begins to serve at a server. Returns what is logged first.
+    /// The target begins to serve at a server. Returns the items that have to be in the first record of this start.
     pub fn begin(&self, home: HomeRecord) -> Txn {
         let mut txn = self.first.take();
         if self.home.borrow().as_ref() != Some(&home) {

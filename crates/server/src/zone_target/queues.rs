@@ -1,7 +1,7 @@
-//! `TargetQueues`: which tasks of a target wait for which, and which work on what.
+//! `TargetQueues`: which tasks of a target wait for each other, and which objects they work on.
 //!
-//! Owns: the queues on names, inodes, bytes and blocks at the edges of writes, changes that are on their way, inodes
-//! that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md, Order).
+//! Owns: the queues on names, inodes, bytes and blocks at the edges of writes, changes that are on their way, and
+//! inodes that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md, Order).
 
 use crate::session::in_flight::InFlights;
 use crate::zone_target::gate::{Gate, Hold};
@@ -36,7 +36,7 @@ pub struct TargetQueues {
     pub shared_blocks: SharedBlocks,
     /// Inodes that a task is removing.
     pub destroying: RefCell<BTreeSet<Ino>>,
-    /// Which sessions were asked to return grants.
+    /// Which sessions got a request to return grants.
     pub grant_calls: GrantCalls,
 }
 

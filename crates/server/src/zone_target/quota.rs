@@ -1,4 +1,4 @@
-//! `TargetQuota`: what a target knows of limits, and how much of it accounts use.
+//! `TargetQuota`: a target's knowledge of limits, and how much of them accounts use.
 //!
 //! Owns: the shares of this target, on target 0 the ledger, and the owners of the objects on this target. Does not own:
 //! the rules of dealing limits out (`amphi_quota`), the requests between targets (`ops::quota`).
@@ -25,7 +25,7 @@ pub struct TargetQuota {
     pub shares: RefCell<Shares>,
     /// On target 0: the limits.
     pub ledger: RefCell<Ledger>,
-    /// Whether anything was limited since the start: mounts may believe that files are near a limit.
+    /// Whether anything had a limit since the start. Mounts may assume that files are near a limit.
     pub was_on: Cell<bool>,
     /// Whether the owners of all objects are known.
     pub is_whole: Cell<bool>,

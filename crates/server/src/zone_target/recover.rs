@@ -1,7 +1,7 @@
 //! A target from what its zone held.
 //!
-//! Owns: which item of the log belongs to which part. Does not own: what an operation over several targets that was
-//! interrupted needs (`tx::two_phase`), objects that are to be trimmed or removed (`objects`).
+//! Owns: which item of the log belongs to which part. Does not own: the completion of interrupted operations over
+//! several targets (`tx::two_phase`), and of interrupted truncates and removals of objects (`objects`).
 
 use crate::coherence::Coherence;
 use crate::counters::Counters;

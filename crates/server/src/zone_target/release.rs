@@ -27,7 +27,7 @@ impl<E: Env> Target<E> {
         Ok(())
     }
 
-    /// Plans with `plan`; if the zone is full but freed blocks wait, makes these usable and tries once more.
+    /// Plans with `plan`. If the zone is full but freed blocks wait, makes these usable and tries once more.
     pub async fn plan<T>(&self, mut plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
         let first = plan(&mut self.data.borrow_mut());
         if !matches!(first, Err(Errno::NoSpace)) || self.data.borrow().pending_blocks() == 0 {

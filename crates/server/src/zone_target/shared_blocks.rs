@@ -1,19 +1,19 @@
-//! `SharedBlocks`: writes that share a block at their edges, one behind the other without waiting for each other's
-//! disk.
+//! `SharedBlocks`: writes that share a block at their edges. They follow each other without waiting for each other's
+//! disk write.
 //!
-//! Owns: the order of writes of one block and what each of them makes of it. Does not own: which bytes a write may
-//! touch (spans and locks: they do not overlap), where the block goes (every one of these writes puts it into a new
-//! place).
+//! Owns: the order of writes of one block, and the copy of the block that each of them makes. Does not own: which bytes
+//! a write may change (spans and locks: they do not overlap), and where the block is written (each of these writes puts
+//! it into a new place).
 //!
 //! Records of a file that are adjacent without a gap share blocks. Each writer takes a place in the queue of each such
-//! block, bases its copy on the previous writer's copy of the block as soon as that is known, writes its own new copy
-//! while the others write theirs, and commits when the previous writers have committed. So the last copy contains the
-//! bytes of all, and records enter the log in the same order. If a writer whose bytes are in the copy has failed by
-//! then, the copy is made again from the stored block: a failed write leaves nothing in blocks of others.
+//! block. It bases its copy on the previous writer's copy of the block as soon as that is known, and writes its own new
+//! copy while the others write theirs. It commits when the previous writers have committed. So the last copy contains
+//! the bytes of all, and records enter the log in the same order. If a writer whose bytes are in the copy has failed by
+//! then, the copy is made again from the stored block. So a failed write leaves nothing in blocks of others.
 //!
 //! Invariants: places in both edge blocks of a write are taken in one step, so all writes have one order and there is
-//! no deadlock; a writer shows its copy only after it was permitted to write (`RequestCx::land`); a writer that fails
-//! leaves its place to the previous ones.
+//! no deadlock. A writer shows its copy only after it was permitted to write (`RequestCx::land`). If a writer fails,
+//! the next writer uses the copies of the earlier ones.
 
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
@@ -74,7 +74,7 @@ pub struct SharedBlocks {
     tails: Tails,
 }
 
-/// A place in the queue of one block; dropping it before `finish` gives the write up.
+/// A place in the queue of one block. Dropping it before `finish` gives the write up.
 pub struct Edge {
     tails: Tails,
     key: (ObjectId, u64),
@@ -113,13 +113,13 @@ impl Edge {
         self.key.1
     }
 
-    /// Whether another writer was under way when this one came.
+    /// Whether another writer was under way when this one was added.
     pub fn follows(&self) -> bool {
         self.before.is_some()
     }
 
-    /// The content of the block before this write, once the previous writers know it; `None`: the stored block. A
-    /// previous writer may fail afterwards: see `is_outdated`.
+    /// The content of the block before this write, as soon as the previous writers know it. `None` means the stored
+    /// block. A previous writer may fail afterwards: see `is_outdated`.
     pub async fn base(&self) -> Option<Image> {
         let mut at = self.before.clone();
         while let Some(place) = at {
@@ -135,7 +135,7 @@ impl Edge {
         None
     }
 
-    /// Shows what this write makes of the block.
+    /// Shows the copy of the block that this write makes.
     pub fn publish(&self, image: Image) {
         self.place.change(|s| s.image = Some(image));
     }
@@ -152,9 +152,9 @@ impl Edge {
         }
     }
 
-    /// Whether `used`, a result of `base`, is no longer the content of the block before this write, because the writer
-    /// that showed it has failed, or has made another copy for such a reason. To be called when the turn has come; then
-    /// the stored block is right.
+    /// Whether `used`, a result of `base`, is no longer the content of the block before this write. The writer that
+    /// showed it has failed, or has made another copy for the same reason. Has to be called when the turn of this write
+    /// has come. Then the stored block is right.
     pub fn is_outdated(&self, used: Option<&Image>) -> bool {
         let mut at = self.before.clone();
         while let Some(place) = at {
@@ -233,8 +233,8 @@ mod tests {
         assert!(edges.is_empty());
     }
 
-    /// Goal: the next writer builds on what the one before shows, and commits after it. Method: three writers, polled
-    /// by hand.
+    /// Goal: the next writer bases its copy on that of the previous one, and commits after it. Method: three writers
+    /// that the test polls one by one.
     #[test]
     fn writers_follow() {
         let edges = SharedBlocks::default();
@@ -256,8 +256,8 @@ mod tests {
         assert!(edges.is_empty());
     }
 
-    /// Goal: a writer that fails, before or after it has shown something, does not hold up the next one nor let it
-    /// commit too early, and what it has shown counts no more. Method: the middle one of three is dropped.
+    /// Goal: if a writer fails, before or after it has shown its copy, the next one neither waits for it nor commits
+    /// too early, and the copy is not used. Method: the middle one of three writers is dropped.
     #[test]
     fn failed_writers_are_passed() {
         for shown in [false, true] {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     /// Goal: a writer that based its copy on that of a failed writer detects this when its turn has come, and so does a
-    /// writer that based its copy on that one. Method: four writers, each based on the previous one; the first or the
+    /// writer that based its copy on that one. Method: four writers, each based on the previous one. The first or the
     /// second fails.
     #[test]
     fn what_failed_writers_showed_is_outdated() {

@@ -3,11 +3,12 @@
 //! Owns: which byte spans of which objects are being read, written or cut now. Does not own: locks of clients
 //! (`amphi_dlm`): a client's lock permits caching, this gate orders disk operations.
 //!
-//! The data store plans a change, lets the disk work, and commits: two plans on the same block would lose one of them,
-//! and a read must not see the blocks it reads being freed and reused. So changes hold their block-rounded span alone,
-//! reads share it. Writes of different bytes may share the blocks at their edges: `edges` orders them there.
+//! The data store plans a change, lets the disk work, and commits. Two concurrent plans on the same block would lose
+//! one of the changes, and the blocks of a read must not be freed and reused meanwhile. So changes hold their
+//! block-rounded span alone, reads share it. Writes of different bytes may share the blocks at their edges: `edges`
+//! orders them there.
 //!
-//! Invariants: first come, first served among overlapping spans; a dropped wait leaves nothing behind; the number
+//! Invariants: overlapping spans are served first come, first served. A dropped wait leaves nothing behind. The number
 //! of waiters is bounded by the credits of the sessions.
 
 use crate::zone_target::gate::Hold;
@@ -55,7 +56,7 @@ pub struct SpanGate {
     table: Rc<RefCell<Table>>,
 }
 
-/// A span held; dropping it lets the next ones in.
+/// A span that is held. Dropping it admits the next ones.
 #[must_use = "dropping the guard lets go of the span"]
 pub struct SpanGuard {
     table: Rc<RefCell<Table>>,
@@ -185,8 +186,8 @@ mod tests {
         drop(poll(&mut d).expect("c has gone"));
         assert!(!gate.is_busy(OBJECT.ino));
     }
-    /// Goal: writes of neighbouring bytes of a block run together, of the same bytes in order; readers and others of
-    /// the block wait.
+    /// Goal: writes of neighbouring bytes of a block run together, and writes of the same bytes run in order. Readers
+    /// and other requests for the block wait.
     #[test]
     fn writes_share_their_edges() {
         let gate = SpanGate::default();

@@ -1,4 +1,4 @@
-//! Truncates and punches on one target: the bytes behind a size, or in a range, become a hole.
+//! Truncates and punches on one target: the bytes beyond a size, or in a range, become a hole.
 //!
 //! Owns: cutting them into records, rewriting the blocks at their edges, committing them. Does not own: the plans
 //! (`amphi_data`), the objects of other targets (`objects`).
@@ -12,7 +12,7 @@ use amphi_types::{ByteRange, ObjectId, Result, Timespec};
 use amphi_zone::{Lsn, Order};
 
 impl<E: Env> Target<E> {
-    /// End of the `count`-th extent of an object from byte `at` on, if there are more behind it.
+    /// End of the `count`-th extent of an object from byte `at` on, if more extents follow it.
     pub fn extents_end(&self, object: ObjectId, at: u64, count: usize) -> Option<u64> {
         let data = self.data.borrow();
         let mut behind = data.extents(object).filter(|(b, e)| (b + u64::from(e.blocks)) * BLOCK > at);
@@ -21,8 +21,8 @@ impl<E: Env> Target<E> {
         Some((b + u64::from(e.blocks)) * BLOCK)
     }
 
-    /// Makes everything of an object behind `size` a hole, as far as it does not fit one record with the truncate that
-    /// follows. The caller holds the span.
+    /// Makes everything of an object beyond `size` a hole, as far as it does not fit into one record with the truncate
+    /// that follows. The caller holds the span.
     pub async fn punch_behind(&self, object: ObjectId, size: u64, generation: u64, mtime: Timespec) -> Result<()> {
         let from = size.next_multiple_of(BLOCK);
         while let Some(end) = self.extents_end(object, from, EXTENTS_A_RECORD) {
@@ -62,7 +62,7 @@ impl<E: Env> Target<E> {
         (lsn, blocks)
     }
 
-    /// Does the disk work of a truncate or punch; on an error the plan is given up.
+    /// Does the disk work of a truncate or punch. If an error occurs, the plan is given up.
     pub async fn rewrite_edges(&self, mut plan: TrimPlan) -> Result<TrimPlan> {
         for (i, edge) in plan.edges.clone().into_iter().enumerate() {
             let old = self.sound_block(plan.object, edge.file_block, edge.old).await;

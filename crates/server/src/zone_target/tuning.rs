@@ -1,6 +1,7 @@
 //! Handing the values of tunables to the parts of a target that keep a copy.
 //!
-//! Owns: which value goes where. Does not own: the table (`crate::tunables`), what a value means to its part.
+//! Owns: which value goes where. Does not own: the table (`crate::tunables`), and the meaning of a value for the part
+//! that uses it.
 
 use crate::tunables::{Tunable, Tunables};
 use crate::zone_target::Target;

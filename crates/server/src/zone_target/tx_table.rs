@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Promise {
     /// By a record of the participant.
     Logged,
-    /// In memory: the coordinator's decision will have the changes, and this server has both.
+    /// In memory: the coordinator's decision will contain the changes, and this server has both targets.
     Held,
 }
 
@@ -54,7 +54,7 @@ pub struct TxTable {
     pub predicted: Predicted,
     /// Whether a task asks about old promises.
     pub watched: bool,
-    /// On target 0: who may move directories.
+    /// On target 0, the gate of operations that may move directories.
     pub move_gate: Gate<()>,
     /// By number: who may.
     pub moving: BTreeMap<u64, Guard<()>>,
@@ -63,7 +63,7 @@ pub struct TxTable {
 }
 
 impl TxTable {
-    /// With the intents found at recovery; their names are held by `hold_recovered`.
+    /// With the intents found at recovery. Their names are locked by `hold_recovered`.
     pub fn new(id: TargetId, starts: u64, recovered: Vec<Intent>) -> TxTable {
         let mut txs = TxTable {
             id,
@@ -101,7 +101,7 @@ impl TxTable {
         tx
     }
 
-    /// Whether every promise and every decision is finished, but for those that wait for other servers: they are
+    /// Whether every promise and every decision is finished, except those that wait for other servers, which are
     /// finished after the next start.
     pub fn is_idle(&self, is_local: impl Fn(TargetId) -> bool) -> bool {
         self.local_commits.is_idle()
@@ -110,7 +110,7 @@ impl TxTable {
     }
 }
 
-/// The changes of a decision: time stamp, and what each participant has to change.
+/// The changes of a decision: time stamp, and the changes of each participant.
 pub type Changes = (Timespec, Vec<(TargetId, Vec<Part>)>);
 
 /// The decisions of one target together with their changes, and its marks.
@@ -120,7 +120,7 @@ pub struct LocalCommits {
     pub known: BTreeMap<TxId, Vec<TargetId>>,
     /// The decisions among them whose participants have made the changes.
     pub over: Vec<TxId>,
-    /// Whether a task forgets what is over.
+    /// Whether a task deletes decisions that are finished.
     pub forgetting: bool,
     /// Changes of decisions of an earlier run, until they are made again.
     pub found: BTreeMap<TxId, Changes>,
@@ -152,7 +152,7 @@ impl LocalCommits {
         self.known.contains_key(&tx)
     }
 
-    /// Whether nothing is left to be forgotten.
+    /// Whether nothing is left to be deleted.
     pub fn is_idle(&self) -> bool {
         self.known.is_empty() && !self.forgetting
     }

@@ -2,9 +2,9 @@
 //!
 //! Owns: for the last records of a target, how many bytes had been written up to each, and how many of these each
 //! object has. Does not own: when records become stable (`zone`). Bounds: `SAMPLES_MAX` samples; if there are more, two
-//! are joined. `OBJECTS_MAX` objects; bytes of other objects count for each object that is not recorded. The bytes of
-//! an object are recorded in two parts, so bytes that are written while the first part becomes stable count until all
-//! of them are stable. So the counts are too high rather than too low.
+//! are joined. At most `OBJECTS_MAX` objects are recorded. Bytes of other objects count for each object that is not
+//! recorded. The bytes of an object are recorded in two parts. So bytes that are written while the first part becomes
+//! stable count until all of them are stable. So the counts are too high rather than too low.
 
 use amphi_types::ObjectId;
 use amphi_zone::Lsn;
@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, VecDeque};
 /// Records with data between two syncs, as a rule.
 const SAMPLES_MAX: usize = 4096;
 
-/// Objects with bytes that are not stable; in two seconds between two syncs a target takes writes of some thousands.
+/// Most objects with bytes that are not stable. In the two seconds between two syncs a target receives writes of some
+/// thousand objects.
 const OBJECTS_MAX: usize = 4096;
 
 /// Bytes of an object up to a record, and those since up to another one.
@@ -51,12 +52,12 @@ impl Parts {
 #[derive(Default)]
 pub struct Unstable {
     written: Cell<u64>,
-    /// Records and all bytes written up to them, ascending; those of stable records have gone, but for the last of
+    /// Records and all bytes written up to them, ascending. Those of stable records are removed, except the last of
     /// them.
     samples: RefCell<VecDeque<(Lsn, u64)>>,
     /// Bytes that the next record makes count.
     next: RefCell<Vec<(ObjectId, u64)>>,
-    /// Bytes by object; `None`: bytes of objects that are not recorded.
+    /// Bytes by object. `None` stands for bytes of objects that are not recorded.
     objects: RefCell<BTreeMap<Option<ObjectId>, Parts>>,
     /// Up to which record everything was stable when objects were last dropped.
     forgotten: Cell<Lsn>,
@@ -127,8 +128,8 @@ mod tests {
         ObjectId { ino: Ino(n), stripe: 0 }
     }
 
-    /// Goal: bytes of an object count until the record behind them is stable, those of other objects do not; of a crowd
-    /// of objects none counts too few. Method: by hand.
+    /// Goal: bytes of an object count until the record after them is stable, and those of other objects do not. With
+    /// very many objects none has too low a count. Method: by hand.
     #[test]
     fn bytes_of_objects_become_stable() {
         let unstable = Unstable::default();
@@ -155,8 +156,8 @@ mod tests {
         assert!(unstable.objects.borrow().len() <= OBJECTS_MAX + 1);
     }
 
-    /// Goal: bytes count from their record on until it is stable; records without data change nothing; a crowd of
-    /// records is never counted too low. Method: by hand.
+    /// Goal: bytes count from their record on until it is stable. Records without data change nothing. With very many
+    /// records the count is never too low. Method: by hand.
     #[test]
     fn bytes_become_stable() {
         let unstable = Unstable::default();

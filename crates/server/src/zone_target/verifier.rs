@@ -1,7 +1,7 @@
 //! `Verifier`: whether blocks get checksums, how fast they are scrubbed, and which are known to be damaged.
 //!
-//! Owns: the settings, how far a scrub is, and at most `DAMAGED_MAX` damaged blocks, so that each is told once. Does
-//! not own: finding them (`checksums`), reading everything (`ops::scrub`).
+//! Owns: the settings, the progress of a scrub, and at most `DAMAGED_MAX` damaged blocks, so that each is reported
+//! once. Does not own: finding them (`checksums`), reading everything (`ops::scrub`).
 
 use amphi_data::Checksum;
 use amphi_types::ObjectId;
@@ -58,12 +58,12 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Whether what is written gets checksums.
+    /// Whether newly written blocks get checksums.
     pub fn is_on(&self) -> bool {
         self.on.get()
     }
 
-    /// Bytes of file data that are read each second to be verified; 0: none.
+    /// Bytes of file data that are read each second to be verified; 0 means none.
     pub fn scrub_bytes_per_s(&self) -> u64 {
         self.scrub_bytes_per_s.get()
     }
@@ -79,7 +79,7 @@ impl Verifier {
         }
     }
 
-    /// Whether this failure of the disk is to be told: the first one is.
+    /// Whether this failure of the disk has to be reported: only the first one has to be.
     pub fn is_first_failure(&self) -> bool {
         !self.failed_once.replace(true)
     }
@@ -91,7 +91,7 @@ impl Verifier {
         rung
     }
 
-    /// Counts what the scrubber has read.
+    /// Counts the bytes that the scrubber has read.
     pub fn note_scrubbed(&self, bytes: u64) {
         self.pass_bytes.set(self.pass_bytes.get() + bytes);
     }
@@ -137,7 +137,7 @@ impl Verifier {
         last.iter().take(FINDINGS_MAX).map(|d| d.line.clone()).collect()
     }
 
-    /// Forgets those of which `is` does not hold; how many are left.
+    /// Forgets those for which `is` is false. Returns how many are left.
     pub fn still_damaged(&self, is: impl Fn(u64, Checksum, ObjectId, u64) -> bool) -> u64 {
         let mut damaged = self.damaged.borrow_mut();
         damaged.retain(|&physical, d| is(physical, d.checksum, d.object, d.file_block));

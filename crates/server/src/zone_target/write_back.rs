@@ -1,14 +1,14 @@
-//! `WriteBack`: what a target has in memory that outlives the process instead of on its disk.
+//! `WriteBack`: the bytes of a target that are in memory which outlives the process, and not on its disk yet.
 //!
-//! Owns: the memory, its pages, finding what an earlier process left, and when pages may be used again. Does not own:
-//! which bytes of which object are in it (`amphi_data::Delayed`), which writes are accepted (`ops::accept`), when they
-//! are flushed (`ops::flush`).
+//! Owns: the memory, its pages, finding the bytes of an earlier process, and when pages may be used again. Does not
+//! own: which bytes of which object are in it (`amphi_data::Delayed`), which writes are accepted (`ops::accept`), when
+//! they are flushed (`ops::flush`).
 //!
-//! An accepted write is one record of the log, which is kept before the write is answered; its bytes are in the memory
+//! An accepted write is one record of the log, which is kept before the write is answered. Its bytes are in the memory
 //! before the record is appended. So a killed process leaves a log that names exactly the bytes that were accepted,
-//! truncated and flushed, and a start writes these to the disk before any client is served. Power loss takes the
-//! memory: then, and when it was removed, what it had is lost like everything that was not synced (Promises S9, S10,
-//! S22).
+//! truncated and flushed. A start writes these bytes to the disk before any client is served. A loss of power destroys
+//! the memory. In this case, and if the memory was removed, its bytes are lost like everything that was not synced
+//! (Promises S9, S10, S22).
 //!
 //! Invariants: pages that the log may name are not written again: those of a cut extent are used again when the record
 //! of the cut is kept. There is one memory at a time, and the log names it before it names a byte in it.
@@ -27,10 +27,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Weight of a new sample in the estimated time of a disk write: one in so many.
+/// Weight of a new sample in the estimated time of a disk write, as its inverse.
 const TIME_SHARE: u64 = 8;
 
-/// Share of the space for kept memory that one target takes at most: one in so many.
+/// Largest share of the space for kept memory that one target takes, as its inverse.
 const ROOM_SHARE: u64 = 16;
 
 /// Pages for which memory that has failed is made anew.
@@ -98,7 +98,7 @@ pub struct WriteBack<E: Env> {
     pub writers: Writers,
 }
 
-/// Pages of a memory that may have `bytes`, if so much `room` is left: the log, other targets, and other programs use
+/// Pages of a memory that may have `bytes`, if this much `room` is left. The log, other targets, and other programs use
 /// the same space, and programs are killed when it is full.
 fn pages(bytes: u64, room: u64) -> u64 {
     bytes.min(room / ROOM_SHARE) / BLOCK
@@ -120,7 +120,7 @@ fn verified<'a>(bytes: &'a [u8], object: ObjectId, memory: &Memory) -> Option<&'
 }
 
 impl<E: Env> WriteBack<E> {
-    /// Finds what an earlier process left of the delayed extents in `data`. Changes nothing.
+    /// Finds the bytes of the delayed extents in `data` that an earlier process left in memory. Changes nothing.
     pub fn find(env: &E, zone: &Zone<E>, data: &DataStore, bell: mpsc::Sender<()>) -> WriteBack<E> {
         let mut left = Left::default();
         if let Some(number) = data.memory().filter(|_| !data.delayed.is_empty()) {
@@ -172,7 +172,7 @@ impl<E: Env> WriteBack<E> {
         self.begun.set(true);
     }
 
-    /// Whether what an earlier process left has been dealt with.
+    /// Whether the bytes of an earlier process have been processed.
     pub fn has_begun(&self) -> bool {
         self.begun.get()
     }
@@ -187,7 +187,7 @@ impl<E: Env> WriteBack<E> {
         self.settings.get()
     }
 
-    /// Takes new settings; makes the memory if it is wanted and there is none, with its name in `txn`.
+    /// Applies new settings. Makes the memory if it is wanted and there is none, with its name in `txn`.
     pub fn tune(&self, env: &E, zone: &Zone<E>, data: &mut DataStore, settings: Settings, txn: &mut Txn) {
         self.settings.set(settings);
         self.ring();
@@ -308,27 +308,28 @@ impl<E: Env> WriteBack<E> {
         drop(self.bell.borrow_mut().try_send(()));
     }
 
-    /// Counts what a write took the disk.
+    /// Counts the time that the disk took for a write.
     pub fn note_disk(&self, ns: u64) {
         let before = self.disk_ns.get();
         let now = if before == 0 { ns } else { before - before / TIME_SHARE + ns / TIME_SHARE };
         self.disk_ns.set(now);
     }
 
-    /// Whether memory that nothing lies in any more is to be given up.
+    /// Whether memory without any bytes should be given up.
     pub fn is_spare(&self, data: &DataStore) -> bool {
         let unwanted = !self.settings.get().on || self.failed.get() || self.stopped.get();
         unwanted && self.area.borrow().is_some() && data.delayed.is_empty()
     }
 
-    /// Whether there has been no memory for so long because the previous one has failed: new memory may be available.
+    /// Whether there has been no memory for this long because the previous one has failed. New memory may then be
+    /// available.
     pub fn is_missed_for(&self, time: Duration) -> bool {
         let wanted = self.settings.get().on && self.begun.get() && !self.stopped.get();
         let passed_ns = u128::from(self.now_ns().saturating_sub(self.missed_ns.get()));
         wanted && self.failed.get() && self.area.borrow().is_none() && passed_ns >= time.as_nanos()
     }
 
-    /// Gives the memory up, with the change of the log in `txn`; returns its number. The memory is removed when that
+    /// Gives the memory up, with the change of the log in `txn`. Returns its number. The memory is removed when that
     /// record is kept.
     pub fn give_up(&self, data: &mut DataStore, txn: &mut Txn) -> Option<u64> {
         let area = self.area.take()?;

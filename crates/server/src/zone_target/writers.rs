@@ -1,18 +1,19 @@
-//! `Writers`: which sessions wrote what is delayed of each file, and the news for those whose bytes cannot be written.
+//! `Writers`: which sessions wrote the delayed bytes of each file, and the messages for those whose bytes cannot be
+//! written.
 //!
 //! Owns: the sessions that wrote each file, the failure messages that a session has not acknowledged, and when they are
 //! sent. Does not own: which bytes are delayed, when a flush has failed (`ops::flush`), how a mount handles the
 //! message.
 //!
-//! The rule is that of `fsync` on Linux: every writer gets each failure once. Here no bytes are lost by the failure:
-//! they stay in memory and are written again. A session gets its messages one at a time: the next one is sent when it
+//! The rule is that of `fsync` on Linux: every writer gets each failure once. The failure loses no bytes on the server:
+//! they stay in memory and are written again. A session gets its messages one at a time. The next one is sent when it
 //! has acknowledged the previous one, and unacknowledged ones are sent again on a new connection. So a repeated message
 //! has the number of the last one, and a mount needs to remember no other number. A restarted server has written all
 //! accepted bytes before it serves any request, so it has no such messages.
 //!
 //! Bounds: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and
-//! its sessions; sessions of files without delayed bytes are removed in the flusher's next round. `NEWS_MAX` messages
-//! for each session: a writer with this many stays recorded, and gets its message when the flush is tried again.
+//! its sessions. Sessions of files without delayed bytes are removed in the flusher's next round. `NEWS_MAX` messages
+//! for each session. A writer with this many stays recorded, and gets its message when the flush is tried again.
 
 use amphi_types::{Ino, SessionId};
 use smallvec::SmallVec;
@@ -29,7 +30,7 @@ type Teller = Box<dyn Fn(SessionId, u64, Ino)>;
 #[derive(Default)]
 pub struct Writers {
     files: RefCell<BTreeMap<Ino, SmallVec<[SessionId; 2]>>>,
-    /// The messages that each session has not acknowledged, in order; the first one was sent.
+    /// The messages that each session has not acknowledged, in order. The first one was sent.
     news: RefCell<BTreeMap<SessionId, VecDeque<(u64, Ino)>>>,
     /// Number of the last news.
     last: Cell<u64>,
@@ -56,7 +57,7 @@ impl Writers {
         }
     }
 
-    /// Delayed bytes of the file cannot be written: its writers that are alive are told, each once until it writes
+    /// Delayed bytes of the file cannot be written. Its writers that are alive get a message, each once until it writes
     /// again. How many.
     pub fn tell(&self, ino: Ino, is_alive: impl Fn(SessionId) -> bool) -> u64 {
         let mut writers = self.files.borrow_mut().remove(&ino).unwrap_or_default();
@@ -101,8 +102,8 @@ impl Writers {
         }
     }
 
-    /// A session has noted the news with this number: the next are sent. An acknowledgement that came before counts
-    /// for nothing.
+    /// A session has noted the news with this number: the next are sent. An acknowledgement that arrived before has no
+    /// effect.
     pub fn acknowledged(&self, session: SessionId, number: u64) {
         {
             let mut news = self.news.borrow_mut();
@@ -146,8 +147,8 @@ mod tests {
         (writers, heard)
     }
 
-    /// Goal: each writer that is alive is told once until it writes again; files without delayed bytes are forgotten.
-    /// Method: by hand.
+    /// Goal: each writer that is alive gets one message until it writes again, and files without delayed bytes are
+    /// forgotten. Method: by hand.
     #[test]
     fn writers_are_told_once() {
         let (writers, heard) = writers();
@@ -166,7 +167,7 @@ mod tests {
     }
 
     /// Goal: messages are sent in order, one at a time, repeatedly until they are acknowledged, and not to a session
-    /// that has ended; their number is bounded, and further ones are sent later. Method: by hand.
+    /// that has ended. Their number is bounded, and further ones are sent later. Method: by hand.
     #[test]
     fn news_wait_for_each_other() {
         let (writers, heard) = writers();

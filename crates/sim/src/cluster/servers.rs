@@ -2,8 +2,8 @@
 //!
 //! Owns: one running process for each server's node. Does not own: when one crashes (`run`).
 //!
-//! As with real processes, servers are started in any order: one that joins waits for the master, and may learn its
-//! address from any server.
+//! As with real processes, servers are started in any order: a server that joins waits for the master, and may learn
+//! its address from any server.
 
 use super::{CALLBACK_DEADLINE, Cluster, GRACE, KEY, LOOK, SERVERS, addr};
 use crate::plant::{self, Plant};
@@ -164,8 +164,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Crashes a server's node. Sometimes its process is killed and the memory that outlives it is lost with it instead
-    /// of lost power: the state that has to be there afterwards, and the notified mounts, are the same.
+    /// Crashes a server's node. Sometimes, instead of a loss of power, its process is killed and the memory that
+    /// outlives it is lost as well: the state that has to be there afterwards, and the notified mounts, are the same.
     pub fn crash_server(&self, at: usize, kind: CrashKind) {
         self.servers[at].borrow().dialer.borrow_mut().take();
         let keeps = self.shape.sim.keeps;

@@ -82,7 +82,7 @@ impl Kernel {
                 let kept = &mut *lock(&self.kept);
                 kept.moment += 1;
                 let inode = kept.inodes.entry(ino).or_default();
-                // It is requested again all the same (`fuse_write_update_attr`).
+                // The kernel nevertheless requests the attributes again (`fuse_write_update_attr`).
                 (inode.version, inode.until_ns) = (kept.moment, 0);
                 inode.size = inode.size.max(end);
             }

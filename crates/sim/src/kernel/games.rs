@@ -1,4 +1,4 @@
-//! Games of several mounts with kernels in front that cache data under timeouts: players read, map, stat and change few
+//! Games of several mounts, each with a kernel that caches data under timeouts: players read, map, stat and change few
 //! files and names, and each call is judged.
 //!
 //! Owns: the cluster of a game, its players, the faults beside them, the judgement by `Linear`. Does not own: the
@@ -132,7 +132,7 @@ async fn whole(
     Ok(*table.tally.borrow())
 }
 
-/// A mount is admitted, its players play, it leaves; twice, if it is not the first.
+/// A mount is admitted, its players play, it leaves; this happens twice unless it is the first mount.
 async fn stay(table: &Rc<Table>, at: usize, mut dice: Dice, mount: Option<Mount>, mistake: Option<Mistake>) -> Told {
     let cluster = table.cluster.clone();
     let mut mount = mount;

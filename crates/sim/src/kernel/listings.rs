@@ -30,13 +30,14 @@ const ENTRIES_MAX: u32 = 1024;
 #[derive(Default)]
 pub(super) struct Listings {
     names: Names,
-    /// The cookie behind them; 0 as long as nothing has come.
+    /// The cookie after them; 0 as long as no entry has arrived.
     end: u64,
-    /// A program has come to the end behind them.
+    /// A program has read the listing to its end.
     whole: bool,
     /// Their pages were dropped.
     dropped: bool,
-    /// The time of modification, and what this kernel had changed, when they began to be read.
+    /// The directory's modification time, and the number of changes by this kernel, when the reading of the names
+    /// began.
     mtime: Timespec,
     of: u64,
     /// Changes of names by this kernel.
@@ -55,8 +56,8 @@ impl Listings {
         self.dropped = self.end > 0;
     }
 
-    /// A program begins a listing: what it is shown, or nothing if it has to be read. The second one: whether something
-    /// was dropped.
+    /// A program begins a listing: returns what it is shown, or nothing if the directory has to be read. The second
+    /// one: whether something was dropped.
     fn begin(&mut self, mtime: Timespec) -> (Option<Names>, bool) {
         let was_whole = self.whole;
         if was_whole {
@@ -150,7 +151,7 @@ impl Kernel {
         lock(&self.kept).marks.entry(attr.ino).or_default().shown = Some(*attr);
     }
 
-    /// An answer shows a directory: what becomes of it by a mistake.
+    /// An answer shows a directory: the effect of a planted mistake on it.
     pub(super) fn confuse(&self, attr: &mut Attr) {
         if self.mistake == Some(Mistake::RemovedTimesStay)
             && attr.kind == Kind::Dir

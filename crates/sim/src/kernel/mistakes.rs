@@ -1,21 +1,21 @@
 //! Mistakes of a kernel or a mount that the games must find: the proof that they look.
 //!
-//! Owns: their names, and which games find them. Does not own: what becomes of them (`Kernel`).
+//! Owns: their names, and which games find them. Does not own: what happens to the answers afterwards (`Kernel`).
 
 /// A planted bug in the invalidation of cached data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// One page in three stays when pages are invalidated.
+    /// Of the pages to be invalidated, one in three stays, by a planted mistake.
     PagesStay,
     /// Pages that are being read when they are invalidated stay cached.
     ReadsStay,
-    /// Attributes stay when they are taken back, one time in three.
+    /// When attributes are to be invalidated, they stay one time in three, by a planted mistake.
     AttributesStay,
     /// An answer to a question from before an invalidation is kept.
     LateAnswers,
     /// Names stay cached for four seconds longer than their timeout.
     NamesStay,
-    /// Names stay when they are taken back, one time in three.
+    /// When names are to be invalidated, they stay one time in three, by a planted mistake.
     TakenNamesStay,
     /// The mount does not see to it that the kernel takes the sizes that it is told.
     DroppedSizes,
@@ -29,7 +29,7 @@ pub enum Mistake {
     OwnChangesStay,
     /// The mount shows a directory that was removed with the times that it had.
     RemovedTimesStay,
-    /// The attributes of a directory stay when they are taken back, one time in three.
+    /// When the attributes of a directory are to be invalidated, they stay one time in three, by a planted mistake.
     DirectoriesStay,
 }
 

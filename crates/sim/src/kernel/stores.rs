@@ -1,12 +1,12 @@
 //! Stores through shared mappings, and the write-back of the pages that they change.
 //!
 //! Owns: which pages are changed, by which open file they are written back, when they may not be. Does not own: who
-//! drops pages (`Kernel::drop_pages`, which writes back changed ones), who stores and who judges (`games`).
+//! drops pages (`Kernel::drop_pages`, which writes back changed ones), who stores to pages and who judges (`games`).
 //!
 //! The rules, as of Linux 6.18. A store waits while its page is being written back. A page is written back by `msync`,
-//! before it is dropped, and before a read or write that passes the pages; only as far as the file goes. While a
-//! truncate is unanswered nothing is written back (`FUSE_NOWRITE`), and it begins when what was sent has been answered.
-//! A cut drops the pages behind it as they are.
+//! before it is dropped, and before a read or write that does not use the cached pages; only up to the end of the file.
+//! While a truncate is unanswered nothing is written back (`FUSE_NOWRITE`), and it begins when what was sent has been
+//! answered. A cut drops the pages behind it as they are.
 
 use super::{Kernel, LOOK, Mistake, Opened, PAGE, Page, Shown, lock};
 use amphi_client::{Ctx, Hints, OpenFile};

@@ -158,8 +158,8 @@ impl Reference {
         }
     }
 
-    /// Looks a name up: whether it is valid, search permission, then whether it exists. (Linux looks at the permission
-    /// first; a client that refuses a bad name by itself cannot, and POSIX leaves it open.)
+    /// Looks a name up: whether it is valid, search permission, then whether it exists. (Linux checks the permission
+    /// first; a client that refuses a bad name by itself cannot, and POSIX permits both orders.)
     fn find(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
         check_name(name)?;
         let (entries, _) = self.dir(dir)?;

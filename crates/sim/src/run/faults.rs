@@ -4,8 +4,8 @@
 //!
 //! Rules. A server is back within some seconds, beside what starting takes. A mount and a server are cut off from each
 //! other for less than the deadline of callbacks, since a silent mount is ended after that. Two servers are cut off
-//! from each other for less than the time after which a request of one to another fails, also by several faults in a
-//! row: sometimes there is a pause in which they connect again. Of several servers two may have faults at the same
+//! from each other for less than the time after which a request between servers fails. Several faults in a row may add
+//! up to this, sometimes with a pause in which they connect again. Of several servers two may have faults at the same
 //! time.
 
 use super::{Checked, Faults, Run, STUCK, line};
@@ -16,8 +16,8 @@ use amphi_env::sim::CrashKind;
 use futures_util::future::join;
 use std::time::Duration;
 
-/// How long two servers are cut off from each other at most: a third of the time after which calls fail, twice that in
-/// which a mount has to answer.
+/// How long two servers are cut off from each other at most: a third of the time after which calls fail, and twice the
+/// time in which a mount has to answer.
 const SERVERS_APART: Duration = Duration::from_secs(20);
 /// After so long with one fault after the other there is a pause.
 const TROUBLE: Duration = Duration::from_secs(20);
@@ -126,8 +126,8 @@ impl Run {
         self.progress().await;
     }
 
-    /// For how long these pairs of nodes are kept apart now, of the time that is wanted: less where callbacks have been
-    /// late, not at all where they may not be delayed any more.
+    /// How long these pairs of nodes are cut off from each other now, of the requested time: less if callbacks have
+    /// been late, not at all if they may not be delayed any more.
     pub(super) fn keep_apart(&self, links: &[(&str, &str)], wanted: Duration) -> Option<Duration> {
         let Some(callbacks) = &self.callbacks else { return Some(wanted) };
         let (now, mut callbacks) = (self.cluster.env.now(), callbacks.0.borrow_mut());

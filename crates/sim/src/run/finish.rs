@@ -1,4 +1,4 @@
-//! The end of a run: everything is compared, the zones are checked, all is removed, and nothing may be left.
+//! The end of a run: everything is compared, the zones are checked, all is removed, and nothing may remain.
 //!
 //! Owns: what counts as a remainder. Does not own: the correct state before (`reference`), the checks of zones
 //! (`fsck`).

@@ -3,11 +3,11 @@
 //! Owns: which mount, for how long, that others continue without it, and its fate. Does not own: the valid results of
 //! its calls (`shared::arena`).
 //!
-//! A short stop may have no effect. After a long one the mount may have been ended: others continued without its locks,
-//! its calls fail, it writes no old data any more, and shows none. Then it is mounted anew. A killed mount is gone at
-//! once, and its session stays until servers end it: others wait for its locks as long as that, and no longer. Each of
-//! its calls that the kill cut off happens once or not at all, until its session has ended. It is mounted anew at once
-//! or when the others are idle.
+//! A short stop may have no effect. After a long stop the mount may have been ended: then other mounts continued
+//! without its locks, its calls fail, and it neither writes nor shows old data. Then it is mounted anew. A killed mount
+//! is gone at once, but its session stays until servers end it: other mounts wait for its locks until then, and no
+//! longer. Each of its calls that the kill cut off happens once or not at all, until its session has ended. It is
+//! mounted anew at once or when the others are idle.
 
 use super::{Checked, Faults, LIFE, Mounts, Run, line};
 use crate::cluster::{CALLBACK_DEADLINE, GRACE, SERVERS};
@@ -125,7 +125,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes a mount that was stopped for long or killed, whose tasks have ended, away, and mounts it anew, if that has
+    /// Removes a mount that was stopped for long or killed, whose tasks have ended, and mounts it again, if that has
     /// not been done.
     pub(super) async fn replace(&self, victim: Victim, mut mounts: Mounts) -> Checked<Mounts> {
         let at = victim.mount;

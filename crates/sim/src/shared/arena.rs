@@ -1,16 +1,16 @@
-//! The arena: few files that several mounts fight for with small records that overlap and lie side by side, so that
-//! they become contended, while what steers the mounts and servers changes.
+//! The arena: few files for which several mounts compete with small records that overlap or are neighbours, so that the
+//! files become contended, while the settings of the mounts and servers change.
 //!
 //! Owns: its files, each a row of cells with a history of its own; the calls on them. Does not own: which histories are
 //! right (`Linear`), how a call is made (`Row`).
 //!
 //! Calls are buffered and direct, by open files that are set to a mode, request their locks ahead or exactly, and join
 //! groups. A switching storm (`tunables`) changes thresholds, the size and growth of locks and the detection of
-//! contention meanwhile. None of it may be visible: each file has to stay linearizable.
+//! contention meanwhile. Programs must not notice any of this: each file has to stay linearizable.
 //!
-//! Groups. In a group of its own a task is the only member and makes any calls. In the common one each member has cells
-//! of its own, as members order their calls themselves: it writes, and reads its writes since it joined. While a task
-//! is in a group it calls by that open file alone: by another one it would wait for itself.
+//! Groups. In a group of its own a task is the only member and makes any calls. In the common file each member has
+//! cells of its own, as members order their calls themselves: it writes to them, and reads its writes since it joined.
+//! While a task is in a group it calls by that open file alone: by another one it would wait for itself.
 //!
 //! Stopped and killed mounts. A mount that is to be killed, or stopped for longer than others wait for it, writes
 //! directly only: data that only it has in its cache would be lost with it. A call of it that fails after the stop ends

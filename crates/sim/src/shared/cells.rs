@@ -3,8 +3,7 @@
 //! Owns: how cells lie in a file (`Row`), the calls. Does not own: which histories are right (`Linear`).
 //!
 //! Cells have one length, in most runs not one of blocks, pages or stripes. A crash of a mount loses its data that was
-//! not written back, so the history ends there and a new file begins; each remaining byte has to be one that was
-//! written there.
+//! not written back, so the history ends there and a new file begins; each remaining byte must have been written there.
 
 use super::{SharedArea, Sharer, Told};
 use crate::dice::Dice;

@@ -2,15 +2,15 @@
 //!
 //! Owns: the known holders of locks, and whether an answer agrees with them. Does not own: the bytes of the file.
 //!
-//! A claim is possible from the begin of the call that takes it to the end of the call that releases it, and certain
-//! from the end of the one to the begin of the other. A task that gets a lock while another certainly has a conflicting
-//! one, or is refused one while none possibly has, got a wrong answer (Promise S19). A restart of a server changes no
-//! claim (Promise S21), and a crash of a mount ends its claims (Promise S20).
+//! A lock is possibly held from the begin of the call that takes it to the end of the call that releases it, and
+//! certainly held from the end of the first to the begin of the second. It is a wrong answer (Promise S19) if a task
+//! gets a lock while another task certainly holds a conflicting one, or is refused a lock while no task possibly holds
+//! one. A restart of a server changes no claim (Promise S21), and a crash of a mount ends its claims (Promise S20).
 //!
 //! Circles. In some runs a task that has `fcntl` locks waits for more. If that closes a circle of waiting tasks, one of
-//! them must get an error, or none of them ever continues; and none may get it where there can have been no circle.
-//! Those runs have no `flock`: circles are not detected there. In the others a waiting task holds no lock that others
-//! wait for.
+//! them must get an error, or none of them ever continues; no task may get the error if there cannot have been a
+//! circle. Those runs have no `flock`: circles are not detected there. In the others a waiting task holds no lock that
+//! others wait for.
 
 use super::{Sharer, Told};
 use crate::dice::Dice;
@@ -28,7 +28,7 @@ const PARTS: u64 = 4;
 const PART_BYTES: u64 = 1000;
 /// Time of what has not happened.
 const NEVER: u64 = u64::MAX;
-/// For so long a lock may come and go behind the back of a caller that was interrupted.
+/// For this long an interrupted caller may gain and lose a lock without knowing it.
 const BEHIND_NS: u64 = 60_000_000_000;
 
 /// A lock on one part, as far as it is known.
@@ -226,7 +226,7 @@ impl Sharer {
         Wish { task: self.task, family: FileLockFamily::Posix, parts, mode }
     }
 
-    /// Takes a lock, possibly waits for it, releases one, or queries the locks in conflict with one.
+    /// Takes a lock, possibly after a wait, releases one, or queries the conflicting locks.
     pub(super) async fn lock(&mut self, dice: &mut Dice) -> Told {
         let wish = self.wish(dice);
         let kind = match dice.below(6) {

@@ -107,7 +107,7 @@ impl Sharer {
         Ok(())
     }
 
-    /// Moves one directory into another, while others do the same the other way round.
+    /// Moves one directory into another, while other tasks do the opposite.
     pub(super) async fn move_about(&mut self, dice: &mut Dice) -> Told {
         let shown = MOVED[dice.below(MOVED.len() as u64) as usize];
         let (top, mut places, lies_in) = {

@@ -238,8 +238,8 @@ mod tests {
     }
 
     /// Goal: an acknowledged direct write or one with O_DSYNC has to survive a crash (Promise S9, Promise S10). Method:
-    /// a second write of each reach, then the first one's bytes after a kill and after lost power; a later write that
-    /// may be there.
+    /// a second write of each range, then the bytes of the first write after a kill and after a loss of power; a later
+    /// write that may be there.
     #[test]
     fn acknowledged_records_survive() {
         let (killed, lost) = (Level::Written, Level::Stable);

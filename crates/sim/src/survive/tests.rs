@@ -97,7 +97,7 @@ fn renames_are_atomic() {
 }
 
 /// Goal: bytes are demanded exactly when promised, and no others are let in. Method: buffered, direct and synced
-/// writes; old, new, mixed and foreign bytes.
+/// writes; then old, new, mixed and foreign bytes are found.
 #[test]
 fn bytes_are_demanded_when_promised() {
     let mut s = Story::new();
@@ -174,9 +174,9 @@ fn a_name_elsewhere_may_come_back() {
     assert!(s.judge(&both(&[("f", f, b"")], 2)).1 > 0);
 }
 
-/// Goal: a new file holds nothing but what was written to it, and one of O_TMPFILE shows its permissions once it has a
-/// name. Method: both, found with bytes that were never written and with other permissions; a creation that was cut
-/// off, found with bytes.
+/// Goal: a new file contains nothing but what was written to it, and a file of O_TMPFILE has its permissions once it
+/// has a name. Method: both are found with bytes that were never written and with other permissions; a file whose
+/// creation was interrupted is found with bytes.
 #[test]
 fn new_files_are_empty() {
     let mut s = Story::new();

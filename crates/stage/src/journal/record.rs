@@ -107,7 +107,7 @@ impl Record {
         out[head + 4..head + HEAD].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The record at the beginning of `bytes` and how long it is; none: it is not whole.
+    /// The record at the beginning of `bytes` and its length; `None` if the record is incomplete.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Record, usize)> {
         let mut head = Fields(bytes);
         let (len, crc) = (head.u32()? as usize, head.u32()?);
@@ -143,7 +143,7 @@ impl Record {
     }
 }
 
-/// Whether these bytes may be a first record that a crash cut: then there is nothing behind it to lose.
+/// True if these bytes may be a first record that is incomplete because of a crash: then nothing after it can be lost.
 pub(crate) fn is_cut_begin(bytes: &[u8]) -> bool {
     let begin = &bytes[bytes.len().min(HEAD)..];
     let known = begin.iter().zip([1].iter().chain(MAGIC)).all(|(a, b)| a == b);

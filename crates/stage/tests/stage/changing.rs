@@ -78,8 +78,8 @@ fn directories_that_change_fail_by_name() {
 }
 
 /// Goal: a file that four writers fill together is never staged in part with success (the short files of a stage-out
-/// that was told to have worked). Method: four threads write their quarters in small steps; stages continue until one
-/// is complete, and that one has to be the finished file.
+/// that was told to have worked). Method: four threads write their quarters in small steps; stages run until one
+/// succeeds, and its copy has to equal the finished file.
 #[test]
 fn four_writers_of_one_file() {
     const PART: u64 = 8 << 20;

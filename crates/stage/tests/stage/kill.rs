@@ -66,9 +66,9 @@ pub fn interrupted(source: &Path, target: &Path) {
     }
 }
 
-/// Goal: a stage that is killed again and again gets to its end, the target is either not there or whole at any
-/// time, and each kill costs no more than the bound. Method: kill -9 every 100 ms, later as machines that are slow
-/// need it; bytes written by all processes together, as the kernel counts them.
+/// Goal: a stage that is killed again and again completes; the target is either absent or complete at any time, and
+/// each kill costs no more than the bound. Method: kill -9 every 100 ms, less often on slow machines; bytes written by
+/// all processes together, as the kernel counts them.
 #[test]
 fn killed_every_100_ms() {
     let dir = tempfile::tempdir().expect("folder");
@@ -118,8 +118,8 @@ fn killed_every_100_ms() {
 }
 
 /// Goal: after a kill at any point the next run copies at most the bound again, and its report of copied bytes is true.
-/// Method: kills at many points of the copying; the writes of the next process, against the remaining work of the
-/// first.
+/// Method: kills at many moments of the copying; the writes of the next process are compared with the remaining work of
+/// the first.
 #[test]
 fn a_kill_costs_no_more_than_the_bound() {
     let dir = tempfile::tempdir().expect("folder");
@@ -156,7 +156,8 @@ fn a_kill_costs_no_more_than_the_bound() {
 }
 
 /// Goal: an update that is killed again and again gets to its end, each file is old or new at any time, and no
-/// temporary name stays. Method: kill -9 at growing times; a file whose old and new bytes are known is read after each.
+/// temporary name stays. Method: kill -9 at increasing times; a file whose old and new bytes are known is read after
+/// each.
 #[test]
 fn killed_updates() {
     let dir = tempfile::tempdir().expect("folder");

@@ -11,9 +11,8 @@ fn update(source: &Path, target: &Path) -> Options {
     Options { existing: Existing::Update, piece_bytes: 1 << 20, sync_bytes: 8 << 20, ..Options::new(source, target) }
 }
 
-/// Goal: an update copies the differences and nothing else, leaves entries that the source does not have unless they
-/// are to be removed, and takes over all attributes too. Method: the model tree, then changes of all kinds on both
-/// sides.
+/// Goal: an update copies the differences and nothing else, keeps entries that are missing in the source unless they
+/// are to be removed, and also copies all attributes. Method: the model tree, then changes of all kinds on both sides.
 #[test]
 fn an_update_copies_what_differs() {
     let dir = tempfile::tempdir().expect("folder");

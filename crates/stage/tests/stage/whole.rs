@@ -18,8 +18,8 @@ fn small(options: Options) -> Options {
     Options { piece_bytes: 1 << 20, sync_bytes: 8 << 20, ..options }
 }
 
-/// Goal: a copy has everything of its source and nothing else, with holes where the source has them; nothing temporary
-/// stays. Method: the model tree, with one thread and several, compared in everything that `stat` and the rest say.
+/// Goal: a copy contains all of its source and nothing else, with holes where the source has them; no temporary file
+/// remains. Method: the model tree, with one thread and several, compared in everything that `stat` and the rest say.
 #[test]
 fn a_tree_is_copied_in_every_respect() {
     let dir = tempfile::tempdir().expect("folder");

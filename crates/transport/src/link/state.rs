@@ -91,10 +91,10 @@ enum CellState {
         slot: u16,
         waker: Option<Waker>,
     },
-    /// No task waits: the outcome goes to a sink.
+    /// No task waits: the outcome is passed to a sink.
     Told(Sink),
-    /// The outcome. It is boxed because most outcomes go to a sink: a cell that contains one would be ten times as
-    /// large, and moved as often.
+    /// The outcome. It is boxed because most outcomes are passed to a sink: a cell that contains one would be ten times
+    /// as large, and cells are often moved.
     Done(Box<Outcome>),
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Payloads {
     /// The server's end of the present connection, if it has memory of this process.
     pub(super) other_end: Option<OtherEnd>,
     pub(super) carried: Carried,
-    /// What of that the owner has been told.
+    /// The part of it that the owner has been told.
     told: Carried,
 }
 
@@ -244,7 +244,7 @@ impl State {
         (cell, send_now)
     }
 
-    /// What was carried and not told yet, which counts as told now.
+    /// The number carried but not reported yet; it counts as reported now.
     pub(super) fn news_of_carried(&mut self) -> Option<Carried> {
         let carried = self.payloads.carried;
         let before = std::mem::replace(&mut self.payloads.told, carried);
@@ -555,8 +555,8 @@ mod tests {
     use amphi_wire::{Answer, Reply, Request};
     use futures_util::FutureExt;
 
-    /// Goal: a free slot goes to the first waiter, also if another call requests one before that waiter is polled, and
-    /// a waiter that leaves does not delay the next. Method: one slot, four callers, polled by hand.
+    /// Goal: a free slot is given to the first waiter, even if another call requests one before that waiter is polled,
+    /// and a waiter that leaves does not delay the next. Method: one slot, four callers, which the test polls itself.
     #[test]
     fn slots_go_to_who_waited_first() {
         let (normal_credits, urgent_credits) = (1, 2);

@@ -1,4 +1,4 @@
-//! `Gate`: what a connection lets in.
+//! `Gate`: what a connection receives.
 //!
 //! Owns: the questions that are asked of a frame before its payload comes. Does not own: the answers, but for those of
 //! the handshake.
@@ -7,7 +7,7 @@ use amphi_env::Buf;
 use amphi_wire::frame::FrameKind;
 use amphi_wire::{Lane, RequestId};
 
-/// Decides about a frame whose header and body are sound, before its payload is received: where the payload has to lie
+/// Decides about a frame whose header and body are sound, before its payload is received: where the payload has to be
 /// relative to an aligned address, or why the connection ends.
 pub(crate) trait Gate {
     /// The right to memory for a payload, dropped when the payload has arrived.

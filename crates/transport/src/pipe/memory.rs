@@ -11,7 +11,7 @@ use amphi_wire::handshake::SignedHello;
 use std::io;
 use std::rc::Rc;
 
-/// From now on payloads may lie in the memory that the client at the other end has passed; without any, nothing
+/// From now on payloads may be in the memory that the client at the other end has passed; if it passed none, nothing
 /// changes.
 pub(crate) fn take_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) {
     if let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb)
@@ -52,7 +52,7 @@ impl<E: Env> Inbound<E> {
         }
     }
 
-    /// Whether the payload of the message that was taken last came beside the stream.
+    /// Whether the payload of the last message was passed in memory.
     pub(crate) fn was_beside(&self) -> bool {
         matches!(self, Inbound::Stream(rx) if rx.was_beside)
     }
@@ -64,7 +64,8 @@ impl<E: Env> StreamTx<E> {
         matches!(self.beside, Beside::Passed)
     }
 
-    /// Sends what was added, and the memory of this process's buffers with it if possible; whether it was.
+    /// Sends what was added, and passes the memory of this process's buffers with it if possible; returns whether it
+    /// was passed.
     async fn flush_with_memory(&mut self) -> io::Result<bool> {
         let mut head = std::mem::take(&mut self.stage);
         head.set_window(0..self.filled);

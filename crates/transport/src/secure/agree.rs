@@ -1,4 +1,4 @@
-//! The key exchange: TLS 1.3 by rustls, and what both ends take from it.
+//! The key exchange: TLS 1.3 by rustls, and the secrets that both ends derive from it.
 //!
 //! Owns: the settings of TLS, the flights of its handshake as bytes (sans-IO), keys and binding. Does not own: reading
 //! and writing (`handshake`), the proofs that cover the binding (`handshake`, `auth`, `identity`).
@@ -135,7 +135,7 @@ pub(crate) enum Hands {
     Server,
 }
 
-/// One end of a key exchange under way.
+/// One end of a key exchange in progress.
 pub(crate) struct Exchange {
     tls: Connection,
     hands: Hands,
@@ -249,8 +249,8 @@ mod tests {
         (0..len).map(|n| (n * 31 % 251) as u8).collect()
     }
 
-    /// Goal: records are those of TLS 1.3. Method: one end is rustls from the first to the last byte, and reads records
-    /// sealed by this code, and writes records opened by it, in all lengths around those of records.
+    /// Goal: records are those of TLS 1.3. Method: one end uses rustls for every byte; it reads records encrypted by
+    /// this code and writes records that this code decrypts, in all lengths near the record size.
     #[test]
     fn records_are_those_of_rustls() {
         let (client, server) = agreed();
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(opener.open(&mut wire[RECORD_HEAD..], &mut []), Err(super::super::ChannelError::Ended));
     }
 
-    /// Goal: what binds proofs is the same at both ends of a channel, and another one for each other channel, level and
+    /// Goal: the binding of proofs is the same at both ends of a channel, and differs for each other channel, level and
     /// challenge. Method: a few of each.
     #[test]
     fn a_binding_belongs_to_one_channel() {

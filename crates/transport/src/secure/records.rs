@@ -142,8 +142,8 @@ impl Opener {
         Opener(secret.direction())
     }
 
-    /// Opens a record: into `out` if all of it fits there, otherwise in its place. `out` may be written to behind the
-    /// returned length, and anywhere before an error.
+    /// Decrypts a record into `out` if all of it fits there, otherwise in its place. Bytes of `out` beyond the returned
+    /// length may be overwritten; after an error, any byte of `out` may be.
     pub(crate) fn open(&mut self, body: &mut [u8], out: &mut [u8]) -> Result<Opened, ChannelError> {
         let inner = body.len().checked_sub(TAG).ok_or(ChannelError::Foreign)?;
         let (nonce, aad) = (self.0.nonce()?, Aad::from(head(body.len())));

@@ -2,12 +2,13 @@
 //!
 //! Owns: what a tag covers, and the counters. Does not own: where tags lie (`pipe`).
 //!
-//! A frame with a payload has two tags. The payload's own covers its bytes; the frame's covers header, body and the
-//! payload's tag. So header and body are known to be the peer's before memory is taken for the payload, and the payload
-//! stays where it is. The direction has a key of its own; counter and part are the nonce.
+//! A frame with a payload has two tags. The payload's own tag covers its bytes; the frame's tag covers header, body and
+//! the payload's tag. So header and body are known to be the peer's before memory is taken for the payload, and the
+//! payload stays where it is. The direction has a key of its own; counter and part are the nonce.
 //!
-//! Invariants: counters begin at 0 and grow by one with each frame, on both sides, so a frame that is repeated, left
-//! out or moved fits no tag. The right tag is never told, and tags are compared in constant time (by the library).
+//! Invariants: counters begin at 0 and increase by one with each frame, on both sides, so the tag of a frame that is
+//! repeated, left out or moved does not match. The right tag is never told, and tags are compared in constant time (by
+//! the library).
 
 #[cfg(test)]
 use super::plant;

@@ -8,8 +8,8 @@
 //! each send most of 64 MiB and then nothing could hold all memory of the machine. Therefore the payloads on their way
 //! have a budget, which the threads of a server divide. Payloads that find it used up wait in the order in which they
 //! came, and the flow control of their streams makes their senders wait too. A payload on its way only needs bytes of
-//! its own stream, so it never waits here for a lock or a disk. While others wait, a payload that has been on its way
-//! for `SLOW_MAX` loses its connection, and its client sends it again over a new one.
+//! its own stream, so it never waits here for a lock or a disk. While other connections wait, a payload that takes
+//! longer than `SLOW_MAX` to arrive loses its connection, and its client sends it again over a new one.
 //!
 //! Small payloads have a budget of their own, so that a few large ones do not hold up a client that writes a file.
 
@@ -28,7 +28,7 @@ const SMALL_MAX: usize = 1 << 20;
 const SMALL_BYTES: usize = 64 << 20;
 /// Budget of larger payloads: three of the largest.
 const LARGE_BYTES: usize = 3 * PAYLOAD_MAX;
-/// How long a payload may be on its way while others wait for its memory: 64 MiB at 32 MiB/s.
+/// How long the arrival of a payload may take while others wait for its memory: 64 MiB at 32 MiB/s.
 const SLOW_MAX: Duration = Duration::from_secs(2);
 /// The interval at which a waiting payload checks for such slow ones.
 const LOOK: Duration = Duration::from_millis(250);
@@ -94,7 +94,7 @@ impl Drop for Room {
 }
 
 impl Budget {
-    /// The share of one of this many threads: at least four small payloads and one of the largest.
+    /// The share of one of this many threads: at least enough for four small payloads and one of the largest size.
     pub(crate) fn of_one_of(threads: usize) -> Budget {
         let small = (SMALL_BYTES / threads.max(1)).max(4 * SMALL_MAX);
         let large = (LARGE_BYTES / threads.max(1)).max(PAYLOAD_MAX);

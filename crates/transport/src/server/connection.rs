@@ -108,7 +108,7 @@ impl ConnState {
         !self.queue.borrow().is_empty() || ping || self.pong_due.get() || self.bye_due.get()
     }
 
-    /// Whether a `Ping` has to be sent now. One at a time is on its way, so an answer belongs to the last one.
+    /// Whether a `Ping` has to be sent now. Only one is under way at a time, so an answer belongs to the last one.
     pub(crate) fn take_ping(&self) -> bool {
         if self.pings.open.get() || !self.ping_due.replace(false) {
             return false;
@@ -252,7 +252,8 @@ impl Connections {
         self.map.borrow().contains_key(&conn)
     }
 
-    /// Whether more than half of `CONNECTIONS_MAX` is left: connections that are merely useful are opened until then.
+    /// Whether more than half of `CONNECTIONS_MAX` is left: connections that are useful but not necessary are opened
+    /// only then.
     pub fn is_roomy(&self) -> bool {
         2 * self.all() < CONNECTIONS_MAX
     }

@@ -20,10 +20,10 @@ fn place(seed: u64, sim: SimConfig) -> Place {
     Place::with(seed, Net::Socket, sim, ServerAuth::default())
 }
 
-/// Goal: large payloads go beside the stream and small ones in it, both ways; each request is executed once with the
-/// bytes that its caller gave, and each answer stays what it was, over connections that break anywhere and callers that
-/// use memory again as soon as they have it back. Method: many seeds with 8 callers on 8 slots; the server compares
-/// what it gets, the callers what they get, again at the end.
+/// Goal: large payloads are passed in memory and small ones in the stream, in both directions. Each request is executed
+/// once with the bytes that its caller gave, and no answer changes later. This holds over connections that break
+/// anywhere and with callers that reuse memory as soon as they have it back. Method: many seeds with 8 callers on 8
+/// slots; the server compares the bytes that it gets, and so do the callers, once more at the end.
 #[test]
 fn payloads_beside_the_stream_are_whole() {
     let (mut breaks, mut all) = (0, Carried::default());
@@ -95,7 +95,8 @@ fn impatient(place: &Place) -> LinkConfig {
 }
 
 /// Goal: a server that answers by a connection which its client has given up writes to memory that nobody uses. Method:
-/// the server holds a read, the client parts and takes memory of that size; only then the server answers.
+/// the server delays the answer to a read; the client disconnects and allocates memory of that size; only then the
+/// server answers.
 #[test]
 fn late_answers_meet_nobodys_memory() {
     let place = place(1, passing(0));
@@ -122,7 +123,7 @@ fn late_answers_meet_nobodys_memory() {
 }
 
 /// Goal: a write whose client has given the connection up, and its memory to somebody else, is not executed. Method:
-/// the request is on its way while nothing passes; it arrives when the memory has other bytes.
+/// the request is sent while the network delivers nothing; it arrives when the memory has other bytes.
 #[test]
 fn memory_that_was_given_up_is_not_stored() {
     for seed in 0..20 {
@@ -152,8 +153,9 @@ async fn say(socket: &mut Socket, bytes: &[u8]) {
     let _ = socket.0.send(Buf::copy_of(bytes), None).await.0;
 }
 
-/// Goal: whoever names memory that it has not passed, or beyond its end, or where none belongs, is cut, and a good
-/// client beside it is served. Method: a table of frames behind a valid handshake, with and without memory.
+/// Goal: a client that names memory which it has not passed, or beyond its end, or where no payload belongs, loses its
+/// connection, and a good client at the same time is served. Method: a table of frames behind a valid handshake, with
+/// and without memory.
 #[test]
 fn places_are_checked() {
     let place = place(3, passing(0));
@@ -205,7 +207,7 @@ fn places_are_checked() {
 }
 
 /// Goal: clients and servers that cannot pass memory, and connections that a channel protects, do without, and nobody
-/// notices. Method: the same calls; what was carried tells the way.
+/// notices. Method: the same calls; the counts of carried payloads show the path.
 #[test]
 fn without_memory_all_is_in_the_stream() {
     for (sim, role) in [(SimConfig::default(), Role::Mount), (passing(0), Role::Admin)] {

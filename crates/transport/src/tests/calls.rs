@@ -62,8 +62,9 @@ fn credits_bound_what_is_in_flight() {
     }
 }
 
-/// Goal: the urgent lane passes a full normal lane, and answers pass a full urgent lane. Method: hold all credits that
-/// the lower lane may take (8 normal; 4 urgent without the reserve and one for answers), call on the higher one.
+/// Goal: the urgent lane passes a full normal lane, and answers pass a full urgent lane. Method: the test keeps all
+/// credits that the lower lane may take (8 normal; 4 urgent without the reserve and the one for answers) in use, and
+/// calls on the higher lane.
 #[test]
 fn higher_lanes_pass() {
     for (net, lower, taken, higher) in
@@ -84,8 +85,8 @@ fn higher_lanes_pass() {
     }
 }
 
-/// Goal: payloads arrive whole, where their file offset wants them, and in-process without a copy. Method: sizes
-/// and offsets around blocks and staging buffers; the server checks bytes and place, the client too.
+/// Goal: payloads arrive whole, where their file offset wants them, and in-process without a copy. Method: sizes and
+/// offsets near those of blocks and staging buffers; the server and the client check bytes and place.
 #[test]
 fn payloads_are_placed() {
     for net in BOTH {
@@ -202,8 +203,8 @@ fn deadlines_go_on_over_a_break() {
     });
 }
 
-/// Goal: pushes reach the owner in order; one that does not fit the server's bound cuts the client off. Method:
-/// push a few, then without end in one go.
+/// Goal: pushes reach the owner in order; a push beyond the server's bound ends the client's connection. Method: push a
+/// few, then without end in one go.
 #[test]
 fn pushes_arrive() {
     for net in BOTH {
@@ -224,8 +225,8 @@ fn pushes_arrive() {
     }
 }
 
-/// Goal: an orderly end is distinguished from a broken one; calls on a closed link fail. Method: close one link, with a
-/// call outstanding.
+/// Goal: the client distinguishes an orderly end from a broken connection; calls on a closed link fail. Method: close
+/// one link, with a call outstanding.
 #[test]
 fn closing_is_clean() {
     for net in BOTH {

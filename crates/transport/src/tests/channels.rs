@@ -46,8 +46,8 @@ fn config(place: &Place, addr: &str, secure: Secure) -> LinkConfig {
     LinkConfig { addrs: vec![addr.into()], key: Some(cluster_key()), secure, timeouts, ..place.config() }
 }
 
-/// Goal: a client accepts the server's level, if it is at least the configured one, and gets advice otherwise; all
-/// levels serve clients by both kinds of proofs. Method: all levels of both, with a cluster key and with key pairs.
+/// Goal: a client accepts the server's level if it is at least the configured one, and gets advice otherwise; at all
+/// levels both kinds of proofs work. Method: all levels of both, with a cluster key and with key pairs.
 #[test]
 fn clients_take_what_is_offered_or_say_why_not() {
     let server = Identity::new([1; 32]);
@@ -93,8 +93,8 @@ fn clients_take_what_is_offered_or_say_why_not() {
 }
 
 /// Goal: the protection of a connection moves with it to the worker that serves it, with earlier bytes of the client,
-/// and continues its counters there. Method: connections of all levels that are given away with a request on its way;
-/// then several more.
+/// and continues its counters there. Method: connections of all levels are passed to another thread with a request on
+/// its way; then several more requests follow.
 #[test]
 fn channels_go_with_their_connections() {
     for level in Secure::ALL {
@@ -173,7 +173,7 @@ enum Attack {
     Flip(usize),
     Drop,
     Repeat,
-    /// The unit comes behind the next one.
+    /// The unit arrives after the next one.
     Later,
     /// A part of the unit is followed by the next bytes of the stream.
     Cut,
@@ -192,7 +192,7 @@ enum Way {
     ToClient,
 }
 
-/// One attack: on which unit after the handshake, in which direction, of which connection.
+/// One attack: the unit after the handshake, the direction, and the connection that it changes.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     attack: Attack,
@@ -232,7 +232,7 @@ async fn unit(rx: &mut SimRx, level: Secure) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Passes units one way, and attacks one.
+/// Passes units in one direction, and attacks one.
 async fn pass(mut from: SimRx, mut to: SimTx, level: Secure, way: Way, plan: Plan, seen: Rc<Seen>, mine: usize) {
     let mut held: Option<Vec<u8>> = None;
     // Units of the handshake: challenge and welcome of the server, hello of the client, and what TLS exchanges.
@@ -368,13 +368,14 @@ fn story(level: Secure, plan: Plan) -> Result<(), String> {
     })
 }
 
-/// Units of a connection's handshake, each way: challenge, flight of TLS (1 or more records), welcome; flight, hello.
+/// Units of a connection's handshake, in each direction: challenge, flight of TLS (1 or more records), welcome; flight,
+/// hello.
 const HANDSHAKE_UNITS: usize = 8;
 
-/// Goal: any manipulation of the data on the network ends the connection; none of it is executed or accepted as an
-/// answer or a push; the link reconnects and loses nothing. Method: a relay that flips bits of a frame or record, each
-/// at many places, and drops, repeats, moves, truncates, splices (with an earlier connection), reflects and inserts
-/// one, both ways; calls with and without payload and pushes are compared with the sent ones.
+/// Goal: any manipulation of the data on the network ends the connection. No manipulated data is executed or accepted
+/// as an answer or a push. The link reconnects and loses nothing. Method: a relay that flips bits of a frame or record,
+/// each at many places, and drops, repeats, moves, truncates, splices (with an earlier connection), reflects and
+/// inserts one, both ways; calls with and without payload and pushes are compared with the sent ones.
 #[test]
 fn attacks_end_the_connection_and_nothing_else() {
     let single =
@@ -416,8 +417,8 @@ fn attacks_on_the_handshake_cost_a_connection_at_most() {
     }
 }
 
-/// Goal: the tests of attacks find a channel that ignores counters. Method: both ends ignore them; units that are
-/// dropped, repeated and moved must be noticed by the story, and nothing must without an attack.
+/// Goal: the tests of attacks find a channel that ignores counters. Method: both ends ignore the tags; the test's own
+/// checks must notice units that are dropped, repeated and moved, and must find no fault without an attack.
 #[test]
 fn a_channel_that_ignores_counters_is_found() {
     for level in PROTECTED {
@@ -441,8 +442,8 @@ fn a_channel_that_checks_nothing_is_found() {
     assert!(found > 0);
 }
 
-/// Goal: an attacker who changes the level that a server offers, either way, gets no connection, and both ends report
-/// the fault. Method: a relay that changes the challenge, with its checksum corrected.
+/// Goal: an attacker who raises or lowers the level that a server offers gets no connection, and both ends report the
+/// fault. Method: a relay that changes the challenge, with its checksum corrected.
 #[test]
 fn a_changed_level_is_refused() {
     for offered in Secure::ALL {
@@ -491,7 +492,7 @@ fn a_changed_level_is_refused() {
     }
 }
 
-/// Goal: an attacker who has one channel with the client and another one with the server can pass no proof on, by
+/// Goal: an attacker who has one channel with the client and another one with the server cannot pass on any proof, by
 /// either kind of key, at any level. Method: a relay that does the key exchange with both, with the code that the ends
 /// use, and passes hello and welcome on.
 #[test]

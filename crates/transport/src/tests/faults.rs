@@ -51,7 +51,8 @@ fn resends_are_answered_once() {
 }
 
 /// Goal: a payload that the network damages is seen by who receives it, sent again, and executed once with the bytes
-/// that were sent. Method: one of eight payloads loses a bit, in both directions; the server compares what it gets.
+/// that were sent. Method: one bit is changed in one of eight payloads, in both directions; the server compares what it
+/// gets.
 #[test]
 fn damaged_payloads_are_sent_again() {
     let mut breaks = 0;
@@ -100,8 +101,8 @@ fn lost_answers_are_kept() {
     });
 }
 
-/// Goal: after a restart the owner speaks first, then outstanding requests follow in their order. Method: hold
-/// requests of all lanes, crash, restart, look at the new server's order.
+/// Goal: after a restart the owner speaks first, then outstanding requests follow in their order. Method: requests of
+/// all lanes are delayed, the server crashes and restarts, and the order of requests at the new server is checked.
 #[test]
 fn restarts_recover_first() {
     let mut place = Place::new(2, Net::Socket);
@@ -179,8 +180,8 @@ fn failed_recovery_fails_calls() {
     });
 }
 
-/// Goal: calls wait for a server that is away, fail after `give_up`, and work again when it is back; a failed
-/// call is not executed later. Method: virtual time.
+/// Goal: calls wait for a server that is down, fail after `give_up`, and succeed again when it is back; a failed call
+/// is not executed later. Method: virtual time.
 #[test]
 fn giving_up_is_not_forever() {
     let mut place = Place::new(4, Net::Socket);
@@ -204,9 +205,9 @@ fn giving_up_is_not_forever() {
     });
 }
 
-/// Goal: the owner of a failed call, whose answer may create state to be returned, receives the answer when it arrives;
-/// one that was never sent is not executed; a call that insists does not fail. Method: such calls before and during a
-/// cut that lasts longer than calls wait.
+/// Goal: the owner of a failed call, whose answer may create state to be returned, receives the answer when it arrives.
+/// A call that was never sent is not executed. A call that insists does not fail. Method: such calls before and during
+/// a cut that lasts longer than calls wait.
 #[test]
 fn what_was_given_up_leaves_nothing_behind() {
     let place = Place::new(6, Net::Socket);
@@ -286,7 +287,7 @@ fn closing_needs_no_server() {
     });
 }
 
-/// Goal: a server that shuts down says so and loses no reply that was queued; the client waits for the next one.
+/// Goal: a server that shuts down says so and loses no reply that was queued; the client waits for the next server.
 /// Method: shut down right after releasing a held call.
 #[test]
 fn shutdown_delivers_queued_replies() {

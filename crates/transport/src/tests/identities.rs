@@ -34,8 +34,8 @@ fn config(place: &Place, addr: &str, key: Option<ClusterKey>, identity: Option<I
 }
 
 /// Goal: a client with a key pair continues with a server whose key it trusts, or that proves the cluster key, and
-/// reveals nothing to any other; a server accepts a client by either; the handler receives the proven identity. Method:
-/// all combinations of the ends' keys.
+/// reveals nothing to any other server. A server accepts a client by either proof. The handler receives the proven
+/// identity. Method: all combinations of the ends' keys.
 #[test]
 fn both_ends_prove_what_they_have() {
     let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));
@@ -145,9 +145,9 @@ fn signed(server_nonce: &[u8; 32], server_key: Option<Fingerprint>, session: u64
     SignedHello { hello, nonce, proof: None, identity }
 }
 
-/// Goal: a hello of which any bit was changed, or whose bytes were dropped, repeated, reordered or truncated, admits no
-/// client, with or without a corrected checksum; nor does a recorded one. The unchanged one does. Method: each of these
-/// on a connection of its own.
+/// Goal: a hello with any bit changed, or with bytes dropped, repeated, reordered or truncated, admits no client, with
+/// or without a corrected checksum; neither does a recorded hello. The unchanged one does. Method: each of these on a
+/// connection of its own.
 #[test]
 fn changed_handshakes_let_nobody_in() {
     let place = Place::new(60, Net::Socket);

@@ -1,4 +1,4 @@
-//! Connections that another thread serves than the one that accepted them; here both are tasks of one.
+//! Connections that are served by another thread than the one that accepted them; here both threads are tasks of one.
 
 use super::*;
 use crate::adopt;

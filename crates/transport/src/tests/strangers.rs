@@ -1,4 +1,4 @@
-//! Peers that break rules: each loses its own connection and harms nothing else.
+//! Peers that break rules: each loses its own connection and harms no other one.
 
 use super::*;
 use crate::ServeError;
@@ -228,8 +228,8 @@ fn open_addresses_need_a_key() {
     });
 }
 
-/// Goal: a Unix socket may be open without the key that other addresses require, a wrong one is refused there all the
-/// same, and a client with the right one gets the server's proof of it. Method: all combinations.
+/// Goal: a Unix socket may be open without the key that other addresses require. A wrong key is refused there all the
+/// same, and a client with the right key gets the server's proof of it. Method: all combinations.
 #[test]
 fn a_unix_socket_without_the_key() {
     let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));
@@ -285,7 +285,8 @@ fn silent_strangers_keep_nobody_out() {
 }
 
 /// Goal: senders that do not complete their payloads hold no more memory than the budget, and delay other clients only
-/// briefly. Method: twelve that announce 64 MiB, and send a part; then a client writes a small and a large payload.
+/// briefly. Method: twelve connections announce 64 MiB each and send only a part; then a client writes a small and a
+/// large payload.
 #[test]
 fn payloads_that_do_not_come_have_a_budget() {
     let place = Place::new(17, Net::Socket);
@@ -322,8 +323,9 @@ async fn fake_server(env: SimEnv, answers: Vec<Vec<u8>>) {
     }
 }
 
-/// Goal: peers of another version are told so on both sides. Method: a client with another version in its header
-/// gets a readable refusal; a server with another version, and one that is none, end `Link::connect` clearly.
+/// Goal: peers of another version are told so on both sides. Method: a client with another version in its header gets a
+/// readable refusal; for a server with another version, and for a peer that is no server, `Link::connect` fails with a
+/// clear message.
 #[test]
 fn other_versions_are_refused() {
     let place = Place::new(6, Net::Socket);
@@ -423,9 +425,9 @@ fn random_bytes() {
     });
 }
 
-/// Goal: for a client that does not read, the server keeps no more replies than the client has credits. Method: one
-/// that requests large reads in one slot, one after the other, and never reads: one reply is on its way, one waits, the
-/// next request is one too many.
+/// Goal: for a client that does not read, the server keeps no more replies than the client has credits. Method: a
+/// client requests large reads in one slot, one after the other, and never reads: one reply is on its way, one waits,
+/// and the next request is one too many.
 #[test]
 fn who_does_not_read_is_cut() {
     let place = Place::new(11, Net::Socket);
@@ -463,7 +465,7 @@ fn silent_strangers_are_cut() {
 }
 
 /// Goal: only the answer to the last `Ping` counts as a sign of life: earlier bytes of the client have arrived. Method:
-/// a link answers; a stranger says `Pong` unasked, then answers one `Ping` of two.
+/// a link answers; a peer says `Pong` without a `Ping`, then answers one `Ping` of two.
 #[test]
 fn signs_of_life_are_answers() {
     let place = Place::new(18, Net::Socket);

@@ -7,13 +7,14 @@
 //! between, writing the page back would undo the write. So a write to bytes that may be in pages has these pages
 //! dropped before it returns. Until then the client leaves the replaced bytes out when such a page is written back,
 //! unless the page was read after the write. A page is read as a whole, and the front end reads a page only after its
-//! former copy is written out: so a read shows that any later write-back is of the new copy.
+//! former copy is written out. So after a read, any later write-back of the page is of the new copy.
 
 use super::PAGE;
 use amphi_types::{ByteRange, RangeSet};
 use smallvec::SmallVec;
 
-/// Most separate ranges that are remembered of what was read; if there are more, what lies between counts as read.
+/// Most separate ranges of read pages that are remembered. If there are more, the bytes between two ranges count as
+/// read too.
 const RANGES_MAX: usize = 64;
 
 /// The known state of the pages of a file in the front end.
@@ -32,7 +33,7 @@ struct Entry {
     range: ByteRange,
     /// A read that begins now returns the new bytes.
     in_place: bool,
-    /// Read since then.
+    /// The ranges that were read since then.
     renewed: RangeSet,
 }
 
@@ -120,7 +121,8 @@ mod tests {
     }
 
     /// Goal: if a page was read before a write, its write-back leaves the written bytes out; if it was read after the
-    /// write, it does not. Method: a write over the end of one page and the start of the next; the second is read anew.
+    /// write, it does not. Method: a write over the end of one page and the start of the next one; the second page is
+    /// read again.
     #[test]
     fn old_copies_leave_out_what_was_replaced() {
         let mut o = Overwrites::default();
@@ -142,7 +144,7 @@ mod tests {
     }
 
     /// Goal: if a write fails, completely or in part, the bytes that it did not write stay valid in the pages. Method:
-    /// one write that fails at once and one that stops half-way.
+    /// one write fails at once, and one stops half-way.
     #[test]
     fn what_failed_replaces_nothing() {
         let mut o = Overwrites::default();

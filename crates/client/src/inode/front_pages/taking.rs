@@ -29,8 +29,8 @@ pub(crate) struct Taking {
     pub(crate) leaving: BTreeSet<TargetId>,
     /// Locks that have left the lock cache and that are not cancelled at their targets yet.
     pub(crate) going: Vec<Going>,
-    /// Reads of pages that wait for locks of other mounts, by a number of their own. The front end does not have any of
-    /// these pages.
+    /// Reads of pages that wait for locks of other mounts, by a number of their own. The front end has none of these
+    /// pages.
     pub(crate) waiting: BTreeMap<u64, ByteRange>,
     /// The last number that was given to a lock that is being returned or to a read that waits.
     numbered: u64,

@@ -1,10 +1,10 @@
 //! Counters that let cache hits run without the range lock.
 //!
-//! `idle`: no request holds any bytes, so a write within one cache unit needs no lock. `stamp`: if it is unchanged, no
-//! request held bytes exclusively in between. `unguarded`: if it is unchanged, no write without the lock happened in
-//! between either, so a read over several units saw one state. Every cached write within a unit increments `unguarded`,
-//! so it has a cache line of its own, and reads of one unit do not lose the line of the other counters. Tests under
-//! `loom` try all interleavings (`cargo test -p amphi-client --features loom --lib marks`).
+//! `idle`: if it is set, no request holds any bytes, so a write within one cache unit needs no lock. `stamp`: if it is
+//! unchanged, no request held bytes exclusively in between. `unguarded`: if it is unchanged, no write without the lock
+//! happened in between either, so a read over several units saw one state. Every cached write within a unit increments
+//! `unguarded`. So `unguarded` has a cache line of its own, and reads of one unit do not lose the line of the other
+//! counters. Tests under `loom` try all interleavings (`cargo test -p amphi-client --features loom --lib marks`).
 
 use super::Hold;
 #[cfg(feature = "loom")]
@@ -80,7 +80,7 @@ mod tests {
     }
 
     impl TwoUnits {
-        /// Both units as a read without the lock finds them; `None` if the read has to take the lock.
+        /// Both units as a read without the lock sees them, or `None` if the read has to take the lock.
         fn read(&self, looks_again: bool) -> Option<[u64; 2]> {
             let (stamp, unguarded) = (self.marks.stamp()?, self.marks.unguarded());
             let found = [0, 1].map(|unit: usize| *self.units[unit].lock().unwrap());

@@ -14,12 +14,12 @@ use std::time::Duration;
 pub(super) struct Found {
     /// Its addresses.
     pub(super) addrs: Vec<String>,
-    /// The cluster map in the answer; `None` from a server that is alone and keeps no map.
+    /// The cluster map in the answer, or `None` from the only server of a cluster, which keeps no map.
     pub(super) map: Option<ClusterMap>,
 }
 
-/// Whether an address that a server reports about itself can lead to it: an address that stands for all of its
-/// machine's cannot.
+/// Whether an address that a server reports about itself can lead to it. An address that stands for all addresses of
+/// its machine cannot.
 pub(super) fn leads_here(addr: &str) -> bool {
     let unspecified = |host: &str| host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified());
     !matches!(Addr::parse(addr), Ok(Addr::Tcp(host, _)) if unspecified(&host))
@@ -35,9 +35,10 @@ impl<E: Env> LinkEvents<E> for Deaf {
     }
 }
 
-/// Asks the servers at the configured addresses in turn until one knows, as often as the time for connecting allows.
+/// Sends a request to the servers at the configured addresses in turn until one answers, as often as the time for
+/// connecting permits.
 ///
-/// Errors: one line with what was wrong with each address.
+/// Errors: one line with the fault of each address.
 pub(super) async fn master<E: Env>(env: &E, config: &LinkConfig) -> io::Result<Found> {
     let begun = env.now();
     let mut pause = config.timeouts.backoff_min;

@@ -1,7 +1,7 @@
 //! `Seat`: a server of the map with the connection to it, opened when it is first needed.
 //!
-//! Invariant: at most one task opens the connection of a server; it continues until there is one, the server has left
-//! the map, or the mount ends. After `Timeouts::give_up`, calls fail meanwhile.
+//! Invariant: at most one task opens the connection of a server. It continues until the connection exists, the server
+//! has left the map, or the mount ends. After `Timeouts::give_up`, calls fail meanwhile.
 
 use super::Links;
 use super::find::leads_here;
@@ -27,7 +27,7 @@ pub(super) enum Stage<E: Env> {
     Opening,
     /// Being opened for so long that calls fail.
     Failing,
-    /// There is one, which repairs itself.
+    /// The connection exists, and repairs itself.
     Open(Rc<Link<E>>),
 }
 
@@ -35,9 +35,9 @@ pub(super) enum Stage<E: Env> {
 pub(crate) struct Seat<E: Env> {
     info: RefCell<ServerInfo>,
     stage: RefCell<Stage<E>>,
-    /// Its further connections, each with targets of its own.
+    /// Its further connections, each of which has targets of its own.
     pub(super) parts: RefCell<Vec<Rc<Seat<E>>>>,
-    /// For a further connection: its targets.
+    /// For a further connection, the targets that use it.
     own: Option<Vec<TargetId>>,
     /// The server is no longer in the map, or the mount ends.
     gone: Cell<bool>,
@@ -85,7 +85,7 @@ impl<E: Env> Seat<E> {
         parts.iter().find(|part| part.own.as_ref().is_some_and(|own| own.contains(&target))).cloned()
     }
 
-    /// How lately the server was heard by this connection.
+    /// When the last message from the server arrived on this connection.
     pub(crate) fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
@@ -149,7 +149,7 @@ impl<E: Env> Seat<E> {
         }
     }
 
-    /// The server is no longer in the map: what waits for it fails.
+    /// The server is no longer in the map, so requests that wait for it fail.
     pub(super) fn leave(&self, env: &E) {
         self.parts.borrow().iter().for_each(|part| part.leave(env));
         self.set_gone();

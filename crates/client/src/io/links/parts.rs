@@ -1,17 +1,17 @@
 //! Several connections to one server: one for each of its workers.
 //!
-//! Owns: opening the connections beside the first one, and which targets use which. Does not own: which worker serves a
-//! connection (`Welcome::links` says how many fit).
+//! Owns: opening the connections beside the first one, and which targets use which connection. Does not own: which
+//! worker serves a connection (`Welcome::links` says how many connections are useful).
 //!
-//! A further connection is a `Seat` of its own with targets of its own, as if it led to another server: what holds for
-//! servers other than the master holds for it (`links`). Its lease, its breaks and its recovery concern only its
-//! targets.
+//! A further connection is a `Seat` of its own with targets of its own, as if it led to another server. Everything that
+//! is true of servers other than the master is true of it (`links`). Its lease, its breaks and its recovery concern
+//! only its targets.
 //!
-//! Invariants: a target goes by the same connection from its first request to the end of the mount, so its requests
-//! keep their order. Targets are given to a further connection before any request was sent by it, in one step, while
-//! the first one is up and both speak to the same run of the server. So after a restart of the server exactly one
-//! connection presents what is held at a target. A connection that cannot be opened leaves its targets to the first
-//! one.
+//! Invariants: a target uses the same connection from its first request to the end of the mount, so its requests keep
+//! their order. Targets are assigned to a further connection in one step, before any request was sent on it, while the
+//! first connection is up and both lead to the same run of the server. So after a restart of the server, the locks and
+//! opens of a target are presented on exactly one connection. If a further connection cannot be opened, its targets use
+//! the first one.
 
 use super::opening::{Seat, Stage};
 use super::{Links, find};
@@ -28,8 +28,8 @@ impl<E: Env> Links<E> {
         Numbered { link: 0, links }
     }
 
-    /// Opens further connections to the server at `seat`, as many as the server says that fit, and gives each its
-    /// targets.
+    /// Opens further connections to the server at `seat`, as many as the server offers, and assigns targets to each of
+    /// them.
     pub(super) async fn split(self: &Rc<Self>, seat: &Rc<Seat<E>>, link: &Rc<Link<E>>) {
         let welcome = link.welcome();
         let links = welcome.links.min(self.numbered().links);

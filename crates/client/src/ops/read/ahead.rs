@@ -18,8 +18,9 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Requests of the present size that a stream is read ahead of (docs/LESSONS.md).
 const AHEAD_REQUESTS: u64 = 10;
 
-/// How far a stream that has come to `range` is read ahead: not at all if its program reads at random, or if its
-/// requests are direct, because hits of prefetched bytes would keep it in the cache without a decision.
+/// How far a stream that has come to `range` is read ahead. It is not read ahead if its program reads at random. It is
+/// not read ahead either if its requests are direct, because hits of prefetched bytes would keep it in the cache
+/// without a decision.
 fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
     if mount.passes_cache_by(open, Way::Read, range.len()) || open.file.hints.read_advice() == ReadAdvice::Random {
         return Limits { window_max: 0, requests: 0 };
@@ -36,8 +37,8 @@ pub(super) fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: 
     next_ahead(mount, open, &mut state, range, size, limits)
 }
 
-/// The bytes to fetch ahead of a read: those that follow in its own stream, or in the sequence that several open files
-/// read together.
+/// The bytes to fetch ahead of a read. They follow in its own stream, or in the sequence that several open files read
+/// together.
 fn next_ahead(
     mount: &Mount,
     open: &OpenFile,
@@ -107,7 +108,7 @@ pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
     }
 }
 
-/// A program needs the range soon: it is fetched, as far as one stream may be read ahead. Not past the cache.
+/// A program needs the range soon. It is fetched, as far as one stream may be read ahead. Not past the cache.
 pub(crate) fn will_need(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
     let range = ByteRange::at(range.start, range.len().min(mount.window_max())).intersect(&range);
     if !range.is_empty() && !mount.passes_cache_by(open, Way::Read, 1) {

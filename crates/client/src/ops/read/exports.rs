@@ -25,11 +25,11 @@ use std::sync::atomic::Ordering::Relaxed;
 const AHEAD_MAX: u64 = 16;
 /// Files of at most this many units are shown as a whole as soon as they are read.
 const SMALL_UNITS: u64 = 4;
-/// How long programs may read from the export without a renewal by the mount: after a mount was killed, its export is
-/// used for this time at most.
+/// How long programs may read from the export without a renewal by the mount. If a mount was killed, its export can be
+/// used at most for this time.
 const LEASE_NS: u64 = 2_000_000_000;
 
-/// Until when, by the clock of leases, exports may be used; 0: no longer.
+/// Until when exports may be used, by the clock of leases. 0 means that they may not be used any more.
 pub(crate) fn lease_end_ns(mount: &Mount) -> u64 {
     let sharing = &mount.coherence.sharing;
     if sharing.is_lost() {
@@ -63,7 +63,7 @@ pub(crate) fn export(
     Some(export)
 }
 
-/// The file's export was given up: its memory goes.
+/// The file's export is given up, and its memory is freed.
 pub(crate) fn unexport(mount: &Mount, ino: Ino) {
     if let Some(file) = mount.files.get(ino)
         && file.exported().get().is_some_and(|export| export.is_given_up())
@@ -158,7 +158,8 @@ fn show_unit(mount: &Arc<Mount>, open: &OpenFile, export: &Export, unit: u64, ne
     shown
 }
 
-/// Whether programs may have stored to pages of the file that the kernel has: their reads have to go by those.
+/// Whether programs may have stored to pages of the file that the kernel has. Their reads then have to come from these
+/// pages.
 fn has_stores(file: &Inode) -> bool {
     (file.pages.any() || file.pages.is_taking()) && file.has_writers()
 }

@@ -1,9 +1,10 @@
 //! Reads in company of other mounts.
 //!
 //! Owns: at which size a read is cut, and the locks that make it atomic. Invariants: no bytes beyond the end of the
-//! file are returned; the size at which a read is cut is that of a moment at which all its locks were pinned, or one
-//! that an attributes token guarantees. The caller holds the range lock shared. Bytes that a target sends for a read
-//! were inside the file when it was read (its object ends there), so an answer without zeros at its end needs no size.
+//! file are returned. The size at which a read is cut is either one that the file had at a moment at which all locks
+//! were pinned, or one that an attributes token guarantees. The caller holds the range lock shared. Bytes that a target
+//! sends for a read were inside the file when it was read (its object ends there), so an answer without zeros at its
+//! end needs no size.
 
 use super::{Fetch, count, decide, fetch, note_access, plan};
 use crate::api::{Ctx, Hints};
@@ -163,8 +164,8 @@ struct Got {
     fetch: Fetch,
 }
 
-/// Reads under locks on the whole range. Cached bytes are used; the rest comes from the targets, into the cache if
-/// `mode` says so.
+/// Reads under locks on the whole range. Cached bytes are used. The others come from the targets, and enter the cache
+/// if `mode` says so.
 async fn under_locks(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Option<Segments>> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     let extent = mount.extent(open, mode);
@@ -205,7 +206,7 @@ pub(crate) async fn unlocked(
     unless_damaged(mount, file, asked, pages, mode).await?.ok_or(Errno::Io)
 }
 
-/// As `unlocked`; `None` if a target has answered that a page of it cannot be served.
+/// As `unlocked`, or `None` if a target has answered that it cannot serve a page of the range.
 async fn unless_damaged(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -297,7 +298,7 @@ fn in_their_buffers(got: Vec<(Got, u64)>, range: ByteRange) -> Segments {
     data
 }
 
-/// Copies bytes of `part` from what arrived, and zeros behind it.
+/// Copies bytes of `part` from the bytes that arrived, and zeros after their end.
 fn copy_part(piece: &Got, part: ByteRange, into: &mut [u8]) {
     let at = (part.start - piece.range.start) as usize;
     let there = piece.bytes.get(at..).unwrap_or_default();

@@ -48,7 +48,7 @@ fn lines(rows: &[(String, String, String)]) -> String {
 
 type Rows = Vec<(String, String, String)>;
 
-/// The rows in an answer to `Request::Tunables`: none if the server has no matching ones.
+/// The rows in an answer to `Request::Tunables`, or none if the server has no matching ones.
 fn rows_of(answer: Result<Reply>) -> Result<Rows> {
     match answer {
         Ok(Reply::Tunables(rows)) => Ok(rows),
@@ -65,7 +65,8 @@ async fn server_tunables(mount: &Mount, ctx: &Ctx, pattern: &str, value: Option<
     rows_of(mount.call(TargetId(0), &ctx.cred, op).await)
 }
 
-/// The servers' tunables that match: a line for each with the master's value, and one for what is different elsewhere.
+/// The servers' tunables that match: a line with the master's value for each of them, and one for each different value
+/// of another server.
 async fn server_lines(mount: &Mount, ctx: &Ctx, pattern: &str) -> Result<String> {
     let rows = server_tunables(mount, ctx, pattern, None).await?;
     let mut text = lines(&rows);

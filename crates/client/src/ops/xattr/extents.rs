@@ -2,10 +2,9 @@
 //! for each object) and `user.amphi.extents.STRIPE.OFFSET` (JSON, the extents of one object from a byte of the file on,
 //! 1,000 at most); `user.amphi.unstable` (JSON, acknowledged bytes that are not stable, by where they are).
 //!
-//! Owns: the requests to the targets, and the text. Does not own: how it is shown (`amphi layout get`,
-//! `amphi stats FILE`). Before extents are shown, this mount writes back its dirty bytes; concurrent changes by other
-//! mounts may be shown or not. The file has to be open on this mount. Bytes that other mounts have not written back are
-//! not included.
+//! Owns: the requests to the targets, and the text. Does not own: how it is shown (`amphi layout get`, `amphi stats
+//! FILE`). Before extents are shown, this mount writes back its dirty bytes. Concurrent changes by other mounts may be
+//! shown or not. The file has to be open on this mount. Bytes that other mounts have not written back are not included.
 
 use crate::conn::replies::unexpected;
 use crate::mount::Mount;
@@ -18,7 +17,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Extents of one answer: their text is below the 64 KiB of an attribute.
+/// Most extents in one answer, so that their text is below the 64 KiB of an attribute.
 const SHOWN_MAX: u32 = 1000;
 /// Objects of a summary: their text is below the 64 KiB of an attribute.
 const OBJECTS_MAX: u32 = 512;
@@ -79,15 +78,15 @@ pub(super) struct UnstableBytes {
     pub(super) dirty: u64,
     /// Memory of direct writes of this mount that have returned and are on their way.
     pub(super) sending: u64,
-    /// In memory of the servers; of any mount.
+    /// Bytes in the memory of the servers, written by any mount.
     pub(super) accepted: u64,
     /// On the servers' disks, and not synced; of any mount.
     pub(super) unsynced: u64,
 }
 
 impl UnstableBytes {
-    /// The counts of a file, as far as its targets report them: they do so to mounts that have the file open. If a file
-    /// has more than `OBJECTS_MAX` objects, only that many are asked.
+    /// The counts of a file, as far as its targets report them. They report them to mounts that have the file open. If
+    /// a file has more than `OBJECTS_MAX` objects, only that many are asked.
     pub(super) async fn of(mount: &Arc<Mount>, view: &InodeView) -> Result<UnstableBytes> {
         let known = mount.files.get(view.attr.ino);
         let here =

@@ -68,8 +68,8 @@ pub(crate) fn text(layout: &Layout) -> String {
     }
 }
 
-/// Parses a layout; values that are not given stay as in `old`, and a pattern that is given alone gets its defaults. A
-/// count of 0 or `all` means every target.
+/// Parses a layout. Values that are not given stay as in `old`. If only a pattern is given, the other values get the
+/// defaults of that pattern. A count of 0 or `all` means every target.
 ///
 /// Errors: a sentence.
 pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {

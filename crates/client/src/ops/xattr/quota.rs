@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// The target that has the limits.
 const LEDGER: TargetId = TargetId(0);
-/// Most bytes of an answer, which has to fit an attribute.
+/// Most bytes of an answer, which has to fit into an attribute.
 const TEXT_MAX: usize = 60_000;
 const QUOTA: &str = "quota";
 const PROJECT: &str = "project";

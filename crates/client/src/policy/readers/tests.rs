@@ -9,7 +9,8 @@ const SMALL: u64 = 32 << 10;
 const LARGE: u64 = 4 << 20;
 /// Time of a read in large pieces that the kernel serves, over the same by the mount.
 const BY_KERNEL: f64 = 1.2;
-/// Time of a read in small pieces that the mount serves, over the same by the kernel: least and most.
+/// Time of a read in small pieces that the mount serves, divided by the time if the kernel serves it: the least and the
+/// largest value.
 const BY_MOUNT: (f64, f64) = (4.0, 20.0);
 
 /// Numbers that look random.
@@ -86,7 +87,7 @@ impl Model {
         })
     }
 
-    /// Opens, reads and closes a file; `factor`: of the mount, should that be wrong.
+    /// Opens, reads and closes a file. `factor`: how much longer the mount takes if it is the wrong choice.
     fn run(&mut self, open: &Open, factor: f64) {
         let server = self.decide(open);
         self.server = Some(server);
@@ -120,7 +121,7 @@ enum Kind {
     Large,
     /// Large this many times in 100.
     Mixed(u64),
-    /// Large, then small, or the other way round, each for this many opens.
+    /// Large pieces and then small ones, or the other way round, each for this many opens.
     Turns(u64),
 }
 
@@ -135,9 +136,9 @@ fn pieces(kind: Kind, number: u64, random: &mut Random) -> Pieces {
 }
 
 /// Goal: for any reader, the rule costs little more than leaving everything to the kernel, and at most a quarter more
-/// than perfect knowledge; a program that reads in large pieces is eventually served by the mount. Method: 1,000 worlds
-/// of programs that share files and directories, some of them unknown, some opens forced to the mount, with costs drawn
-/// at random; beside each the rule that gave whatever is unknown to the mount.
+/// than perfect knowledge. The mount eventually serves a program that reads in large pieces. Method: 1,000 random sets
+/// of programs that share files and directories. Some of the programs are unknown, some opens are forced to the mount,
+/// and costs are drawn at random. Each run is compared with the rule by which the mount served everything unknown.
 #[test]
 fn regret_is_bounded() {
     const OPENS: u64 = 2000;
@@ -183,8 +184,8 @@ fn regret_is_bounded() {
 }
 
 /// Goal: no sequence of opens makes the rule wrong more often than the logarithm of the opens. Method: an adversary
-/// that reads in small pieces whenever the mount serves what it need not, and in large ones otherwise, each time
-/// another file and directory; with forced opens that show large pieces, and without.
+/// reads in small pieces whenever the mount serves a file by its own choice, and in large ones otherwise, each time
+/// with another file and directory. It runs with forced opens that show large pieces, and without.
 #[test]
 fn an_adversary_gains_little() {
     for forced in [false, true] {
@@ -202,8 +203,9 @@ fn an_adversary_gains_little() {
     }
 }
 
-/// Goal: one look finds a program that reads in large pieces, all of its opens follow, and one that changes is found
-/// out with one wrong open; unknown programs are served by the kernel. Method: opens of new files, one by one.
+/// Goal: one look finds a program that reads in large pieces, and all of its later opens are served by the mount. A
+/// program that changes is detected with one wrong open. Unknown programs are served by the kernel. Method: new files
+/// are opened one by one.
 #[test]
 fn a_look_finds_large_pieces() {
     let mut model = Model::default();
@@ -227,8 +229,8 @@ fn a_look_finds_large_pieces() {
     assert_eq!(run(&mut model, 6000, 5, Pieces::Small), Server::MountLook);
 }
 
-/// Goal: what is known of any of file, directory and program counts, and what speaks against large pieces counts more.
-/// Method: all combinations.
+/// Goal: knowledge of the file, the directory or the program is sufficient alone, and knowledge that speaks against
+/// large pieces has more weight. Method: all combinations.
 #[test]
 fn small_pieces_speak_louder() {
     let habits = [None, Some(Pieces::Small), Some(Pieces::Large)].map(|known| Habit { known, ..Habit::default() });
@@ -252,8 +254,8 @@ fn small_pieces_speak_louder() {
     }
 }
 
-/// Goal: few and short reads say nothing, a single large one does; what is known is bounded. Method: examples; more
-/// readers than fit.
+/// Goal: few and short reads show nothing, and a single large one does. The amount of knowledge is bounded. Method:
+/// examples, and more readers than the tables can remember.
 #[test]
 fn what_reads_say() {
     let pieces = |requests, bytes| Reads { requests, bytes }.pieces(LARGE);

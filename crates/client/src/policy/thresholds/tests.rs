@@ -1,4 +1,4 @@
-//! Tests of learnt thresholds, by worlds in which what each way carries is known.
+//! Tests of learnt thresholds, with model machines for which the rate of each way is known.
 
 use super::*;
 
@@ -31,7 +31,7 @@ impl Random {
 #[derive(Clone, Copy)]
 struct World {
     cached: f64,
-    /// Direct requests of this class carry as much as the cache; larger ones more, smaller ones less.
+    /// Direct requests of this class are as fast as the cache. Larger ones are faster, and smaller ones are slower.
     crossing: f64,
     /// The factor for each doubling.
     slope: f64,
@@ -64,7 +64,7 @@ struct Program {
     way: Way,
     is_reused: bool,
     now_ns: u64,
-    /// How long its requests took, by the way that they went, would have taken by the default, and by the better way.
+    /// How long its requests took by the way that they went, and would have taken by the default and by the better way.
     took_ns: [f64; 3],
 }
 
@@ -101,9 +101,9 @@ impl Program {
     }
 }
 
-/// Goal: where costs are steady the better way is found within 10 s of I/O, and from then on little is lost against it;
-/// until then little against the default. Method: 500 worlds, requests of one size or of several, noise of 30 % from
-/// stretch to stretch; the crossing near the default or far from it.
+/// Goal: if costs are steady, the better way is found within 10 s of I/O. From then on little time is lost compared
+/// with the better way, and until then little compared with the default. Method: 500 random machines, with requests of
+/// one size or of several, noise of 30 % from stretch to stretch, and a crossing near the default or far from it.
 #[test]
 fn steady_worlds_are_learnt() {
     let (mut worst, mut gained) = (1.0f64, 0);
@@ -148,8 +148,8 @@ fn steady_worlds_are_learnt() {
     assert!(worst < 4.0, "{worst}");
 }
 
-/// Goal: whatever the ways come to carry, trials cost no more than they may. Method: 500 worlds that change at random
-/// times, and ones in which the way that is tried is always the slow one, or whichever way is taken becomes slow.
+/// Goal: however the rates of the ways change, trials cost no more than they may. Method: 500 random machines that
+/// change at random times. On further ones the tried way is always the slow one, or whichever way is used becomes slow.
 #[test]
 fn trials_cost_little_in_any_world() {
     for seed in 0..500 {
@@ -186,8 +186,9 @@ fn trials_cost_little_in_any_world() {
     }
 }
 
-/// Goal: what is used again, what other rules speak of, and sizes out of reach stay as they are; reads never go direct
-/// below the default; a threshold that has moved is shown. Method: direct carries twice as much of everything.
+/// Goal: the threshold does not move for data that is used again, for requests that other rules decide, and for sizes
+/// out of reach. Reads never go direct below the default. A threshold that has moved is shown. Method: direct carries
+/// twice as much of everything.
 #[test]
 fn other_rules_come_first() {
     let faster = |mode| if mode == Mode::Direct { 2e9 } else { 1e9 };

@@ -1,6 +1,7 @@
 //! The messages that fetch files ahead.
 //!
-//! Owns: asking, and what becomes of each part of the answer. Does not own: what may be handed out (`small_files`).
+//! Owns: asking, and what becomes of each part of the answer. Does not own: which files may be given to programs
+//! (`small_files`).
 
 use crate::coherence::tokens::{self, Told};
 use crate::conn::replies::unexpected;
@@ -23,8 +24,8 @@ const SMALL_BYTES_MAX: u32 = 64 << 10;
 /// Cache memory is allocated in units of this many bytes.
 const UNIT: u64 = amphi_pagecache::UNIT;
 
-/// A request that is entered: from now on the files that it requests count as under way. When it is dropped, they no
-/// longer do.
+/// A request that is entered in the table. From now on the files that it requests count as under way. When it is
+/// dropped, they no longer do.
 pub(super) struct Batch {
     mount: Arc<Mount>,
     id: u64,
@@ -138,7 +139,7 @@ pub(super) async fn run(mount: Arc<Mount>, cred: Cred, batch: Batch) {
     note(&mount, &batch, got, (with_bytes, got_bytes), later);
 }
 
-/// Takes one file in: its open, its attributes, its lock, and its bytes if they are certain.
+/// Adds one file: its open, its attributes, its lock, and its bytes if they are certain.
 fn accept(
     mount: &Arc<Mount>,
     batch: &Batch,

@@ -1,8 +1,8 @@
 //! Opens that are kept for the next program that opens the file.
 //!
-//! Programs open the same files again and again: each start of an interpreter its modules, each walk of a tree all of
-//! it. An open for reading that was closed stays open at the server for a while, and the next open for reading takes it
-//! over without a message, as it takes over one that was made ahead.
+//! Programs open the same files again and again. For example, each start of an interpreter opens its modules, and each
+//! walk of a tree opens the whole tree. After the close of an open for reading, the file stays open at the server for a
+//! while. The next open for reading takes this open over without a message, as it takes over one that was made ahead.
 //!
 //! Owns: keeping and handing out. Does not own: the table (`tables::prefetch::kept_opens`), what changes and
 //! revocations take away (`coherence::opened_ahead`), closing (`writeback::release`).
@@ -12,12 +12,12 @@
 //!   server opened the file, and only if this mount has sent no change of the inode since that request. In shared mode
 //!   it is given, while the attributes token is held, to any caller that may read the file by the attributes under that
 //!   token.
-//! * **Names.** A file that loses its last name by a call of this mount is closed when the answer says so; by a call of
-//!   another mount, when the attributes token is revoked because of it. Without that token, or after a switch of mode,
-//!   no open is kept.
+//! * **Names.** If a file loses its last name by a call of this mount, it is closed when the answer says so. If it does
+//!   by a call of another mount, it is closed when the attributes token is revoked. Without that token, or after a
+//!   switch of mode, no open is kept.
 //! * An open with an access time to report is not kept: the time is sent with the close.
 //!
-//! Bound: `KEPT_MAX` files, for `KEPT_NS` each; the server counts them as opens of this mount.
+//! Bound: `KEPT_MAX` files, each for `KEPT_NS`. The server counts them as opens of this mount.
 
 use crate::api::{Ctx, OpenFlags};
 use crate::coherence::{sharing, tokens};
@@ -99,7 +99,7 @@ pub(crate) fn keep(mount: &Arc<Mount>, open: &OpenFile) -> bool {
     true
 }
 
-/// Takes over an open that is kept, if this caller may; `None` without one.
+/// Takes over a kept open, if there is one and this caller may use it.
 pub(super) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     let begun = sharing::begin(mount);
     let file = {

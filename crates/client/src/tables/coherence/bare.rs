@@ -1,10 +1,10 @@
 //! `Bare`: inodes that are known to have no extended attributes, in sole mode.
 //!
-//! Programs ask for attributes of every file that they show or copy (`ls -l` for `security.selinux`), and most files
-//! have none. In shared mode an inode's token says so (`tokens`). In sole mode only this mount sets attributes, so what
-//! an answer has shown stays true until this mount sets one.
+//! Programs request attributes of every file that they show or copy (`ls -l` requests `security.selinux`), and most
+//! files have none. In shared mode an inode's token says so (`tokens`). In sole mode only this mount sets attributes,
+//! so the content of an answer stays true until this mount sets one.
 //!
-//! Owns: which inodes were shown to have none, and which calls that set one are under way. Does not own: requests
+//! Owns: which inodes were shown to have no attributes, and which calls under way set one. Does not own: requests
 //! (`coherence::bare`) and the caching mode (`sharing`).
 //!
 //! Invariants: an inode is recorded only if request and answer fell into the same time of sole mode, and no call that

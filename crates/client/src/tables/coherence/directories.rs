@@ -5,11 +5,11 @@
 //! So the kernel's request for them needs no message. In shared mode the attributes come with a token and are cached
 //! under it (`tokens`); this table is for sole mode.
 //!
-//! Owns: what was shown or what the last change brought, and which changes are under way. Does not own: requests
-//! (`coherence::directories`), the caching mode (`sharing`).
+//! Owns: the attributes in the last answer or after the last change, and which changes are under way. Does not own:
+//! requests (`coherence::directories`), the caching mode (`sharing`).
 //!
-//! Invariants: in sole mode only this mount changes a directory, so what is right after its last change stays right
-//! until its next one.
+//! Invariants: in sole mode only this mount changes a directory. So attributes that are right after its last change
+//! stay right until its next one.
 //!
 //! * Attributes are kept only if request and answer fell into the same time of sole mode. Those of a lookup or listing
 //!   are kept only if no change of any directory began or ended between the two.
@@ -37,7 +37,7 @@ const DIRECTORIES_MAX: usize = 4096;
 #[derive(Default)]
 struct Entry {
     under_way: usize,
-    /// One of the changes under way brought no attributes, or was crossed by another event.
+    /// The answer to one of the changes under way brought no attributes, or another event came in between.
     spoiled: bool,
     /// The attributes that the latest of them brought, with its place in the target's log.
     last: Option<(u64, Attr)>,
@@ -56,7 +56,7 @@ pub(crate) struct State {
     removals: usize,
     /// Number of changes that began or ended, and of times that all was forgotten.
     pub(crate) events: u64,
-    /// When changes whose fate is unknown count as ended, in boot ns.
+    /// When changes whose result is unknown count as ended, in boot ns.
     pub(crate) unsure_until_ns: u64,
 }
 
@@ -206,11 +206,11 @@ mod tests {
         Wide,
         /// The removal of the second directory from the first one.
         Removal,
-        /// No change, but a request: for which directory, and after how many events it was sent.
+        /// Not a change but a request for attributes: for which directory, and after how many events it was sent.
         Question(usize, u64),
     }
 
-    /// A change or request under way; once it is applied, also what its answer will bring.
+    /// A change or request under way. Once it is applied, it also contains what its answer will bring.
     type UnderWay = (What, Option<Option<(u64, Attr)>>);
 
     struct Random(u64);
@@ -242,9 +242,9 @@ mod tests {
         }
     }
 
-    /// Goal: the record always shows what the last change left, in whatever order answers come in, and shows nothing
-    /// while the state may be different; without overlaps it always shows something. Method: random changes of two
-    /// directories and requests for their attributes, each applied between request and answer, some wide, some
+    /// Goal: the record always shows the state after the last change, whatever the order of the answers, and shows
+    /// nothing while the state may be different. Without overlaps it always shows something. Method: random changes of
+    /// two directories and requests for their attributes, each applied between request and answer, some wide, some
     /// removals, some whose answers bring nothing, compared with the directories themselves.
     #[test]
     fn the_last_change_wins() {

@@ -1,13 +1,13 @@
-//! `Leases`: when each server was last heard, and so whether what it granted may be used.
+//! `Leases`: when the last message from each server arrived, and so whether what it granted may be used.
 //!
-//! Owns: the time of the last message of each server. Does not own: what is cached, connections, asking a server that
-//! was silent (`coherence::lease`).
+//! Owns: the time of the last message of each server. Does not own: cached data, connections, and the request to a
+//! server that was silent (`coherence::lease`).
 //!
-//! A server evicts a mount that is silent for 30 s. A mount that has heard nothing of a server for `LEASE_NS` uses
-//! nothing that is cached under that server's locks and tokens, until a question of its own is answered. So this mount
-//! has stopped using its cache before other mounts continue. What other servers granted stays usable.
+//! A server evicts a mount that is silent for 30 s. A mount that has received nothing from a server for `LEASE_NS` uses
+//! nothing that is cached under that server's locks and tokens, until a request of its own is answered. So this mount
+//! has stopped using its cache before other mounts continue. What other servers granted can still be used.
 //!
-//! The number behind `all_until_ns`: while all servers are heard, one comparison decides for all of them.
+//! The number behind `all_until_ns`: while messages arrive from all servers, one comparison decides for all of them.
 
 use crate::inode::Inode;
 use amphi_types::{ByteRange, TargetId};
@@ -23,8 +23,8 @@ const COARSE_NS: u64 = 500_000_000;
 /// Most pieces of a range that are checked one by one. For more pieces, all stripes of the file are checked.
 const PIECES_MAX: usize = 4096;
 
-/// When a server was last heard, by the clock that also runs during suspend. 0 means that it was never heard, so it has
-/// granted nothing.
+/// When the last message from a server arrived, by the clock that also runs during suspend. 0 means that it was never
+/// heard, so it has granted nothing.
 #[derive(Default)]
 pub(crate) struct Lease {
     heard_ns: AtomicU64,
@@ -63,8 +63,8 @@ impl Leases {
         self.all_until_ns.store(end, Relaxed);
     }
 
-    /// A message has arrived. After a long silence it may be an old one that waited in a buffer; then only an answer
-    /// counts.
+    /// A message has arrived. After a long silence a message may be an old one that waited in a buffer. Then only an
+    /// answer counts.
     pub(crate) fn hear(&self, lease: &Lease, boot_ns: u64) {
         let heard = lease.heard_ns.load(Relaxed);
         if lease.in_touch(boot_ns) && boot_ns >= heard.saturating_add(COARSE_NS) {
@@ -82,7 +82,7 @@ impl Leases {
         self.by_target.read().get(usize::from(target.0)).cloned()
     }
 
-    /// Whether the server of a target was heard lately enough to use what it granted.
+    /// Whether the last message from the server of a target is recent enough to use what the server granted.
     #[inline]
     pub(crate) fn in_touch(&self, boot_ns: u64, target: TargetId) -> bool {
         let here = || self.by_target.read().get(usize::from(target.0)).is_none_or(|lease| lease.in_touch(boot_ns));
@@ -118,8 +118,8 @@ pub(crate) fn targets(file: &Inode, range: ByteRange) -> BTreeSet<TargetId> {
 mod tests {
     use super::*;
 
-    /// Goal: what a silent server granted is not used, and everything else is; a message after a long silence does not
-    /// renew the lease, an answer does. Method: two servers, one of which is heard.
+    /// Goal: what a silent server granted is not used, and everything else is. After a long silence, a push does not
+    /// renew the lease, but an answer does. Method: two servers, one of which sends messages.
     #[test]
     fn each_server_has_its_own() {
         let leases = Leases::default();

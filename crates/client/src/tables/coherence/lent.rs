@@ -11,14 +11,14 @@
 //! question from before. One exception: an inode that the kernel does not know may be just becoming known by an answer
 //! that was given a moment ago. So the invalidation is repeated until that answer has arrived.
 //!
-//! After an invalidation an inode *rests*. Linux drops the answers to questions from before the invalidation, and a
-//! `read` that has asked goes by the earlier size. So no answer gets a timeout, and no second invalidation is needed,
-//! until an answer without a timeout was given and has had time to arrive. From then on all answers that may be dropped
-//! show what the kernel goes by anyway. Rests also spare a notification for each change of files that several mounts
-//! change in turns.
+//! After an invalidation an inode *rests*. Linux drops the answers to requests from before the invalidation, and a
+//! `read` that has made such a request uses the earlier size. So no answer gets a timeout, and no second invalidation
+//! is needed, until an answer without a timeout was given and has had time to arrive. From then on, all answers that
+//! may be dropped show the attributes that the kernel uses anyway. Rests also spare a notification for each change of
+//! files that several mounts change in turns.
 //!
 //! Bound: `LENT_MAX` inodes, some 40 bytes each. Beyond that nothing gets a timeout until expired records are removed.
-//! As many inodes rest; beyond that, the one with the lowest number does not rest any longer.
+//! At most this many inodes rest. Beyond that, the one with the lowest number does not rest any longer.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     /// Goal: attributes that were invalidated get a timeout again only after an answer without a timeout has had time
-    /// to arrive; attributes whose timeout expired do not rest. Method: by hand.
+    /// to arrive. Attributes whose timeout expired do not rest. Method: by hand.
     #[test]
     fn what_was_taken_back_rests() {
         let lent = Lent::default();

@@ -9,8 +9,8 @@
 //! invalidated, or its time is over. A second invalidation waits for the first one, and meanwhile the name is not
 //! cached again.
 //!
-//! Bounds: `LENT_MAX` names, about 200 bytes each. Beyond that no name is cached until expired records are removed.
-//! `RESTS_MAX` names rest after an invalidation; beyond that, further ones do not.
+//! Bounds: `LENT_MAX` names, about 200 bytes each. Beyond that no name is cached until expired records are removed. At
+//! most `RESTS_MAX` names rest after an invalidation. Beyond that, further ones do not rest.
 
 use crate::api::{LentName, NameShows};
 use amphi_dlm::TokenKey;
@@ -136,7 +136,7 @@ impl LentNames {
         Ok(Duration::from_nanos(life))
     }
 
-    /// Whether the name is cached and shows this.
+    /// Whether the front end caches the name with this result.
     pub(crate) fn is_lent(&self, now_ns: u64, key: TokenKey, name: &[u8], shows: NameShows) -> bool {
         if !self.is_any_noted() {
             return false;
@@ -338,8 +338,8 @@ mod tests {
         assert!(names.lend(now + SECOND, KEY, &directory(5), 30 * SECOND).is_ok(), "it begins anew");
     }
 
-    /// Goal: records are bounded, and expired ones make room for others. Method: one more record than there is room
-    /// for.
+    /// Goal: the number of records is bounded, and expired records are replaced first. Method: one record more than the
+    /// table can contain.
     #[test]
     fn notes_are_bounded() {
         let names = LentNames::default();

@@ -61,8 +61,8 @@ impl Walks {
 mod tests {
     use super::*;
 
-    /// Goal: callbacks for nearby files count, those for distant files or from long ago do not, nor does a repeated
-    /// callback; the number of returned locks grows up to its bound; several walks are distinguished. Method: by hand.
+    /// Goal: callbacks for nearby files count, and those for distant files or from long ago do not, nor does a repeated
+    /// callback. The number of returned locks grows up to its bound. Several walks are distinguished. Method: by hand.
     #[test]
     fn walks_are_recognised() {
         let mut walks = Walks::default();

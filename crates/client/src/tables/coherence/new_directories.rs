@@ -2,8 +2,8 @@
 //!
 //! A program that makes a file makes the kernel look its name up first. In a directory that this mount has made, and
 //! that only this mount can change, every name was made by this mount. So a name that it has never sent for that
-//! directory does not exist, and the look-up needs no message: one of three for each file of a tree that is unpacked or
-//! copied.
+//! directory does not exist, and the look-up needs no message. This saves one of three messages for each file of a tree
+//! that is unpacked or copied.
 //!
 //! The shards of a directory (`coherence::shards`) that this mount has given it are such directories as well.
 //!
@@ -21,7 +21,7 @@
 //! * Only answers to requests of the same time of sole mode count (`rule`), and nothing is kept over a change of the
 //!   mode or a server that has forgotten what it granted (`forget_all`).
 //!
-//! Bound: 1,024 directories and 131,072 names, about 3 MiB; the oldest directories are dropped first.
+//! Bound: 1,024 directories and 131,072 names, about 3 MiB. The oldest directories are dropped first.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -180,7 +180,7 @@ mod tests {
         new.made(asked, 1, &[]);
     }
 
-    /// Goal: the record stays within its bounds. Method: more directories and names than there is room for.
+    /// Goal: the record stays within its bounds. Method: more directories and names than the table can contain.
     #[test]
     fn bounds() {
         let new = NewDirectories::default();

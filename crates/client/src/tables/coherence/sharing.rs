@@ -1,7 +1,7 @@
 //! `Sharing`: which caching mode is in force (sole or shared), and what was begun in it.
 //!
-//! Owns: the mode, what holds up the switch to shared mode, whether the session continues, and the front end that
-//! caches too. Does not own: the switch from one mode to the other (`coherence::sharing`).
+//! Owns: the mode, what delays the switch to shared mode, whether the session continues, and the front end that also
+//! caches. Does not own: the switch from one mode to the other (`coherence::sharing`).
 
 use super::leases::Leases;
 use crate::api::KernelPages;
@@ -16,7 +16,7 @@ pub(crate) struct Sharing {
     pub(crate) rule: AtomicU64,
     /// Number of the last switch in a push of the server.
     pub(crate) change: AtomicU64,
-    /// Nothing that was begun in sole mode is under way any more, so the mount may use tokens.
+    /// Nothing that began in sole mode is under way any more, so the mount may use tokens.
     pub(crate) settled: AtomicBool,
     /// Operations and loans that were begun in sole mode and are under way.
     pub(crate) under_way: AtomicU64,
@@ -24,7 +24,7 @@ pub(crate) struct Sharing {
     pub(crate) lent_until_ns: AtomicU64,
     /// The mount was in sole mode and has not heard the master since, so it acts as in shared mode.
     pub(crate) cautious: AtomicBool,
-    /// When each server was last heard.
+    /// When the last message from each server arrived.
     pub(crate) leases: Leases,
     /// The session is over.
     pub(crate) lost: AtomicBool,
@@ -32,7 +32,7 @@ pub(crate) struct Sharing {
     pub(crate) boot: AtomicU64,
     /// The count of sessions of mounts that the master had admitted when this session began.
     pub(crate) mounts: AtomicU64,
-    /// The session was started anew, and no other mount came in between.
+    /// The session was started anew, and no other mount existed in between.
     pub(crate) undisturbed: AtomicBool,
     pages: Mutex<Option<Arc<dyn KernelPages>>>,
     /// Called when sole mode ends, and what was begun in it has to end.

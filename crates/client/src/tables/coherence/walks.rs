@@ -1,11 +1,11 @@
 //! `Walks`: path walks that the kernel repeats because an inode was removed during the walk.
 //!
 //! The kernel looks a name up, and then sends the operation with the inode that it was shown. Another program may have
-//! renamed a file over that name in between, so the inode is gone. A local file system would keep it for the walking
-//! thread, but the server does not know that thread, and answers ESTALE. Linux then walks the path once more and
-//! requests each name anew (`LOOKUP_REVAL`), but only once. A second replacement at the wrong moment would reach the
-//! program. So in this second walk, each inode that is looked up is opened at its server and held until the operation
-//! has come. Whatever becomes of the name, the inode lives.
+//! renamed a file over that name in between, so the inode no longer exists. A local file system would keep it for the
+//! walking thread, but the server does not know that thread, and answers ESTALE. Linux then walks the path once more
+//! and requests each name again (`LOOKUP_REVAL`), but only once. A second replacement at the wrong moment would reach
+//! the program. So in this second walk, each inode that is looked up is opened at its server and held until the
+//! operation has come. Whatever becomes of the name, the inode lives.
 //!
 //! Owns: which threads walk again, and which inodes are held for each. Does not own: who reports that a walk failed
 //! (the front end, which knows its threads), the lookups (`ops::walks`).
@@ -18,10 +18,10 @@
 //! `O_PATH`), so the operation that follows finds it. Directories need no hold, because a removed directory contains no
 //! names, and `removed` knows what it was.
 //!
-//! Cost: one look at a counter while no walk is repeated; two messages for each lookup of a repeated walk.
+//! Cost: one look at a counter while no walk is repeated, and two messages for each look-up of a repeated walk.
 //!
-//! Bounds: `THREADS_MAX` threads; `HOLDS_MAX` inodes each (a walk needs only the last one, but `link` makes two walks);
-//! `WALK_NS`.
+//! Bounds: `THREADS_MAX` threads; `HOLDS_MAX` inodes for each of them (a walk needs only the last one, but `link` makes
+//! two walks); `WALK_NS`.
 
 use crate::inode::OpenFile;
 use amphi_types::Ino;
@@ -33,13 +33,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 /// A walk counts as ended so long after its last lookup. The operation comes directly after the walk, unless the thread
 /// has to wait for a processor.
 const WALK_NS: u64 = 5_000_000_000;
-/// Most lookups of one walk for which inodes are held: more than the longest path has names.
+/// Most look-ups of one walk for which inodes are held. This is more than the longest path has names.
 const LOOKUPS_MAX: u32 = 4096;
 /// Most inodes that are held for one thread.
 const HOLDS_MAX: usize = 8;
 /// Most inodes that are held for all threads which the front end cannot tell apart.
 const HOLDS_UNKNOWN_MAX: usize = 64;
-/// Most threads that walk again at the same time; when there are more, the one whose last lookup is the oldest is
+/// Most threads that walk again at the same time. If there are more, the one whose last look-up is the oldest is
 /// forgotten.
 const THREADS_MAX: usize = 1024;
 /// An inode that a repeated walk was shown, and that is held open.
@@ -162,8 +162,8 @@ impl Walks {
 mod tests {
     use super::*;
 
-    /// Goal: a thread repeats a walk from its failure until its operation has ended, or until the time is over; threads
-    /// are independent; tables are bounded. Method: by hand.
+    /// Goal: a thread repeats a walk from its failure until its operation has ended, or until the time is over. Threads
+    /// are independent, and tables are bounded. Method: by hand.
     #[test]
     fn threads_repeat_walks() {
         let walks = Walks::default();

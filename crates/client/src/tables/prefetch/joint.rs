@@ -5,8 +5,8 @@
 //!
 //! Processes that read a shared file in turn each read every n-th record. Seen by itself, each of them is a strided
 //! stream, ahead of which single records are fetched, each with a request of its own. Two processes that read records
-//! of 47,008 bytes caused 5,590 such requests. Together the processes of a mount read most of what lies between, so the
-//! file is read ahead as if one process read all of it, in large pieces.
+//! of 47,008 bytes caused 5,590 such requests. Together the processes of a mount read most of the bytes in between. So
+//! the file is read ahead in large pieces, as if one process read all of it.
 //!
 //! Streams belong together if they have the same stride and length and are near each other. They form a sequence if
 //! they cover at least half of the bytes between two records of one of them. So at most as much is fetched in vain as
@@ -15,8 +15,8 @@
 //!
 //! Near is meant in bytes, not in reads. Processes drift apart: they may start 50 ms after each other, or share a core
 //! and read a hundred cached records in one time slice. Nothing brings processes that have drifted apart back together.
-//! What is fetched for the foremost one is there when the others come. Until they reach the start of the sequence,
-//! their own streams are read ahead.
+//! Bytes that are fetched for the foremost process are there when the others need them. Until they reach the start of
+//! the sequence, their own streams are read ahead.
 
 use crate::policy::readahead::{Limits, Plan};
 use amphi_types::{ByteRange, Ino};
@@ -36,7 +36,7 @@ const NEAR_BYTES: u64 = 32 << 20;
 const CAUTION_MIN: u64 = 32;
 /// First window, in bytes.
 const WINDOW_MIN: u64 = 1 << 20;
-/// How many bytes may be fetched in vain before the sequence is doubted, as a multiple of the bytes that were used;
+/// How many bytes may be fetched in vain before the sequence is doubted, as a multiple of the bytes that were used.
 /// `WASTE_MIN` bytes are ignored.
 const WASTE_FACTOR: u64 = 4;
 const WASTE_MIN: u64 = 16 << 20;
@@ -79,7 +79,7 @@ pub(crate) struct JointStreams {
 
 impl JointStreams {
     /// Notes a read that is certainly strided. If it belongs to a sequence of several open files, returns what to fetch
-    /// ahead of all of them, instead of what lies ahead of this one. `size` is the length of the file.
+    /// ahead of all of them, instead of what is ahead of this one. `size` is the length of the file.
     pub(crate) fn on_read(&self, ino: Ino, read: StridedRead, size: u64, limits: Limits) -> Option<Plan> {
         let mut files = self.files.lock();
         let at = files.iter().position(|(known, _)| *known == ino);
@@ -174,8 +174,8 @@ mod tests {
     const RECORD: u64 = 47_008;
     const FILE: Ino = Ino(7);
 
-    /// Reads records of `ranks` in turn, `own` of them of this mount, in an order that drifts by a few records. Returns
-    /// what was fetched ahead, and how many reads it did not cover after the first ten of each rank.
+    /// Reads records of `ranks` in turn, of which `own` are on this mount, in an order that drifts by a few records.
+    /// Returns what was fetched ahead, and how many reads it did not cover after the first ten of each rank.
     fn read(joint: &JointStreams, ranks: u64, own: u64, records: u64) -> (Vec<ByteRange>, u64) {
         let (size, stride) = (records * ranks * RECORD, ranks * RECORD);
         let (mut fetched, mut missed): (Vec<ByteRange>, u64) = (Vec::new(), 0);
@@ -198,9 +198,10 @@ mod tests {
         (fetched, missed)
     }
 
-    /// Goal: ranks of one mount that read in turn form one sequence, in one piece without gaps, also if other mounts
-    /// read half of the records, and again when the ranks begin anew; with less than half each stream is read ahead by
-    /// itself, as are two that read the same records. Method: records of two, four and eight ranks.
+    /// Goal: ranks of one mount that read alternately form one sequence, without gaps. They do so also if other mounts
+    /// read half of the records, and again when the ranks begin anew. If they read less than half, each stream is read
+    /// ahead by itself, and so are two streams that read the same records. Method: records of two, four and eight
+    /// ranks.
     #[test]
     fn ranks_in_turn_are_one_sequence() {
         for (ranks, own) in [(2, 2), (4, 4), (4, 2), (8, 4)] {
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Goal: ranks that drift apart stay one sequence: it is fetched completely except for the start, and almost no
+    /// Goal: ranks that drift apart remain one sequence. It is fetched completely except for the start, and almost no
     /// read has to wait. Method: two ranks that begin a hundred records after each other and read in bursts of up
     /// to 80.
     #[test]
@@ -259,7 +260,7 @@ mod tests {
     }
 
     /// Goal: if a rank stops and the others are far ahead of it, it no longer belongs to the sequence, and the others
-    /// fetch no gaps for it; the number of files is bounded. Method: two ranks, then one; many files.
+    /// fetch no gaps for it. The number of files is bounded. Method: two ranks, then one, and many files.
     #[test]
     fn a_rank_that_stops_ends_it() {
         let joint = JointStreams::default();

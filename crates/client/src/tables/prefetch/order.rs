@@ -6,14 +6,14 @@
 //! Programs read a directory in the order of the listing (`tar`, `grep -r`) or of the names (`dir/*` in a shell, data
 //! loaders). Where the files were made in the order in which they are read (numbered names without leading zeros), it
 //! is the order of the inodes. All three orders are followed, each for several readers at once. A reader may skip or
-//! swap some files: it counts as going on if its next file is at most [8] places away, as long as it reads half of the
-//! files. If a reader seems to follow several orders, the one of which it skips least counts. For example, files that
-//! four programs made at once are neighbours by inode, and apart by name.
+//! swap some files. It counts as continuing if its next file is at most [8] places away, as long as it reads half of
+//! the files. If a reader seems to follow several orders, the one in which it skips the fewest files counts. For
+//! example, files that four programs made at once are neighbours by inode, and apart by name.
 //!
-//! After three files in an order the next [8] files are fetched, and twice as many whenever half of them were used, up
-//! to a bound. If a reader takes longer than [4 s] for what was fetched, fewer are fetched, because they are not kept
-//! for long. When more was fetched in vain than used, nothing is fetched for the directory for [10 s], and twice as
-//! long each time.
+//! After three files in an order the next [8] files are fetched. Whenever half of them were used, twice as many are
+//! fetched, up to a bound. If a reader takes longer than [4 s] for what was fetched, fewer are fetched, because they
+//! are not kept for long. When more was fetched in vain than used, nothing is fetched for the directory for [10 s], and
+//! twice as long each time.
 //!
 //! Bound: `NAMES_MAX` names of a directory, about 250 bytes each. Of a longer listing the latest names are kept.
 
@@ -27,8 +27,8 @@ pub(crate) const NAMES_MAX: usize = 8192;
 const STREAMS: usize = 8;
 /// How many places a reader may skip.
 const SLACK: usize = 8;
-/// The unit of `reach` (one place), and the largest average distance from one file to the next at which a reader is
-/// followed. Beyond that, less than half of what is fetched would be used.
+/// The unit of `reach`, which is one place. It is also the largest average distance from one file to the next at which
+/// a reader is followed. Beyond that, less than half of what is fetched would be used.
 const ONE: usize = 16;
 const REACH_MAX: usize = 2 * ONE;
 /// Number of steps in one order before anything is fetched.
@@ -71,7 +71,8 @@ struct Stream {
     age: u64,
 }
 
-/// Whether prefetching was useful: fetched files that were used or not since the last pause, and that pause.
+/// Whether prefetching was useful: how many fetched files were used and how many were not since the last pause, and
+/// that pause.
 #[derive(Debug, Default)]
 struct Benefit {
     used: u64,
@@ -113,12 +114,12 @@ pub(crate) struct Directory {
     /// Files that the server could not return without waiting, and that are requested once more.
     later: BTreeMap<Ino, Name>,
     tried: BTreeSet<Ino>,
-    /// A counter over all directories, taken when this one was used last.
+    /// The value of a counter over all directories when this one was used last.
     pub(crate) touched: u64,
 }
 
 impl Directory {
-    /// Takes a part of the listing: the files among the entries after cookie `from`, up to `to`, or to the end if that
+    /// Adds a part of the listing: the files among the entries after cookie `from`, up to `to`, or to the end if that
     /// is `None`.
     pub(crate) fn learn(&mut self, from: u64, to: Option<u64>, files: impl IntoIterator<Item = (u64, Name, Ino)>) {
         let upto = to.unwrap_or(u64::MAX);
@@ -342,7 +343,7 @@ mod tests {
         dir.on_open(0, ino, 64).into_iter().map(|(_, ino)| ino).collect()
     }
 
-    /// Goal: prefetching follows readers in each of the three orders: after a few files each next file has been
+    /// Goal: prefetching follows readers in each of the three orders. After a few files each next file has been
     /// fetched, once, and almost nothing else. Method: 1,000 files, opened in each order, also with every second one
     /// left out.
     #[test]
@@ -373,9 +374,9 @@ mod tests {
         }
     }
 
-    /// Goal: names are requested after a few unknown files; again after 64 if all files have been replaced; and ever
-    /// less often while requesting them does not help. Method: a directory of 4,000 names, opens of known and unknown
-    /// files.
+    /// Goal: names are requested after a few unknown files, and again after 64 if all files have been replaced. As long
+    /// as requesting them does not help, they are requested less and less often. Method: a directory of 4,000 names,
+    /// opens of known and unknown files.
     #[test]
     fn names_are_asked_for() {
         let opens_until =
@@ -412,8 +413,8 @@ mod tests {
         assert!(fetched.iter().filter(|ino| ino.0 % 4 != 1).count() < 70, "what follows the last one alone");
     }
 
-    /// Goal: several readers that share the files of one order, and sometimes overtake each other, count as one reader.
-    /// Method: pairs swapped.
+    /// Goal: several readers that share the files of one order, and sometimes overtake each other, are recognised as
+    /// one reader. Method: pairs swapped.
     #[test]
     fn readers_who_share_are_followed() {
         let mut dir = directory(600);

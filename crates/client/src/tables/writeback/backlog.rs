@@ -16,7 +16,7 @@ pub(crate) struct Left {
     pub(crate) waits: Option<Arc<Ticket>>,
 }
 
-/// For a waiting task: whether something other than the bound held up some of the bytes.
+/// For a waiting task: whether something other than the bound delayed some of the bytes.
 #[derive(Default)]
 pub(crate) struct Ticket(pub(crate) AtomicBool);
 

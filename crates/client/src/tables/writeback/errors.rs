@@ -53,7 +53,7 @@ impl WritebackErrors {
         Some(std::mem::take(&mut state.silent))
     }
 
-    /// Whether a target's news are not a repetition of the last ones.
+    /// Whether a target's message is not a repetition of the last one.
     pub(crate) fn is_news(&self, target: TargetId, id: u64) -> bool {
         self.news.lock().insert(target, id) != Some(id)
     }
@@ -71,8 +71,8 @@ impl WritebackErrors {
 mod tests {
     use super::*;
 
-    /// Goal: each loss is reported once, the last one with its reason, and at most one in a second is logged. Method:
-    /// losses by hand.
+    /// Goal: each loss is reported once, the last one with its reason, and at most one loss in a second is logged.
+    /// Method: losses by hand.
     #[test]
     fn each_loss_is_told_once() {
         let errors = WritebackErrors::default();

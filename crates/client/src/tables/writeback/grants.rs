@@ -9,7 +9,7 @@
 //! * When blocks are counted, they are no more than the target keeps for this session. The answers to writes say how
 //!   many blocks these writes have used up, and are applied before the writes count as landed. So there is always space
 //!   on the target for what is dirty.
-//! * Answers may overtake each other. What a target says is ordered by the record of its log that it names
+//! * Answers may overtake each other. Reports of a target are ordered by the record of its log that they name
 //!   (`Grant::kept`).
 //!
 //! A target counts 2^32 blocks at most, 16 TiB. The number behind the layout: covering a block costs one atomic
@@ -87,8 +87,8 @@ impl Grants {
         &page[at % PAGE]
     }
 
-    /// Covers this many more blocks of a file, if the grant has room for them, and as far as the limits of its owner
-    /// let the mount accept them.
+    /// Counts this many more blocks of a file against the grant, if the grant has as many left and the limits of the
+    /// file's owner permit it.
     #[inline]
     pub(crate) fn cover(&self, ino: Ino, target: TargetId, blocks: u64) -> bool {
         let most = match self.limits.nearness(ino) {
@@ -106,7 +106,7 @@ impl Grants {
         debug_assert!(counted, "what is uncovered was covered before");
     }
 
-    /// Whether the target was asked for a grant.
+    /// Whether the target got a request for a grant.
     pub(crate) fn is_known(&self, target: TargetId) -> bool {
         self.of(target).asked.load(SeqCst)
     }
@@ -124,8 +124,8 @@ impl Grants {
         of.set_limit(&told);
     }
 
-    /// Applies the answer to a request of write-back, before what it wrote counts as landed. Without an answer the
-    /// request may have been carried out or not.
+    /// Applies the answer to a request of write-back, before the written bytes count as being on the target. Without an
+    /// answer the request may have been carried out or not.
     pub(crate) fn answered<T>(&self, target: TargetId, answer: &Result<(Answer, T)>) {
         match answer {
             Ok((answer, _)) => self.told_by(target, answer),
@@ -177,7 +177,7 @@ impl Grants {
         unused
     }
 
-    /// The target has confirmed the return of this many blocks and has reported what is left.
+    /// The target has confirmed the return of this many blocks and has reported the rest.
     pub(crate) fn has_left(&self, target: TargetId, blocks: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -209,9 +209,9 @@ mod tests {
 
     const T: TargetId = TargetId(700);
 
-    /// Goal: dirty bytes never cover more blocks than the target keeps, in whatever order answers arrive, and blocks
+    /// Goal: dirty bytes never use more blocks than the target reserves, whatever the order of the answers, and blocks
     /// that are being returned are not used. Method: answers out of order, a lost answer, and blocks that are returned
-    /// while an older answer comes in.
+    /// while an older answer arrives.
     #[test]
     fn no_more_is_covered_than_is_kept() {
         let grants = Grants::default();

@@ -5,7 +5,7 @@
 //! are accepted without the target; if the owner is near the limit, none are, so that each write waits for its target
 //! and gets EDQUOT if it is too much.
 //!
-//! Bound: `FILES_MAX`. If there are more files, all files count as near their limits until fewer are left.
+//! Bound: `FILES_MAX`. If there are more files, all files count as near their limits until there are fewer again.
 
 use amphi_types::{Ino, Nearness, TargetId};
 use amphi_wire::Grant;
@@ -38,7 +38,7 @@ impl LimitedFiles {
         }
     }
 
-    /// An answer says so of some files. Each target reports for itself: if a file is near its limit at one target, it
+    /// An answer says so of some files. Each target reports for itself. If a file is near its limit at one target, it
     /// stays so until that target reports otherwise.
     pub(crate) fn told(&self, target: TargetId, grant: &Grant) {
         for &(ino, nearness) in &grant.limits {
@@ -68,7 +68,7 @@ impl LimitedFiles {
 mod tests {
     use super::*;
 
-    /// Goal: a file stays near its limit until the target that reported it reports otherwise, and too many files make
+    /// Goal: a file counts as near its limit until the target that reported it reports otherwise; with too many files
     /// all of them count as near. Method: a story of reports.
     #[test]
     fn targets_speak_for_themselves() {

@@ -1,4 +1,4 @@
-//! Requests and bytes by way and reason, in one piece: of an open file, a file, a job.
+//! Requests and bytes by way and reason in one structure: of an open file, a file or a job.
 
 use super::{REASONS, Way};
 use crate::policy::decision::Reason;

@@ -1,4 +1,4 @@
-//! Counters of one file: requests and bytes by reason, and what went on between this mount and the servers about it.
+//! Counters of one file: requests and bytes by reason, and the messages between this mount and the servers about it.
 //!
 //! Owns: them, and the open files that have not booked theirs yet. Does not own: which file a message is about
 //! (`conn::messages`).
@@ -34,8 +34,8 @@ pub(crate) struct FileStats {
     portrait: Portrait,
     /// Time that calls have waited for its locks, ns.
     lock_wait_ns: AtomicU64,
-    /// Who serves the reads of the open file that asked last, and why: 1 plus the index of the mount's counter; 0
-    /// before one has asked.
+    /// Who serves the reads of the open file that was opened last, and why: 1 plus the index of the mount's counter; 0
+    /// if there was none.
     reads_by: AtomicUsize,
     /// Of its open files.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
@@ -133,7 +133,7 @@ impl FileStats {
         self.lock_wait_ns.fetch_add(ns, Relaxed);
     }
 
-    /// Notes who serves the reads of an open file, and why: the mount's counter for that.
+    /// Notes who serves the reads of an open file, and why, as the mount's counter of it.
     pub(crate) fn reads_served_by(&self, who: Count) {
         self.reads_by.store(who as usize + 1, Relaxed);
     }
@@ -158,7 +158,7 @@ impl FileStats {
     }
 
     /// Lines `read_direct_large 3 requests 25165824 bytes` and `lock_callback 2 requests`, without what is zero.
-    /// `servers`: bytes that servers have accepted and have not synced, if they were asked.
+    /// `servers`: bytes that servers have accepted and not synced, if the servers were asked.
     pub(crate) fn text(&self, dirty_bytes: u64, servers: Option<(u64, u64)>) -> String {
         self.book();
         let mut out = String::new();

@@ -1,6 +1,6 @@
 //! A summary of the requests of a file: how large, how aligned, in which order, and how often they were synced.
 //!
-//! Owns: counting it, and its JSON. Does not own: what is made of it (`amphi explain`).
+//! Owns: counting it, and its JSON. Does not own: what is concluded from it (`amphi explain`).
 //!
 //! It covers requests for which a decision was made, not reads that the cache serves; and the kernel splits programs'
 //! calls into pieces of at most its largest request. The order is that of the requests of one open file.
@@ -58,8 +58,8 @@ impl Side {
         self.sizes.iter().map(|n| n.load(Relaxed)).sum()
     }
 
-    /// `"sizes":[[BELOW,REQUESTS],..]`: of those that there are, the power of two that bounds them; the last bounds
-    /// nothing.
+    /// `"sizes":[[BELOW,REQUESTS],..]`: for each size class with requests, the power of two that bounds it. The last
+    /// class has no bound.
     fn json(&self) -> String {
         let counted = self.sizes.iter().enumerate().map(|(at, n)| (1u64 << (SMALLEST as usize + at), n.load(Relaxed)));
         let sizes: Vec<String> = counted.filter(|(_, n)| *n > 0).map(|(below, n)| format!("[{below},{n}]")).collect();

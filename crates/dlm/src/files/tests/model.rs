@@ -16,7 +16,7 @@ pub(super) enum Op {
     DropSession(SessionId),
     /// Time passes.
     Tick(u64),
-    /// The server restarts: every lock is presented again, in an order of its own.
+    /// The server restarts, and every lock is presented again, in another order.
     Restart,
 }
 
@@ -30,7 +30,7 @@ struct Waiting {
 /// Bytes of the domain that an owner holds of a file.
 type Held = BTreeMap<(LockOwner, Ino), Vec<Option<LockKind>>>;
 
-/// Which owner holds what, and which requests wait since when: everything that determines the future.
+/// Which owner holds which locks, and since when requests wait. This determines the future completely.
 pub(super) type Fingerprint = (Held, Vec<(FileLock, u64)>);
 
 #[derive(Clone)]
@@ -103,7 +103,7 @@ impl Model {
         self.held.retain(|_, bytes| bytes.iter().any(Option::is_some));
     }
 
-    /// Pieces with room for waits: on the file and everywhere.
+    /// The number of pieces, including those that waiting requests may add: on the file and in all.
     fn load(&self, lock: &FileLock) -> (usize, usize) {
         let (mut file, mut all) = (0, 0);
         for (&(owner, ino), bytes) in &self.held {
@@ -221,7 +221,7 @@ pub(super) struct Pair {
     model: Model,
     locks: FileLocks,
     now_ns: u64,
-    /// Whether an owner sent a request while another one of it waited: only then can owners come to wait in a cycle.
+    /// Whether an owner sent a request while another one of its requests waited. Only then can owners wait in a cycle.
     threads: bool,
 }
 
@@ -247,7 +247,7 @@ impl Pair {
         (self.model.held.clone(), queue)
     }
 
-    /// Gives both the call; tells where they differ. `Ok` has the refusal, if any.
+    /// Makes the call on both, and returns the differences. `Ok` has the refusal, if any.
     pub(super) fn take(&mut self, op: Op) -> Result<Option<FileLockRefusal>, String> {
         let (model, locks) = (&mut self.model, &mut self.locks);
         let mut refused = None;
@@ -375,7 +375,7 @@ impl Pair {
         self.check_tables().map_err(|reason| format!("{op:?}: {reason}"))
     }
 
-    /// Nothing is left over in any index.
+    /// No index contains anything any more.
     fn check_tables(&self) -> Result<(), String> {
         let locks = &self.locks;
         let (held, waits) = locks.len();
@@ -405,7 +405,7 @@ impl Pair {
     }
 }
 
-/// Owners of the small worlds: one in each session.
+/// Owners of the small worlds, one in each session.
 pub(super) fn owners(family: LockFamily, count: u64) -> Vec<LockOwner> {
     (0..count).map(|n| owner(n, family, 5)).collect()
 }

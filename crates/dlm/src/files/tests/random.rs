@@ -60,8 +60,8 @@ fn check(cases: u32, planted: Option<PlantedBug>) -> Result<usize, String> {
     run.map(|()| most.get()).map_err(|error| error.to_string())
 }
 
-/// Goal: threads of one owner, several files, all families, tight bounds, sessions that end and restarts follow the
-/// rules. Method: random programs against the model, shrunk when they fail.
+/// Goal: the rules are kept with several threads of one owner, several files, all families, tight bounds, sessions that
+/// end, and restarts. Method: random programs against the model, shrunk when they fail.
 #[test]
 fn random_programs_follow_the_rules() {
     match check(400, None) {

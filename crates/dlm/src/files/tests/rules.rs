@@ -38,7 +38,7 @@ fn set(locks: &mut FileLocks, owner: LockOwner, kind: LockKind, start: u64, end:
     assert_eq!(locks.set(0, lock(owner, kind, start, end), Try), Ok(Outcome::Held));
 }
 
-/// Goal: one owner's locks join, split and change kind as fcntl(2) says. Method: a story of one owner.
+/// Goal: one owner's locks join, split and change their kind as fcntl(2) says. Method: a story of one owner.
 #[test]
 fn own_ranges_join_split_and_convert() {
     let (mut locks, a) = (table(), posix(1));
@@ -57,8 +57,8 @@ fn own_ranges_join_split_and_convert() {
     assert!(locks.is_empty());
 }
 
-/// Goal: ranges from FUSE reach to the end of every file and come back unchanged; an invalid range is refused. Method:
-/// the ends of the range of offsets.
+/// Goal: ranges from FUSE reach to the end of every file and are returned unchanged. An invalid range is refused.
+/// Method: the ends of the range of offsets.
 #[test]
 fn ranges_end_at_the_largest_offset() {
     let max = i64::MAX as u64;
@@ -93,7 +93,7 @@ fn get_names_the_first_lock_in_the_way() {
     assert_eq!(locks.get(&lock(a, Exclusive, 11, 12)), Ok(None), "who waits holds nothing");
 }
 
-/// Goal: a request that waits has changed nothing; granted, it is one step. Method: an upgrade of a part that waits.
+/// Goal: a waiting request has changed nothing, and its grant is one step. Method: an upgrade of a part that waits.
 #[test]
 fn a_waiting_request_keeps_what_was_held() {
     let (mut locks, a, b) = (table(), posix(1), posix(2));
@@ -119,8 +119,8 @@ fn families_that_meet_and_that_do_not() {
     assert_eq!(locks.set(0, lock(flock(3), Shared, 50, 60), Try), Err(FileLockRefusal::WouldBlock), "whole file");
 }
 
-/// Goal: converting a flock loses the old lock if the conversion waits or is refused, as flock(2) says, and two
-/// concurrent conversions do not deadlock; a conversion to the kind that is held changes nothing. Method: two owners.
+/// Goal: converting a `flock` loses the old lock if the conversion waits or is refused, as flock(2) says. Two
+/// concurrent conversions do not deadlock. A conversion to the kind that is held changes nothing. Method: two owners.
 #[test]
 fn a_flock_conversion_may_lose_the_lock() {
     let (mut locks, a, b) = (table(), flock(1), flock(2));
@@ -140,8 +140,9 @@ fn a_flock_conversion_may_lose_the_lock() {
     assert_eq!(granted(&mut locks), [id]);
 }
 
-/// Goal: circles of two and of three owners are refused with EDEADLK and nothing is lost; the victim's unlock lets the
-/// others continue. Method: each owner holds one byte, also of different files, and requests the next one's.
+/// Goal: cycles of two and of three owners are refused with EDEADLK and nothing is lost. The unlock of the refused
+/// owner lets the others continue. Method: each owner holds one byte, in some runs of different files, and requests the
+/// byte of the next owner.
 #[test]
 fn circles_of_owners_are_refused() {
     for (count, files) in [(2, 1), (3, 1), (3, 3), (8, 2)] {
@@ -175,8 +176,8 @@ fn two_upgrades_are_a_circle() {
     assert_eq!(granted(&mut locks), [id]);
 }
 
-/// Goal: a circle that a request of several holders closes over any of them is seen; flock and OFD owners are not
-/// looked for; beyond the bound the request waits and can be cancelled. Method: one circle of each sort.
+/// Goal: if a request waits for several holders, a cycle over any of them is detected. `flock` and OFD owners are not
+/// searched. Beyond the bound the request waits and can be cancelled. Method: one cycle of each sort.
 #[test]
 fn what_the_search_for_circles_sees() {
     let (mut locks, a, b, c) = (table(), posix(1), posix(2), posix(3));
@@ -207,9 +208,9 @@ fn what_the_search_for_circles_sees() {
     assert!(locks.cancel(id) && !locks.cancel(id));
 }
 
-/// Goal: later readers do not pass a waiting writer; an owner that holds a lock on the file, and a request that does
-/// not wait, do; after the interval every request passes that conflicts only with waiting requests. Method: a writer
-/// between readers.
+/// Goal: later readers do not pass a waiting writer. An owner that holds a lock on the file does, and so does a request
+/// that does not wait. After the interval every request passes that conflicts only with waiting requests. Method: a
+/// writer between readers.
 #[test]
 fn later_readers_yield_to_a_waiting_writer_for_a_while() {
     let yield_ns = FileLockLimits::default().yield_ns;
@@ -230,7 +231,8 @@ fn later_readers_yield_to_a_waiting_writer_for_a_while() {
     assert_eq!(granted(&mut locks), [writer]);
 }
 
-/// Goal: without that the writer goes first, and a cancelled writer lets the readers behind it go. Method: as above.
+/// Goal: without that, the writer is granted first, and if it is cancelled the readers behind it are granted. Method:
+/// as above.
 #[test]
 fn the_queue_moves_in_the_order_of_asking() {
     let (mut locks, a, b, c, d) = (table(), posix(1), posix(2), posix(3), posix(4));
@@ -246,8 +248,8 @@ fn the_queue_moves_in_the_order_of_asking() {
     assert_eq!(granted(&mut other), readers);
 }
 
-/// Goal: the end of a session frees its locks of all families and files, ends its requests, and grants what waited for
-/// it, never its own. Method: two sessions.
+/// Goal: the end of a session frees its locks of all families and files, ends its requests, and grants requests of
+/// others that waited for it. Method: two sessions.
 #[test]
 fn the_end_of_a_session_grants_waiters() {
     let mut locks = table();
@@ -268,8 +270,8 @@ fn the_end_of_a_session_grants_waiters() {
     assert_eq!(granted(&mut locks), [], "{id:?} is nobody's any more");
 }
 
-/// Goal: after a restart locks are restored in any order; one that conflicts is reported and the others stay. Method:
-/// the table of one server is presented to a new one, then a conflicting lock.
+/// Goal: after a restart locks are restored in any order. A lock that conflicts is reported, and the others stay.
+/// Method: the table of one server is presented to a new one, then a conflicting lock.
 #[test]
 fn locks_are_presented_after_a_restart() {
     let (mut locks, a, b) = (table(), posix(1), posix(2));
@@ -287,8 +289,8 @@ fn locks_are_presented_after_a_restart() {
     assert_eq!(after, before);
 }
 
-/// Goal: beyond each bound the answer is ENOLCK and nothing changes; a later grant has space; at the bound all locks
-/// can be released. Method: small bounds.
+/// Goal: beyond each bound the answer is ENOLCK and nothing changes. A later grant has space, and at the bound all
+/// locks can be released. Method: small bounds.
 #[test]
 fn bounds_are_refused_with_enolck() {
     let limits = FileLockLimits {

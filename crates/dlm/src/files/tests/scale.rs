@@ -9,7 +9,8 @@ fn visits_of(locks: &mut FileLocks, mut step: impl FnMut(&mut FileLocks)) -> u64
     locks.forest.visits.get() - before
 }
 
-/// Goal: 16,000 processes that wait for one byte cost O(log n) each, to ask and to be granted. Method: nodes looked at.
+/// Goal: with 16,000 processes that wait for one byte, a request and a grant cost O(log n) each. Method: nodes looked
+/// at.
 #[test]
 fn a_crowd_on_one_byte() {
     let mut locks = FileLocks::new(FileLockLimits::default());

@@ -5,7 +5,7 @@
 //! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It
 //! waits for earlier changes of its keys (unless both are joint there), and for the tokens on its keys. The revocations
 //! for a change are sent at its arrival, not at its turn. Of the earlier changes it watches one, as lock requests do.
-//! Tokens need no watch: a key in a queue gets no new ones, and the last one to go wakes the queue once.
+//! Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the queue once.
 
 #[cfg(test)]
 use super::PlantedBug;
@@ -76,7 +76,7 @@ impl Queue {
 }
 
 impl TokenSpace {
-    /// Begins a change of these keys by that session, and revokes what others may cache of them. The change may be
+    /// Begins a change of these keys by that session, and revokes the tokens of others for them. The change may be
     /// applied when [`TokenAction::Ready`] names it, or at once if [`TokenSpace::is_ready`]. A key that is listed twice
     /// is known if either entry says so, and joint if both do. A request that is sent again must not begin a second
     /// change.
@@ -164,7 +164,7 @@ impl TokenSpace {
         }
     }
 
-    /// Makes the change ready if nothing blocks it, or else notes one thing that does.
+    /// Makes the change ready if nothing blocks it. Otherwise notes one thing that blocks it.
     pub(super) fn settle(&mut self, id: ChangeId) {
         let Some(change) = self.changes.get(&id) else { return };
         if change.ready || self.recovery.is_some() {

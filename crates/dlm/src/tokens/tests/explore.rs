@@ -13,7 +13,7 @@ struct Found {
     hits: bool,
 }
 
-/// Depth-first over all steps of all states, each state once; ends early beyond `limit` states.
+/// Visits all steps of all states depth-first, each state once. It ends early beyond `limit` states.
 fn explore(world: World, limit: usize) -> Result<Found, String> {
     let mut visited = BTreeSet::from([world.fingerprint()]);
     let mut found = Found { states: 1, late_grants: false, hits: false };
@@ -112,7 +112,7 @@ fn run(case: &Case, bug: Option<PlantedBug>, limit: usize) -> Result<Found, Stri
 }
 
 /// Goal: in no order of requests, replies, revocations, answers, expiry and faults may a client use a value that the
-/// target no longer has, and every call ends. Method: all reachable states of small programs.
+/// target no longer has. Every call ends. Method: all reachable states of small programs.
 #[test]
 fn every_order_is_coherent_and_ends() {
     let (mut late_grants, mut hits) = (false, false);

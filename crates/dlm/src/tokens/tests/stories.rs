@@ -30,8 +30,9 @@ fn revokes(space: &mut TokenSpace) -> Vec<Revoke> {
     actions.filter_map(|action| if let TokenAction::Revoke(revoke) = action { Some(revoke) } else { None }).collect()
 }
 
-/// Goal: a revocation that overtakes the grant it covers leaves nothing to use, and a grant made after the change is
-/// cached even if its request was sent before. Method: three requests, whose replies arrive after the revocation.
+/// Goal: if a revocation overtakes the grant that it covers, the client has nothing to use. A grant made after the
+/// change is cached even if its request was sent before. Method: three requests, whose replies arrive after the
+/// revocation.
 #[test]
 fn revocation_overtakes_the_grant() {
     let (mut space, mut cache, key) = (space(), cache(), attributes(5));
@@ -75,7 +76,7 @@ fn late_revocation_spares_later_grants() {
 }
 
 /// Goal: a client does not use what it knew before its own change, neither while the change is under way nor from a
-/// reply that the answer to the change has overtaken; the answer itself may be cached. Method: example.
+/// reply that the answer to the change has overtaken. The answer itself may be cached. Method: example.
 #[test]
 fn own_change_overtakes_own_read() {
     let (mut space, mut cache, key) = (space(), cache(), attributes(5));
@@ -116,7 +117,8 @@ fn unnamed_keys_are_revoked_from_the_changer() {
     assert!(space.is_ready(change));
 }
 
-/// Goal: a create takes its own name and the listings, no other name, and asks each session once. Method: example.
+/// Goal: a create revokes tokens of its own name and of the listings, and of no other name. Each session gets one
+/// revocation. Method: example.
 #[test]
 fn create_revokes_its_name_and_listings() {
     let mut space = space();
@@ -137,8 +139,8 @@ fn create_revokes_its_name_and_listings() {
     assert_eq!(space.len(), 2, "the other name stays with both");
 }
 
-/// Goal: changes of one key go in the order of arrival, joint ones side by side, those of other keys at once, and keys
-/// named in opposite orders cannot lock each other out. Method: example.
+/// Goal: changes of one key are made in the order of arrival. Joint changes run side by side, and those of other keys
+/// start at once. Changes that name keys in opposite orders cannot block each other. Method: example.
 #[test]
 fn changes_wait_in_order() {
     let mut space = space();
@@ -164,8 +166,8 @@ fn changes_wait_in_order() {
     assert!(space.is_ready(after), "who gives up holds up nobody");
 }
 
-/// Goal: 50,000 creates in one directory behind one change of it cost no more than their number. Method: all wait for
-/// one, then continue together; quadratic work would take minutes.
+/// Goal: 50,000 creates in one directory that wait for one change of it cost no more than their number. Method: all
+/// creates wait for one change, then continue together. Quadratic work would take minutes.
 #[test]
 fn crowd_in_one_directory() {
     let mut space = space();
@@ -183,7 +185,7 @@ fn crowd_in_one_directory() {
     assert!(space.is_ready(last));
 }
 
-/// Goal: a reply that shows what another session writes, or when tokens are off, is not cacheable. Method: example.
+/// Goal: a reply may not be cached if another session writes the shown file, or if tokens are off. Method: example.
 #[test]
 fn written_files_and_switched_off() {
     let mut space = space();
@@ -193,8 +195,8 @@ fn written_files_and_switched_off() {
     assert_eq!(off.grant(0, A, attributes(1), false), Err(NoGrant::Off));
 }
 
-/// Goal: a session that does not answer is reported once, after the deadline; a session that was cut off delays changes
-/// until its token has expired, one that stopped does not. Method: three holders of three kinds.
+/// Goal: a session that does not answer is reported once, after the deadline. A session that was cut off delays changes
+/// until its token has expired, and one that stopped does not. Method: three holders of three kinds.
 #[test]
 fn overdue_cut_off_and_stopped() {
     let mut space = space();
@@ -222,9 +224,10 @@ fn overdue_cut_off_and_stopped() {
     assert_eq!(space.footprint()[..6], [0; 6]);
 }
 
-/// Goal: if a session's own change revokes its token, and the session does not answer, it is not reported: the change
+/// Goal: if a session's own change revokes its token, and the session does not answer, it is not reported. The change
 /// waits until the token has expired, as it would wait after the end of the session. The revocation is repeated as for
-/// others. Method: two holders, one of which makes a change of what it cannot know; one change of the other behind it.
+/// others. Method: two holders, of which one makes a change of keys that it cannot know, and the other makes a change
+/// behind it.
 #[test]
 fn an_own_change_reports_nobody() {
     let mut space = space();
@@ -284,8 +287,9 @@ fn client_ends_before_the_target() {
     assert_eq!(cache.get(100 + LIFE, key), None);
 }
 
-/// Goal: bounds hold, the oldest goes first, an unanswered trim is still waited for, and full means "not cacheable".
-/// Method: one session takes token after token, and answers at first not at all.
+/// Goal: bounds are kept, the oldest token is revoked first, an unanswered reduction of the table is still waited for,
+/// and a full table means "not cacheable". Method: one session takes token after token, and at first does not answer at
+/// all.
 #[test]
 fn bounds_and_trims() {
     let limits = TokenLimits { max_session_tokens: 8, trim_batch: 2, ..TokenLimits::default() };
@@ -336,8 +340,8 @@ fn large_revocations_are_cut() {
     assert!(space.is_ready(change));
 }
 
-/// Goal: a directory changed by several clients grants no listing token for a while, names and attributes still; one
-/// changed by one client does; the history is bounded. Method: example.
+/// Goal: a directory that several clients change grants no listing token for a while, but still tokens for names and
+/// attributes. One that a single client changes does grant it. The history is bounded. Method: example.
 #[test]
 fn shared_directories_grant_no_listing() {
     let mut space = space();
@@ -364,7 +368,7 @@ fn shared_directories_grant_no_listing() {
 }
 
 /// Goal: after a restart changes wait for every session known before: until it presents itself, is known to have
-/// stopped, or its tokens must have expired; grants from before are void by their numbers. Method: example.
+/// stopped, or its tokens must have expired. Grants from before are void by their numbers. Method: example.
 #[test]
 fn restart_waits_for_known_sessions() {
     let (mut before, mut cache, key) = (space(), cache(), attributes(1));

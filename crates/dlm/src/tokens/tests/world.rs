@@ -1,7 +1,7 @@
 //! One target, several clients, a network that reorders all messages, and values that show incoherence.
 //!
-//! A step is one call begun, one message delivered, one change applied or ended, time going on, or a fault. After every
-//! step, whatever a client may use equals what the target has.
+//! A step is the begin of a call, the delivery of a message, the application or end of a change, the passing of time,
+//! or a fault. After every step, whatever a client may use equals the target's value.
 
 use crate::tokens::PlantedBug;
 use crate::tokens::client::{Ask, OwnChange, TokenCache, TokenCacheLimits};
@@ -15,7 +15,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Op {
     Read(TokenKey),
-    /// Each key with: known, joint.
+    /// For each key: whether the client knows it, and whether it is joint.
     Change(Vec<(TokenKey, bool, bool)>),
 }
 
@@ -400,7 +400,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything that can happen without faults happens; then all calls have been answered and nothing is left over.
+    /// All possible steps without faults are made. After that all calls have been answered and no state is left.
     pub fn finish(mut self) -> Result<(), String> {
         self.faults = Faults::default();
         loop {

@@ -4,12 +4,12 @@
 //! file is passed (`real`), when (`transport`).
 //!
 //! There is at most one in a process, made before buffers are wanted by whoever expects servers on its machine
-//! (`pass_memory`); without it buffers are private memory. It is larger than the machine's memory; what was never
-//! touched, or was given back, takes none.
+//! (`pass_memory`); without it buffers are private memory. It is larger than the machine's memory. Parts that were
+//! never touched, or were returned, use no memory.
 //!
-//! Invariants: its size is sealed, so whoever has mapped it never meets its end; it is mapped once and for good; a
-//! range has one owner, and one that comes back reads as zeros. A child of `fork` does not have the mapping: it cannot
-//! change the buffers of its parent.
+//! Invariants: its size is sealed, so no process that has mapped it can find its end. It is mapped once and never
+//! unmapped. A range has one owner, and a returned range reads as zeros. A child of `fork` does not have the mapping:
+//! it cannot change the buffers of its parent.
 
 use super::{ALIGN, RUN_BYTES, lock};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -44,9 +44,9 @@ struct Arena {
 
 /// Which ranges nobody has.
 struct Ranges {
-    /// What was never taken begins here, counted from the start.
+    /// The part that was never used begins here, counted from the start.
     fresh: usize,
-    /// What came back, by its length.
+    /// The returned ranges, by length.
     back: BTreeMap<usize, Vec<usize>>,
 }
 
@@ -241,8 +241,8 @@ pub(super) fn clear(memory: NonNull<u8>, bytes: usize) {
 mod tests {
     use super::*;
 
-    /// Goal: a range has one owner, one that came back is found again for its length, and the end is respected.
-    /// Method: an arena of five grains.
+    /// Goal: a range has one owner, a returned range is found again for its length, and the end is respected. Method:
+    /// an arena of five grains.
     #[test]
     fn ranges_have_one_owner() {
         let (mut ranges, all) = (Ranges::new(), 5 * GRAIN);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     /// Goal: memory of the arena is found by its place, zero when it is taken again, and nothing else has a place.
-    /// Method: take, write, give back, take.
+    /// Method: take, write, return, and take again.
     #[test]
     fn memory_comes_back_as_zeros() {
         if !pass_memory() {

@@ -2,17 +2,17 @@
 //!
 //! Owns: unused mappings. Does not own: mapping and unmapping (`memory`).
 //!
-//! A program that streams has as many mappings under way as the write pipeline permits, and needs them again at once;
-//! unmapping one and mapping it again costs a worker 40 us for 4 MiB, during which the disk waits. So up to
+//! A program that streams has as many mappings under way as the write pipeline permits, and needs them again at once.
+//! Unmapping one and mapping it again costs a worker 40 us for 4 MiB, during which the disk waits. So up to
 //! `keep_bytes` are kept, and those that were not used lately are unmapped.
 //!
-//! Invariants: a mapping is here or has one owner; `bytes` is the sum of those here.
+//! Invariants: a mapping is either in this list or has one owner. `bytes` is the sum of those in the list.
 
 use super::{MAPPINGS_KEPT_BYTES, Unowned};
 
 /// Each `decay` unmaps this part of the mappings that were not needed.
 const DECAY: usize = 8;
-/// Calls of `decay` in a stretch: what was wanted in this one or the one before stays.
+/// Calls of `decay` in a stretch. Memory that was needed in this stretch or the previous one stays.
 const STRETCH: usize = 12;
 
 /// A mapping and its size in bytes.
@@ -59,7 +59,7 @@ impl Mappings {
     }
 
     /// The mappings to be unmapped as time passes: a part of those kept beyond 52 MiB that were not needed lately, or
-    /// with `all` everything beyond.
+    /// with `all` everything beyond that.
     pub(super) fn decay(&mut self, all: bool) -> Vec<Mapping> {
         self.decays += 1;
         let beyond = self.bytes.saturating_sub(MAPPINGS_KEPT_BYTES);
@@ -91,7 +91,7 @@ mod tests {
         (Unowned(NonNull::dangling()), size)
     }
 
-    /// Goal: mappings that are used repeatedly stay, up to the bound; unused ones are unmapped step by step down to 52
+    /// Goal: mappings that are used repeatedly stay, up to the bound. Unused ones are unmapped step by step down to 52
     /// MiB, or at once when memory is short. Method: 40 mappings of 4 MiB, taken and kept for some stretches, then let
     /// alone.
     #[test]

@@ -1,4 +1,4 @@
-//! Which chunk of memory is used next, and which memory goes back: bookkeeping over addresses.
+//! Which chunk of memory is used next, and which memory is returned to the system: bookkeeping over addresses.
 //!
 //! Owns: unused runs and chunks, and the order of their use. Does not own: mapping and giving back (`memory`); it
 //! touches no memory.
@@ -9,18 +9,18 @@
 //! as its use. Only if the kept memory beyond the bound is scattered over runs in use, single chunks are returned, of
 //! the class that was least recently needed.
 //!
-//! Chunks are taken from the run to which a chunk was returned last: it may still be in the processor's cache, and
+//! Chunks are taken from the run to which a chunk was returned last. It may still be in the processor's cache, and
 //! chunks that are taken together are adjacent, so that they become free together.
 //!
-//! Invariants: a chunk is in use, being returned, or in `used` or `fresh` of its run; a run is in `runs` or in `bare`,
-//! or under way between them with its caller.
+//! Invariants: a chunk is in use, being returned, or in `used` or `fresh` of its run. A run is in `runs` or in `bare`,
+//! or its caller moves it between them.
 
 use super::{CHUNKS_KEPT_BYTES, CLASSES, RUN_BYTES, chunk_bytes};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Each `decay` returns this part of the unused memory beyond the minimum.
 const DECAY: usize = 8;
-/// Calls of `decay` in a stretch: what was wanted in this one or the one before stays.
+/// Calls of `decay` in a stretch. Memory that was needed in this stretch or the previous one stays.
 const STRETCH: usize = 12;
 
 /// A place in memory.
@@ -323,7 +323,7 @@ impl Store {
         run.used
     }
 
-    /// Gives a class the run that has been idle for longest; it counts as touched as a whole.
+    /// Gives a class the run that has been idle for the longest time. The whole run counts as touched.
     fn convert(&mut self, class: usize) {
         let Some((at, since)) = self.oldest_idle() else { return };
         self.remove(at);

@@ -1,4 +1,4 @@
-//! Connections on their way between two tasks that stand for threads of one simulated node.
+//! Connections that are passed between two tasks that stand for threads of one simulated node.
 //!
 //! Owns: where they are meanwhile. Does not own: the connections.
 
@@ -7,7 +7,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 thread_local! {
-    /// Connections between two tasks that stand for threads, by number: all of a world is on one thread.
+    /// Connections that are passed between two tasks that stand for threads, by number. All tasks of a world are on one
+    /// thread.
     static MOVING: RefCell<(u64, BTreeMap<u64, SimConn>)> = const { RefCell::new((0, BTreeMap::new())) };
 }
 

@@ -1,6 +1,6 @@
 //! Memory that simulated processes pass to each other, and what the ends of a connection know of each other.
 //!
-//! Owns: the model of both. All simulated processes share one arena; that of a process which has ended is not written
+//! Owns: the model of both. All simulated processes share one arena. Memory of a process that has ended is not written
 //! to any more, as if it had been its own.
 
 use super::{ConnState, End, Piece};

@@ -41,8 +41,8 @@ impl Asked {
         }
     }
 
-    /// Counts a lookup. Returns whether the name should be cached: after `OFTEN` lookups, and, if caching failed, again
-    /// from time to time.
+    /// Counts a lookup. Returns whether the name should be cached. This is so after `OFTEN` lookups and, if caching
+    /// failed, again from time to time.
     pub(crate) fn asked(&self, dir: Ino, name: &[u8]) -> bool {
         let (group, tag) = self.group(dir, name);
         let count_of = |word: &AtomicU64| word.load(Relaxed) & COUNT;
@@ -70,8 +70,8 @@ impl Asked {
 mod tests {
     use super::*;
 
-    /// Goal: a name should be cached at its fourth lookup, then less and less often, at once if it was cached before,
-    /// and anew if it was changed. Method: by hand.
+    /// Goal: a name should be cached at its fourth lookup, then less and less often. If it was cached before, it should
+    /// be cached at once, and if it was changed, the count begins anew. Method: by hand.
     #[test]
     fn names_are_wanted_when_they_were_asked_for_often() {
         let asked = Asked::default();
@@ -84,8 +84,8 @@ mod tests {
         assert!(!asked.asked(Ino(2), b"a") && !asked.asked(Ino(1), b"b"));
     }
 
-    /// Goal: nearly as many names can be counted at a time as can be cached; a name that is looked up often stays when
-    /// many others are looked up once. Method: many names in turn.
+    /// Goal: nearly as many names can be counted at a time as can be cached. A name that is looked up often stays in
+    /// the table when many others are looked up once. Method: many names in turn.
     #[test]
     fn many_names_are_counted() {
         let asked = Asked::default();

@@ -15,18 +15,19 @@
 //! * Two more threads see to sizes (`front/sizes`).
 //!
 //! The lookup thread, the invalidation threads, the move threads and those for sizes share a table of descriptors of
-//! their own (`system::leave_descriptors`). So they do nothing but their own calls: no line in a log, no call into the
-//! client, no handler of a signal (`system::leave_signals`).
+//! their own (`system::leave_descriptors`). So they do nothing but their own calls: they write no log, do not call the
+//! client, and handle no signal (`system::leave_signals`).
 //!
 //! Invariants:
 //!
 //! * The lookup thread may wait for the lock of a directory, as any walk that finds no entry. It has cached nothing in
 //!   its present call then: an answer with a timeout is in force when the call returns, and between answer and return
-//!   the call waits for no such lock. There is one exception: if the kernel has another inode under the name than the
+//!   the call waits for no such lock. There is one exception. If the kernel has another inode under the name than the
 //!   answer shows, it drops the answer and walks again. So an invalidation of the name waits for the end of the call,
 //!   or until the lookup thread is seen waiting for a directory after its answer was written.
 //! * An invalidation thread waits for the lock of a directory only where the kernel has no entry with a running
-//!   timeout, so nothing is cached. Then it is left behind, and another invalidation thread continues.
+//!   timeout, so nothing is cached. Then no change waits for this thread any more, and another invalidation thread
+//!   continues.
 //! * The root of the clone is open as long as the file system is mounted somewhere in this process's mount table. The
 //!   clone does not count as a user of that mount, which can be unmounted at any moment. When it is unmounted, all
 //!   names are invalidated and the root is closed, and the file system ends as it would have without the clone.
@@ -54,17 +55,17 @@ use std::time::Duration;
 use taker::{Take, Taking};
 use walker::Walking;
 
-/// Most paths that wait for the lookup thread, of some hundred bytes each; further paths are dropped.
+/// Most paths that wait for the lookup thread, of some hundred bytes each. Further paths are dropped.
 const WALKS_MAX: usize = 8192;
 /// How much later than its answer a call may return, in nanoseconds. The client relies on it.
 const LATE_NS: u64 = 400_000_000;
 /// Pause between two looks at a thread whose call does not return.
 const LOOK: Duration = Duration::from_micros(500);
-/// Number of looks in a row at which the thread must be waiting for the same thing.
+/// The thread must be seen waiting for the same lock this many times in a row.
 const LOOKS: u32 = 3;
 /// Pause before an invalidation that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(10);
-/// Most invalidation threads. Each one that was left behind waits for a directory in which this mount changes
+/// Most invalidation threads. Each thread that was left behind waits for a directory in which this mount changes
 /// something.
 const TAKERS_MAX: usize = 256;
 /// With more invalidation threads than this, only names of directories are cached, because invalidating those waits for
@@ -108,7 +109,7 @@ struct State {
 /// Ids of the threads whose requests are the mount's own.
 struct Own {
     tids: [AtomicU32; TAKERS_MAX + 4],
-    /// Number of places up to the last one in use. A thread that comes or goes holds the lock.
+    /// Number of places up to the last one in use. A thread that starts or ends holds the lock.
     used: AtomicUsize,
     turn: Mutex<()>,
 }
@@ -316,8 +317,8 @@ mod tests {
         lender.state.lock().walking = Some(Walking { step: step(7), lent_ns: None, written: false });
     }
 
-    /// Goal: before names are cached and after the end an invalidation is done at once; in between, an invalidation
-    /// that the threads leave unfinished is reported at their end. Method: each phase by hand.
+    /// Goal: before names are cached, and after the end, an invalidation is done at once. In between, an invalidation
+    /// that the threads do not finish is reported at their end. Method: each phase in single calls.
     #[test]
     fn whoever_takes_back_is_told() {
         let told = Arc::new(AtomicUsize::new(0));
@@ -342,8 +343,8 @@ mod tests {
         assert_eq!(told.load(SeqCst), 3);
     }
 
-    /// Goal: an invalidation of a name that a call under way caches waits for the end of that call, and of no other; a
-    /// name that a late call has cached is invalidated. Method: calls by hand, with the invalidation on a thread of its
+    /// Goal: an invalidation of a name that a call under way caches waits for the end of that call, and of no other. A
+    /// name that a late call has cached is invalidated. Method: single calls, with the invalidation on a thread of its
     /// own.
     #[test]
     fn the_taker_waits_for_the_call_that_lends() {
@@ -375,8 +376,8 @@ mod tests {
         assert!(!lender.lends(9), "nothing is lent any more");
     }
 
-    /// Goal: waiting paths are bounded, and if many invalidation threads were left behind only names of directories are
-    /// cached. Method: more of them than there is space for.
+    /// Goal: the number of waiting paths is bounded. If many invalidation threads were left behind, only names of
+    /// directories are cached. Method: more paths and more such threads than the bounds permit.
     #[test]
     fn paths_and_takers_are_bounded() {
         let lender = lender(Phase::On);
@@ -394,8 +395,8 @@ mod tests {
         }
     }
 
-    /// Goal: a lookup thread that starts before names can be cached caches them later. Method: it waits in the first
-    /// phase; then it gets a path to a name that does not exist.
+    /// Goal: a lookup thread that starts before names can be cached caches them later. Method: the thread waits in the
+    /// first phase, and then gets a path to a name that does not exist.
     #[test]
     fn the_walker_may_come_early() {
         let lender = lender(Phase::Starting);
@@ -420,7 +421,7 @@ mod tests {
         });
     }
 
-    /// Goal: threads of the mount are recognised as long as they exist. Method: this thread registers and leaves.
+    /// Goal: threads of the mount are recognised as long as they exist. Method: this thread registers and then leaves.
     #[test]
     fn own_threads_are_known() {
         let lender = lender(Phase::On);

@@ -52,7 +52,7 @@ pub(crate) fn leave_signals() -> Result<(), Raw> {
     if failed == 0 { Ok(()) } else { Err(Raw::from_raw_os_error(failed)) }
 }
 
-/// Gives the calling thread, and threads that it starts, a table of descriptors of its own, in which only the standard
+/// Gives the calling thread, and threads that it starts, a separate table of descriptors in which only the standard
 /// descriptors and `kept` are open. Returns its copy of `kept`. Descriptors of the rest of the process are invalid in
 /// this thread.
 ///
@@ -143,8 +143,8 @@ pub(crate) fn inode(fd: &OwnedFd) -> Option<Ino> {
     statx(fd.as_fd(), c"", flags, StatxFlags::INO).ok().map(|stat| Ino(stat.stx_ino))
 }
 
-/// If a thread that looks at a name waits for the lock of the directory, or for another thread's lookup of the same
-/// name: the count of waits that it has begun. `None` if it does not, or if the kernel does not tell.
+/// The number of waits that a thread has begun, if it is looking a name up and waits for the lock of the directory or
+/// for another thread's lookup of the same name. `None` if it does not, or if the kernel does not tell.
 pub(crate) fn waits_for_directory(tid: u32) -> Option<u64> {
     /// Functions of the kernel in which a lookup waits for nothing but these.
     const IN: &[&str] = &["walk_component", "lookup_slow", "__lookup_slow", "d_alloc_parallel", "d_wait_lookup"];

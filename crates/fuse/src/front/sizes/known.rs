@@ -2,15 +2,15 @@
 //!
 //! Linux gives an inode's attributes a version. An answer is kept only if nothing has moved the version since the
 //! question was asked. Every kept answer moves it, and so does every write, truncate and invalidation. The program that
-//! asked is shown the answer in any case. The mount sees neither moment: a question may have waited before the mount
-//! read it, and a thread takes its answer when it next runs. But a thread takes its answer before it asks anything
-//! else.
+//! asked is shown the answer in any case. The mount sees neither moment: a request may have waited before the mount
+//! read it, and a thread takes its answer when it next runs. But a thread takes its answer before it sends another
+//! request.
 //!
 //! Owns: the rule by which an answer may be given at once. Does not own: the requests to the kernel and the checks
 //! (`sizes`), which answers get a timeout (the client).
 //!
-//! Invariant: while `size` is known, either the kernel has it, or a thread was given it and takes it. Whatever else is
-//! on its way leaves this size, or is noted in `other`. So an answer with this size may be given whether the kernel
+//! Invariant: while `size` is known, either the kernel has it, or a thread was given it and takes it. All other answers
+//! on their way show this size, or are noted in `other`. So an answer with this size may be given whether the kernel
 //! keeps it or not. An answer with another size may be given only if no other thread was given an answer lately.
 
 use super::{ASKED_NS, ORDER_NS, TAKEN_NS};
@@ -53,7 +53,7 @@ impl Given {
     }
 
     /// When a thread other than `tid` was given an answer last. Thread `tid` has taken all answers that it was given,
-    /// because it asks again.
+    /// because it sends another request.
     fn to_others(self, tid: u32) -> u64 {
         let Given { last: [first, second], rest_ns } = self.without(tid);
         first.1.max(second.1).max(rest_ns)
@@ -74,7 +74,7 @@ impl Answer {
         Answer { tid, size: attr.size, ctime: attr.ctime, asked_ns }
     }
 
-    /// The moment before which every answer that was given had also been taken when this question was asked.
+    /// Every answer that was given before this moment had been taken when this request was sent.
     fn counts_from_ns(self) -> u64 {
         self.asked_ns.saturating_sub(ASKED_NS + TAKEN_NS)
     }
@@ -84,7 +84,7 @@ impl Answer {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
     pub(super) ino: Ino,
-    /// The size that the kernel goes by, or will go by when all answers on their way have arrived.
+    /// The size that the kernel uses, or will use when all answers on their way have arrived.
     pub(super) size: Option<u64>,
     /// Time of change in the answer that showed this size.
     pub(super) ctime: Timespec,
@@ -98,7 +98,7 @@ pub(super) struct Known {
     given: Given,
     /// As `given`, only for answers with another size than `size` whose threads have not sent a request since.
     other: Given,
-    /// As `given`, only for answers that the kernel keeps whatever came in between.
+    /// As `given`, but only for answers that the kernel caches whatever came in between.
     fixed: Given,
     /// When truncates were answered. Until the thread has taken the answer to its truncate, the kernel keeps no other
     /// answer.
@@ -119,7 +119,7 @@ impl Known {
         self.given.to_others(0).max(self.taken_back_ns.unwrap_or(0))
     }
 
-    /// Notes that a thread has taken what it was given, because it sends another request.
+    /// Notes that a thread has taken its answers, because it sends another request.
     pub(super) fn asks_again(&mut self, tid: u32) {
         (self.fixed, self.cut) = (self.fixed.without(tid), self.cut.without(tid));
     }
@@ -129,7 +129,7 @@ impl Known {
         self.given.note(tid, now_ns);
     }
 
-    /// From now on, or when the answer arrives, the kernel goes by this size.
+    /// From now on, or when the answer arrives, the kernel uses this size.
     fn becomes(&mut self, tid: u32, size: Option<u64>, now_ns: u64) {
         if self.size != size {
             (self.other, self.by_before_ns) = (self.given.without(tid), self.given.to(tid));
@@ -158,8 +158,8 @@ impl Known {
         is_safe
     }
 
-    /// As `shows`, for an answer that shows no program a size. False: it has to be left out, because it may be older
-    /// than what was shown meanwhile.
+    /// As `shows`, for an answer that shows no size to a program. False means that it has to be left out, because it
+    /// may be older than what was shown meanwhile.
     pub(super) fn shows_aside(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         if self.shows(answer, now_ns, is_changing) {
             return true;
@@ -174,20 +174,20 @@ impl Known {
         true
     }
 
-    /// Whether the question was read after the one whose answer brought `size`. Then that thread had taken all earlier
-    /// answers when the question was asked, because the kernel hands out questions in order.
+    /// Whether the request was read after the one whose answer brought `size`. If so, that thread had taken all earlier
+    /// answers when the request was sent, because the kernel passes requests on in order.
     fn is_behind(&self, answer: Answer) -> bool {
         self.by == answer.tid
             || self.by_before_ns <= answer.counts_from_ns()
             || self.since_ns + ORDER_NS < answer.asked_ns
     }
 
-    /// Whether another thread was shown another size since the question was asked.
+    /// Whether another thread was shown another size since the request was sent.
     fn is_older(&self, Answer { tid, size, asked_ns, .. }: Answer) -> bool {
         self.size.is_some_and(|known| known != size) && self.since_ns >= asked_ns && self.by != tid
     }
 
-    /// Notes an answer to a thread of the mount, which then looks whether the kernel has taken it.
+    /// Notes an answer to a thread of the mount, which then checks whether the kernel has taken it.
     pub(super) fn shows_own(&mut self, answer: Answer, now_ns: u64) {
         if self.size != Some(answer.size) {
             self.other.note(answer.tid, now_ns);
@@ -201,8 +201,8 @@ impl Known {
         self.note(answer.tid, now_ns);
     }
 
-    /// To be called before an answer that the kernel keeps whatever came in between. False if the answer may be older
-    /// than what a program was shown meanwhile.
+    /// Has to be called before an answer that the kernel caches whatever came in between. False if the answer may be
+    /// older than what a program was shown meanwhile.
     pub(super) fn fixes(&mut self, answer: Answer, now_ns: u64) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         if self.is_older(answer) {
@@ -215,7 +215,7 @@ impl Known {
         true
     }
 
-    /// To be called before the answer to a truncate, or to what the kernel treats as one.
+    /// Has to be called before the answer to a truncate, or to an operation that the kernel treats as one.
     pub(super) fn cuts(&mut self, tid: u32, now_ns: u64) {
         self.cut.note(tid, now_ns);
     }
@@ -228,7 +228,7 @@ impl Known {
         }
     }
 
-    /// To be called before the answer to a write: the file ends at `end` or later.
+    /// Has to be called before the answer to a write: the file ends at `end` or later.
     pub(super) fn wrote(&mut self, tid: u32, end: u64, now_ns: u64) {
         if self.size.is_some_and(|size| size < end) {
             self.becomes(tid, Some(end), now_ns);
@@ -256,8 +256,8 @@ impl Known {
         self.may_be_lost && (self.by != tid || tid == 0) && now_ns < self.since_ns + TAKEN_NS
     }
 
-    /// Notes that the kernel was seen to go by `size`, which it was answered when `moves` had this value. Whatever was
-    /// given before leaves this size. False if something came in between.
+    /// Notes that the kernel was seen to go by `size`, which it was answered when `moves` had this value. All answers
+    /// that were given before show this size. Returns false if another event came in between.
     pub(super) fn is_seen(&mut self, moves: u64, (size, ctime): (u64, Timespec), now_ns: u64) -> bool {
         if self.moves != moves {
             return false;
@@ -290,8 +290,8 @@ mod tests {
         known.shows(answer(tid, size, at_ns), at_ns, || false)
     }
 
-    /// Goal: a single thread is answered at once, whatever happens to the file, and so are others while the size stays
-    /// the same. Method: answers by hand.
+    /// Goal: a single thread is answered at once, whatever happens to the file. So are other threads while the size
+    /// stays the same. Method: answers by hand.
     #[test]
     fn one_at_a_time_and_the_same_size_cost_nothing() {
         let mut known = Known::new(Ino(7));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     /// Goal: programs that change the file and request its size in turn are answered at once. Method: a writer and a
-    /// thread that asks; then a third one.
+    /// thread that requests the size, and then a third thread.
     #[test]
     fn turns_cost_nothing() {
         let (mut known, turn) = (Known::new(Ino(7)), |n: u64| NOW + 2 * n * ORDER_NS);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     /// Goal: an answer that others have overtaken is not given at once, nor one whose request waited. Method: two
-    /// threads; pages that are dropped.
+    /// threads, and pages that are dropped.
     #[test]
     fn crossing_answers_are_found() {
         let mut known = Known::new(Ino(7));
@@ -331,8 +331,8 @@ mod tests {
         assert!(shows(&mut known, 1, 5, NOW + LATER + ASKED_NS + 1));
     }
 
-    /// Goal: an answer that shows its size to no program is left out only if it is older than what was shown; if the
-    /// kernel may cache it or not, the size is not known afterwards. Method: the possible orders of two threads.
+    /// Goal: an answer that shows its size to no program is left out only if it is older than what was shown. If the
+    /// kernel may or may not cache it, the size is not known afterwards. Method: the possible orders of two threads.
     #[test]
     fn answers_that_show_nothing() {
         let mut known = Known::new(Ino(7));
@@ -344,8 +344,8 @@ mod tests {
         assert_eq!(aside(6, NOW + 1), (true, None));
     }
 
-    /// Goal: when the kernel was seen to have a size, answers with it are given, unless something came in between.
-    /// Method: one check that overlaps an answer, and one that does not.
+    /// Goal: after the kernel was seen to have a size, answers with this size are given, unless another event came in
+    /// between. Method: one check that overlaps an answer, and one that does not.
     #[test]
     fn a_size_that_was_seen_is_known() {
         let mut known = Known::new(Ino(7));
@@ -361,8 +361,8 @@ mod tests {
         assert!(!known.is_on_its_way(1, NOW));
     }
 
-    /// Goal: a write makes the known size larger and never smaller; a write that changes the version while a size is on
-    /// its way to another thread is detected. Method: writes before and behind the end.
+    /// Goal: a write increases the known size and never decreases it. A write that changes the version while a size is
+    /// on its way to another thread is detected. Method: writes before the end of the file and behind it.
     #[test]
     fn writes() {
         let mut known = Known::new(Ino(7));
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(known.size, None);
     }
 
-    /// Goal: an answer that the kernel caches in any case is not given if a newer size was shown meanwhile; other
+    /// Goal: an answer that the kernel caches in any case is not given if a newer size was shown meanwhile. Other
     /// answers wait for it until its thread has sent another request. Method: the possible orders of two threads.
     #[test]
     fn answers_that_are_taken_in_any_case() {
@@ -399,8 +399,8 @@ mod tests {
         assert_eq!(known.fixed_ns(1), 0, "its thread has taken it");
     }
 
-    /// Goal: until the answer to a truncate has been taken no other answer counts, not even with the same size. Method:
-    /// a truncate, and requests of other threads after it, until its thread has sent another request.
+    /// Goal: until the kernel has taken the answer to a truncate, no other answer counts, not even one with the same
+    /// size. Method: a truncate, and requests of other threads after it, until its thread has sent another request.
     #[test]
     fn nothing_counts_beside_a_cut() {
         let mut known = Known::new(Ino(7));

@@ -324,7 +324,7 @@ wire! {
 }
 
 wire! {
-    /// Notification: drop a name; the name follows with a zero byte.
+    /// Notification: drop a name. The name follows, with a zero byte.
     NotifyInvalEntry, 16 {
         /// Directory.
         parent: u64,

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 /// Most mounts: each may hold the credits' worth of requests and 131,072 tokens of a target.
 const MOUNTS_MAX: usize = 1024;
-/// After this time a new mount is refused with the reason that other mounts did not answer: shorter than its timeout of
-/// one attempt [5 s].
+/// After this time a new mount is refused, with the reason that other mounts did not answer. This is shorter than the
+/// mount's timeout for one attempt [5 s].
 const ADMISSION: Duration = Duration::from_secs(4);
 
 impl<E: Env> SessionManager<E> {
@@ -113,7 +113,7 @@ impl<E: Env> SessionManager<E> {
     /// Lets a further connection of a mount in. Whether the session is still the one that the client means it sees by
     /// its begin (`Welcome::begun`).
     ///
-    /// Errors: its first connection has to come first.
+    /// Errors: the session's first connection does not exist yet.
     async fn admit_further(&self, session: SessionId) -> std::result::Result<(), String> {
         while self.admission.must_wait(Role::Mount) && !self.admission.is_closed() {
             self.worker.env.sleep(LOOK).await;

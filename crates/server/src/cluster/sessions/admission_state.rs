@@ -1,6 +1,6 @@
-//! `AdmissionState`: whether clients are let in or wait.
+//! `AdmissionState`: whether clients are admitted or have to wait.
 //!
-//! Owns: the reasons to wait, and the count of mounts that were let in. Does not own: letting them in (`admission`).
+//! Owns: the reasons to wait, and the count of mounts that were admitted. Does not own: letting them in (`admission`).
 
 use amphi_wire::Role;
 use std::cell::Cell;
@@ -9,9 +9,9 @@ use std::cell::Cell;
 #[derive(Default)]
 pub(super) struct AdmissionState {
     closed: Cell<bool>,
-    /// All mounts have to wait: the server is not in its cluster yet, or has lost its master.
+    /// All mounts have to wait, because the server is not in its cluster yet or has lost its master.
     held: Cell<bool>,
-    /// Mounts have to wait: power was lost, and not all have been told.
+    /// Mounts have to wait after a loss of power, until all earlier mounts have been informed of it.
     after_power_loss: Cell<bool>,
     /// Sessions of mounts that have been started.
     mounts_started: Cell<u64>,

@@ -1,4 +1,4 @@
-//! `Audit`: the record of who connected, who was refused, and who changed what.
+//! `Audit`: the record of clients that connected, clients that were refused, and changes by administrators.
 //!
 //! Owns: the lines (JSON, one object each), their bounds, and what happens if they cannot be written. Does not own: the
 //! file (`ServerConfig::audit`). Operations on files are not recorded in this log.
@@ -19,7 +19,7 @@ const TEXT_MAX: usize = 256;
 const BURST_NS: u64 = 10_000_000_000;
 /// Refusals in that time: a stranger needs four days to fill the log with them.
 const REFUSED: u32 = 20;
-/// Admissions and squashes in that time: all mounts of a cluster may come back at once.
+/// Most lines about admissions and squashes in that time. All mounts of a cluster may reconnect at once.
 const ADMITTED: u32 = 2000;
 
 /// The kind of event of a line.
@@ -108,7 +108,7 @@ impl Audit {
         kept || self.full == AuditFull::GoOn
     }
 
-    /// Whether a line of the kind is written now, and how many were left out before it.
+    /// Whether a line of the kind is written now. If so, also how many were left out before it.
     fn admit(&self, kind: Kind, now_ns: u64) -> Option<u64> {
         let mut bursts = self.bursts.borrow_mut();
         let burst = bursts.entry(kind).or_default();
@@ -193,8 +193,8 @@ mod tests {
         }
     }
 
-    /// Goal: a flood of one kind leaves a bounded number of lines and the number of those left out, and keeps no other
-    /// kind from being written. Method: more lines than the bound, then another time.
+    /// Goal: a flood of one kind leaves a bounded number of lines and the number of those left out. It does not keep
+    /// other kinds from being written. Method: more lines than the bound, then another time.
     #[test]
     fn a_flood_is_counted() {
         let (audit, lines) = kept();
@@ -209,8 +209,8 @@ mod tests {
         assert!(lines.last().is_some_and(|l| l.ends_with("\"left_out_before\":50}")));
     }
 
-    /// Goal: if the log cannot be written, the events to be recorded are refused or not, as the setting says, and
-    /// logging resumes by itself. Method: a sink that fails at first.
+    /// Goal: if the log cannot be written, the setting decides whether the events to be recorded are refused. Logging
+    /// resumes by itself. Method: a sink that fails at first.
     #[test]
     fn a_full_log_stops_or_does_not() {
         for (full, goes_on) in [(AuditFull::GoOn, true), (AuditFull::Stop, false)] {

@@ -1,4 +1,4 @@
-//! Clocks that must not be far apart: times of files come from the clocks of mounts and servers alike.
+//! Clocks must not differ too much, because times of files come from the clocks of mounts and of servers.
 
 use amphi_types::Timespec;
 use amphi_wire::{Hello, Role};

@@ -1,15 +1,16 @@
-//! Sole and shared mode: informing mounts and targets when a second mount comes or only one is left.
+//! Sole and shared mode: informing mounts and targets when a second mount arrives or only one is left.
 //!
-//! Owns: the order of a switch. Does not own: the rule in force (`rule`), tokens (`crate::coherence::tokens`), what a
-//! client does about it.
+//! Owns: the order of a switch. Does not own: the mode in force (`rule`), tokens (`crate::coherence::tokens`), and what
+//! a client does when the mode switches.
 //!
 //! A mount in sole mode lets its kernel cache names and attributes for a fixed time, and targets grant no tokens.
 //! Before a second mount is welcomed, targets grant tokens and every mount has confirmed that nothing cached in sole
-//! mode is used any more. For the switch back, the last mount is informed first; targets grant tokens until it has
-//! confirmed, so that what it cached under tokens is revoked as long as it may be used. There is one switch at a time.
+//! mode is used any more. For the switch back, the last mount is informed first. Targets grant tokens until it has
+//! confirmed, so that what it cached under tokens can be revoked as long as it may be used. There is one switch at a
+//! time.
 //!
 //! Only the master decides and informs mounts, and switches its own targets. Other servers grant tokens unless the
-//! master has said recently that there is one mount (`step`): before a second mount is welcomed, each of them has
+//! master has said recently that there is one mount (`step`). Before a second mount is welcomed, each of them has
 //! confirmed that it grants tokens, or the master's last such answer to it has expired.
 
 use super::SessionManager;
@@ -32,15 +33,15 @@ use std::time::Duration;
 /// Added to the time for which another server may go without tokens: how late its clock may be.
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
 
-/// A sole mount of several servers that has not heard the master for 10 s acts as in shared mode (`crates/client`,
-/// `company`): this is how long a disconnected mount may act in sole mode at other servers, including a second for its
-/// check and one for its clock.
+/// A sole mount of several servers that has received nothing from the master for 10 s acts as in shared mode
+/// (`crates/client`, `company`). This is how long a disconnected mount may act in sole mode on other servers. It
+/// includes a second for the mount's check and one for its clock.
 const CAUTION: Duration = Duration::from_secs(12);
 
 /// Whether a mount delays a switch.
 enum Stands {
     No,
-    /// It does until this time, at which the server has to act.
+    /// The mount acts in sole mode until this time, at which the server has to act.
     Until(u64),
 }
 
@@ -71,8 +72,8 @@ impl<E: Env> SessionManager<E> {
         self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count()
     }
 
-    /// Another server asks whether the only mount knows that it is the only one; if so, the time of the answer is
-    /// noted.
+    /// Another server asks whether the only mount has confirmed that it is the only one. If it does, the time of the
+    /// answer is noted.
     pub(crate) fn tell_alone(&self, server: u64) -> Option<u64> {
         let change = self.rule.change();
         let knows = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);
@@ -114,8 +115,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// After a start: mounts that may reconnect are in shared mode if there are several, or if sessions were cut off
-    /// (`cut_off`) and may still use tokens, for which changes have to wait.
+    /// After a start: mounts that may reconnect are in shared mode if there are several of them. They are in shared
+    /// mode too if sessions were cut off (`cut_off`) and may still use tokens, for which changes have to wait.
     pub async fn begin(self: &Rc<Self>, cut_off: bool) -> Result<()> {
         if cut_off {
             let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
@@ -199,7 +200,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Switches to shared mode before `session` is welcomed: returns when nobody uses what was cached in sole mode, or
+    /// Switches to shared mode before `session` is welcomed. Returns when nobody uses what was cached in sole mode, or
     /// when `given_up`.
     pub(super) async fn join_company(
         self: &Rc<Self>,
@@ -238,7 +239,7 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// Looks whether one mount is left, and acts on it.
+    /// Checks whether only one mount is left, and if so begins the switch to sole mode.
     pub(super) fn look_alone(self: &Rc<Self>) {
         if self.rule.tokens.get() && self.mount_count() < 2 {
             let manager = self.clone();

@@ -5,18 +5,19 @@
 //! clients that are not alive (a machine that hangs, a network that is cut). Such clients have until the callback
 //! deadline, since they may come back.
 //!
-//! An unresponsive client is evicted within `server.deaf_ms` [5 s], and its tokens end at once, since it has read that
-//! it must return what it uses. This rule relies on three facts. First, a client that works answers at once, or reports
-//! at least every 3 s that it is at work (`LockKept`, `CompanyKept`), from the task that also answers `Ping`. Second, a
-//! stream keeps its order: when a `Ping` that was sent after a callback is answered, the client has read the callback,
-//! and whatever it had sent before has been processed here. Third, the client has to be seen to run all the time: each
-//! `Ping`, one every `PING`, is answered within `PING`. A process that was stopped, a machine without a free core, a
-//! slow network, or a server that was stopped itself all cause a late answer, and then the observation starts anew.
+//! An unresponsive client is evicted within `server.deaf_ms` [5 s]. Its tokens end at once, because it has read the
+//! message that requires it to return what it uses. This rule relies on three facts. First, a client that works answers
+//! at once, or reports at least every 3 s that it is at work (`LockKept`, `CompanyKept`). These reports come from the
+//! task that also answers `Ping`. Second, a stream keeps its order. If a `Ping` that was sent after a callback is
+//! answered, the client has read the callback, and the server has processed everything that the client sent before the
+//! answer. Third, the client has to be seen to run all the time: each `Ping`, one every `PING`, is answered within
+//! `PING`. A process that was stopped, a machine without a free core, a slow network, or a server that was stopped
+//! itself all cause a late answer, and then the observation starts anew.
 //!
-//! All of this is observed for one connection: the messages that were sent on it, and whether the `Ping`s on it are
-//! answered. The targets of a worker send their messages on the session's connection at that worker, or on its first
-//! one (`Entry::line_of`). The worker of the connection asks its targets what is unanswered, so that this query passes
-//! through the same queue as the answers.
+//! All of this is observed for each connection separately: the messages that were sent on it, and whether the `Ping`s
+//! on it are answered. The targets of a worker send their messages on the session's connection at that worker, or on
+//! its first one (`Entry::line_of`). The worker of the connection asks its targets what is unanswered, so that this
+//! query passes through the same queue as the answers.
 
 use super::SessionManager;
 use super::entry::{Line, State};
@@ -29,13 +30,14 @@ use amphi_wire::{Push, Role};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// After so long without an answer it is looked whether the client is alive: most answers take less than a millisecond.
+/// If a message is unanswered for this time, the server begins to check whether the client is alive. Most answers take
+/// less than a millisecond.
 const SUSPECT: Duration = Duration::from_millis(500);
-/// How often a suspect is asked for a sign of life, and how long it may take to give one.
+/// How often a suspected client gets a `Ping`, and how long it may take to answer.
 const PING: Duration = Duration::from_millis(400);
-/// A question has to be older than the first sign of life by this: it has been sent by then.
+/// A message counts only if it is this much older than the first answered `Ping`. It has been sent by then.
 const SENT: Duration = Duration::from_millis(300);
-/// How long a client that has to switch modes may be silent: it reports each second that it is at work. A new mount
+/// How long a client that has to switch modes may send nothing. It reports each second that it is at work. A new mount
 /// waits for the switch, and is refused after 4 s.
 const SWITCHING: Duration = Duration::from_millis(2400);
 /// Sessions that ended so and do not come back.
@@ -49,15 +51,15 @@ fn ns(d: Duration) -> u64 {
 }
 
 impl<E: Env> SessionManager<E> {
-    /// A message is sent to a session on a connection: if it needs an answer, the session is observed until the answer
-    /// comes.
+    /// A message is sent to a session on a connection. If it needs an answer, the session is observed until the answer
+    /// arrives.
     pub(super) fn listen_for_answer(self: &Rc<Self>, session: SessionId, conn: ConnId, push: &Push) {
         if is_question(push) && self.worker.tunables.deaf().is_some() {
             self.watch(session, conn);
         }
     }
 
-    /// A session was asked something by a connection: it is seen to that it answers.
+    /// A message that needs an answer was sent to a session on a connection. Begins to observe whether it is answered.
     pub(super) fn watch(self: &Rc<Self>, session: SessionId, conn: ConnId) {
         match self.sessions.borrow_mut().get_mut(&session).filter(|entry| entry.role == Role::Mount) {
             Some(entry) => match entry.line_mut(conn) {
@@ -86,7 +88,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Whether a session was asked more by a connection since it is watched; if not, it is watched no more.
+    /// Whether more such messages were sent to a session on a connection since the observation began. If not, the
+    /// observation ends.
     async fn asked_again(&self, session: SessionId, conn: ConnId) -> bool {
         let Some(line) = self.ear(session, conn) else { return false };
         let elsewhere =
@@ -105,8 +108,8 @@ impl<E: Env> SessionManager<E> {
         entry.lines().find(|line| line.conn == conn).copied()
     }
 
-    /// Whether the session has left anything unanswered that it was asked by a connection, without a sign of progress,
-    /// since then.
+    /// Whether the session has left unanswered, since then and without a sign of progress, any message that it got on a
+    /// connection.
     async fn is_unanswered(&self, session: SessionId, conn: ConnId, since_ns: u64) -> bool {
         let Some(line) = self.ear(session, conn) else { return false };
         let first = self.sessions.borrow().get(&session).and_then(|e| e.conn).is_some_and(|first| first.conn == conn);
@@ -117,8 +120,8 @@ impl<E: Env> SessionManager<E> {
         self.front.is(usize::from(line.worker), Question::Unanswered(session, targets, since_ns)).await
     }
 
-    /// Switches of mode concern only the master: a mount answers only the master, also if another server has sent the
-    /// same.
+    /// Only the master's switches of mode count. A mount answers only the master, even if another server has sent the
+    /// same switch.
     fn leaves_switch_unanswered(&self, session: SessionId, since_ns: u64) -> bool {
         if self.cluster().is_some_and(|c| !c.is_master()) {
             return false;
@@ -129,8 +132,8 @@ impl<E: Env> SessionManager<E> {
         })
     }
 
-    /// Looks whether a session that leaves something unanswered is alive. Returns whether it is deaf; not, when it has
-    /// answered, or gone.
+    /// Observes whether a session that leaves a message unanswered is alive. Returns whether it is unresponsive. It is
+    /// not if it has answered or has ended.
     async fn observe(self: &Rc<Self>, session: SessionId, conn: ConnId) -> bool {
         let Some(line) = self.ear(session, conn) else { return false };
         let worker = usize::from(line.worker);

@@ -66,7 +66,7 @@ impl<E: Env> SessionManager<E> {
         self.end_now(session, SessionEnd::CutOff);
     }
 
-    /// Ends a session that is alive and does not answer: what it still uses counts no more.
+    /// Ends a session that is alive and does not answer. What it still uses is ignored from now on.
     pub(crate) fn end_deaf(self: &Rc<Self>, session: SessionId, why: &str) {
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
@@ -99,9 +99,9 @@ impl<E: Env> SessionManager<E> {
         self.ring();
     }
 
-    /// Mounts wait until all of them have been informed of a loss of power (`told`), and the targets have recorded
-    /// that: if the server is killed before that, it informs them again, and the session of a mount that had connected
-    /// meanwhile would end as well.
+    /// Mounts wait until all earlier mounts have been informed of a loss of power (`told`), and until the targets have
+    /// recorded this. If the server is killed before that, it informs them again, and the session of a mount that had
+    /// connected meanwhile would end as well.
     pub fn until_told(self: &Rc<Self>, told: impl Fn(&Rc<Self>) -> bool + 'static) {
         self.admission.hold_after_power_loss(true);
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
@@ -119,8 +119,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// A mount whose session ends now cannot continue as if it had not, also if it is alone: the count of mounts does
-    /// not fit (`Welcome::mounts`).
+    /// A mount whose session ends now cannot continue as if it had not ended, even if it is the only one, because its
+    /// count of mounts no longer matches (`Welcome::mounts`).
     pub fn disturb(&self) {
         self.admission.count_mount();
     }
@@ -209,13 +209,13 @@ impl<E: Env> SessionManager<E> {
     }
 }
 
-/// Ends a session on every target: first all targets stop executing its requests, then they release what it holds. A
-/// target that fails does not prevent this on the others.
+/// Ends a session on every target. First all targets stop executing its requests, and then they release what it holds.
+/// A target that fails does not prevent this on the others.
 ///
 /// Errors: the first of a target.
 ///
-/// `gone_here` is called when nothing is left on the targets of this server; other servers may have to wait for one
-/// that is down.
+/// `gone_here` is called when the targets of this server hold nothing of the session any more. Other servers may have
+/// to wait for one that is down.
 pub async fn end_everywhere<E: Env>(
     worker: &Rc<Worker<E>>,
     cluster: Option<&Rc<Cluster<E>>>,

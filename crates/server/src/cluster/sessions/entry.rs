@@ -62,19 +62,19 @@ pub(super) struct Entry {
     pub(super) conn: Option<Line>,
     /// Further connections of the session, by number.
     pub(super) more: BTreeMap<u16, Line>,
-    /// How connection 0 is protected; `None`: it does not leave the machine.
+    /// How connection 0 is protected. `None` means that it does not leave the machine.
     pub(super) secure: Option<Secure>,
     /// Its client has passed the server its memory.
     pub(super) memory: bool,
-    /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
+    /// Counts connections and disconnections, so that a timer knows whether it still concerns the same disconnection.
     pub(super) epoch: u64,
     /// The last switch between sole and shared mode that the mount has confirmed.
     pub(super) known: u64,
-    /// When it was last told of one, monotonic ns.
+    /// When the last switch of mode was sent to it, monotonic ns.
     pub(super) asked_ns: u64,
-    /// When it said last that it is at it, monotonic ns.
+    /// When it last reported that it works on the switch, monotonic ns.
     pub(super) kept_ns: u64,
-    /// When it was last welcomed or left, monotonic ns.
+    /// When it last connected or disconnected, monotonic ns.
     pub(super) heard_ns: u64,
 }
 
@@ -89,7 +89,7 @@ impl Entry {
         self.conn.iter_mut().chain(self.more.values_mut()).find(|line| line.conn == conn)
     }
 
-    /// The connection by which a worker pushes: one of its own, or connection 0.
+    /// The connection on which a worker pushes: one that this worker serves, or connection 0.
     pub(super) fn line_of(&self, worker: u16) -> Option<Line> {
         self.lines().find(|line| line.worker == worker && worker != 0).or(self.conn.as_ref()).copied()
     }

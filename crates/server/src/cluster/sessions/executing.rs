@@ -41,7 +41,7 @@ impl Executing {
         self.all.get()
     }
 
-    /// Whether one of a session is among them.
+    /// Whether a request of a session is among them.
     pub(super) fn has(&self, session: SessionId) -> bool {
         self.by_session.borrow().contains_key(&session)
     }

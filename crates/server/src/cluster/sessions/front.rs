@@ -1,4 +1,4 @@
-//! `Front`: the connections that one worker serves, and what the requests on them need to know of sessions.
+//! `Front`: the connections that one worker serves, and the information about sessions that requests on them need.
 //!
 //! Owns: passing a request of a mount from its connection to its target and the answer back, pushes to connections of
 //! this worker, the messages between worker 0, which has the sessions, and workers with connections. Does not own:
@@ -6,14 +6,14 @@
 //! (`gate`, `trust`).
 //!
 //! Worker 0 accepts connections, executes the handshake and admits sessions. Then it passes the connection of a mount
-//! to the worker that serves it, which reads, checks, executes, answers and pushes without involving worker 0. What the
-//! worker needs for that is passed along with the connection: whose session it is, and its gate, which worker 0 closes
-//! for all workers at once (`Gate::close`) or replaces (`Gate::replaced`). Each target itself knows whether a session
-//! exists. Connections of servers and administrators, and connections inside the process, stay with worker 0.
+//! to the worker that serves it, which reads, checks, executes, answers and pushes without involving worker 0. The
+//! worker gets with the connection what it needs for that: the owner of the session, and its gate. Worker 0 closes the
+//! gate for all workers at once (`Gate::close`) or replaces it (`Gate::replaced`). Each target itself knows whether a
+//! session exists. Connections of servers and administrators, and connections inside the process, stay with worker 0.
 //!
-//! Invariants: worker 0 enters a connection before the worker that gets it hears of it, and every message about it
-//! takes the same queue, so each is about a connection that its receiver has, or had. A connection that is given up
-//! anywhere is reported to worker 0 once.
+//! Invariants: worker 0 registers a connection before the worker that gets it learns of it, and every message about it
+//! uses the same queue. So each message concerns a connection that its receiver has or had. A connection that is given
+//! up anywhere is reported to worker 0 once.
 
 use super::executing::Executing;
 use super::gate::{self, Gate};
@@ -55,26 +55,28 @@ pub(super) enum FrontMessage {
     Request { token: u64, request: Box<WholeRequest> },
     /// From worker 0: the answer to a query.
     Answered { token: u64, answer: Box<Answer> },
-    /// To worker 0: a connection has ended; `clean` as `Handler::disconnected` has it.
+    /// To worker 0: a connection has ended. `clean` has the same meaning as in `Handler::disconnected`.
     Gone { session: SessionId, conn: ConnId, clean: bool },
-    /// To worker 0: the client was asked something by this connection; it is to be seen to that it answers.
+    /// To worker 0: a message that needs an answer was sent to the client on this connection, so the client has to be
+    /// observed.
     Watch { session: SessionId, conn: ConnId },
-    /// To worker 0: users of the client counted as others, so often that it is written down.
+    /// To worker 0: requests of the client were executed as squashed users so often that the audit log has to record
+    /// it.
     Squashed { conn: ConnId },
 }
 
 /// A query of worker 0 to a worker with connections.
 pub(super) enum Question {
-    /// Whether a request is being executed: of a session, or any.
+    /// Whether a request is being executed: one of this session, or any.
     Executing(Option<SessionId>),
     /// Whether there is a connection.
     Connected,
     /// `Connections::probe`.
     Probe(ConnId),
-    /// Whether the client was asked more since it is watched; if not, it is watched no more.
+    /// Whether more such messages were sent to the client since the observation began. If not, the observation ends.
     AskedAgain(SessionId, ConnId),
-    /// Whether the session has left something unanswered at one of these targets since then, monotonic ns. The question
-    /// takes the way of the session's answers, so none of those that have arrived is behind it.
+    /// Whether the session has left a message of one of these targets unanswered since then, monotonic ns. The query
+    /// uses the same queue as the session's answers, so it overtakes none of those that have arrived.
     Unanswered(SessionId, Vec<TargetId>, u64),
 }
 
@@ -104,7 +106,7 @@ impl WholeRequest {
     }
 }
 
-/// Whether worker 0 answers a request, wherever it comes in.
+/// Whether worker 0 answers a request, whichever worker received it.
 pub(super) fn is_whole(op: &Request) -> bool {
     matches!(
         op,
@@ -123,7 +125,7 @@ pub(super) fn is_whole(op: &Request) -> bool {
 /// Whether a client may send this request; the call then gets the user on whose behalf it is executed. `squashed` is
 /// called if that is another user than the client sent.
 ///
-/// Errors: `Perm`; `ReadOnly`; `Io` once the client's key has been removed.
+/// Errors: `Perm`, `ReadOnly`, or `Io` if the client's key has been removed.
 pub(super) fn may_ask(incoming: &mut Incoming, gate: Option<&Gate>, squashed: impl FnOnce(&Gate)) -> Result<()> {
     if gate::class_of(&incoming.call.op) == gate::Class::Internal {
         return Err(Errno::Perm);
@@ -172,11 +174,11 @@ pub struct Front<E: Env> {
     pub(super) worker: Rc<Worker<E>>,
     pub(super) connections: Rc<Connections>,
     pub(super) executing: Executing,
-    /// At other workers than 0: what passes, by connection.
+    /// At workers other than 0: the gates, by connection.
     gates: RefCell<BTreeMap<ConnId, Arc<Gate>>>,
-    /// At other workers than 0: connections of mounts, by session and number.
+    /// At workers other than 0: connections of mounts, by session and number.
     lines: RefCell<BTreeMap<(SessionId, u16), Line>>,
-    /// At other workers than 0: connections that worker 0 has not heard the end of.
+    /// At workers other than 0: connections whose end was not reported to worker 0 yet.
     coming: RefCell<BTreeMap<ConnId, Owner>>,
     waiting: Waiting,
 }
@@ -200,7 +202,7 @@ impl<E: Env> Front<E> {
         self.worker.send(to, Lane::Urgent, Message::Sessions(Box::new(message)));
     }
 
-    /// Asks a worker; `None` if it ends before it answers.
+    /// Sends a query to a worker. `None` if the worker ends before it answers.
     pub(super) async fn ask(self: &Rc<Self>, worker: usize, question: Question) -> Option<Told> {
         if worker == usize::from(self.worker.index) {
             return Some(self.answer(question).await);
@@ -212,12 +214,12 @@ impl<E: Env> Front<E> {
         receiver.await.ok()
     }
 
-    /// Whether a worker says yes.
+    /// Whether a worker answers the query with yes.
     pub(super) async fn is(self: &Rc<Self>, worker: usize, question: Question) -> bool {
         matches!(self.ask(worker, question).await, Some(Told::Is(true)))
     }
 
-    /// Whether any worker says yes.
+    /// Whether any worker answers the query with yes.
     pub(super) async fn any(self: &Rc<Self>, question: impl Fn() -> Question) -> bool {
         for worker in 0..usize::from(self.worker.workers) {
             if self.is(worker, question()).await {

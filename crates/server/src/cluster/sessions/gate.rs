@@ -1,17 +1,18 @@
-//! `Gate`: the one place through which every request of a client goes before anything is done for it.
+//! `Gate`: the one place that every request of a client passes before anything is done for it.
 //!
 //! Owns: the class of each request (`class_of`, for which the compiler checks the whole list), what the holder of a key
 //! may request, as which users its users count, and which users and groups it is shown. Does not own: who holds which
 //! key (`membership::keys`), what users of this machine may do on a Unix socket (`trust`), permissions of files.
 //!
-//! The rights of a session are determined when its connection is made, and again when the registry changes; a request
-//! costs one look-up in a table of connections with keys, and nothing if there is none. Credentials are replaced before
-//! any other code sees them, so every permission check, every owner of a new inode and every inherited group uses the
-//! replaced ones. Numbers of users in requests (`chown`, access control lists) and in answers are translated here as
-//! well.
+//! The rights of a session are determined when its connection is made, and again when the registry changes. A request
+//! costs one look-up in a table of connections with keys, and nothing if that table is empty. Credentials are replaced
+//! before any other code sees them. So every permission check, every owner of a new inode and every inherited group
+//! uses the replaced ones. Numbers of users in requests (`chown`, access control lists) and in answers are translated
+//! here as well.
 //!
-//! A session that is bound to a tree has a second table beside `class_of`: what each request names (`session::reach`).
-//! What is about more than a tree is refused here; inodes are compared where they lie, before the request is executed.
+//! A session that is bound to a tree uses a second table in addition to `class_of`: what each request names
+//! (`session::reach`). Requests that concern more than a tree are refused here. Inodes are checked on their targets,
+//! before the request is executed.
 //!
 //! Invariant: a request is refused unless its class is named for the role of its connection.
 
@@ -36,7 +37,7 @@ pub(super) enum Class {
     Session,
     /// Every role may read the state of the cluster: its map, its space, its tunables.
     Cluster,
-    /// An administrator changes servers, or looks at what others have done there.
+    /// An administrator changes servers, or looks at the activity of others on them.
     Administration,
     /// A server speaks to another one.
     Peer,
@@ -129,7 +130,7 @@ fn change_if(changes: bool) -> Class {
     if changes { Class::Change } else { Class::Look }
 }
 
-/// Whether a request changes a server; of clients without a key of their own only trusted ones may send it.
+/// Whether a request changes a server. Of the clients without a key of their own, only trusted ones may send it.
 pub(super) fn changes_servers(op: &Request) -> bool {
     match op {
         // Every admitted client may read the sums.
@@ -151,7 +152,7 @@ pub(super) struct Gate {
     closed: AtomicBool,
     /// Requests whose users or groups were replaced.
     squashed: AtomicU64,
-    /// The gate that counts in its place, once the registry says something else of the key.
+    /// The gate that replaces this one, after the registry has a changed entry for the key.
     next: OnceLock<Arc<Gate>>,
 }
 
@@ -167,7 +168,7 @@ impl Gate {
         self.next.get_or_init(|| Arc::new(Gate::new(self.key, entry, self.role))).clone()
     }
 
-    /// The gate that counts in place of this one, if it has been replaced.
+    /// The gate that has replaced this one, if there is one.
     pub(super) fn latest(&self) -> Option<Arc<Gate>> {
         let mut latest = self.next.get()?;
         while let Some(next) = latest.next.get() {
@@ -191,7 +192,8 @@ impl Gate {
         self.squashed.load(Ordering::Relaxed)
     }
 
-    /// Whether the last refusal has to be recorded: the first one, and then each time that there are ten times as many.
+    /// Whether the last refusal has to be recorded. The first one is, and then each one that makes the number ten times
+    /// as large.
     pub(super) fn is_noteworthy(&self) -> bool {
         let count = self.squashed();
         count > 0 && count == 10u64.pow(count.ilog10())
@@ -208,9 +210,9 @@ impl Gate {
         self.entry.subtree.as_ref().map(Tree::of)
     }
 
-    /// Whether the holder may ask this; then the call is as it counts.
+    /// Whether the holder may send this request. If so, the call gets the credentials with which it is executed.
     ///
-    /// Errors: `Perm`; `ReadOnly`; `Io` once its key has been removed.
+    /// Errors: `Perm`, `ReadOnly`, or `Io` if its key has been removed.
     pub(super) fn pass(&self, incoming: &mut Incoming) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Errno::Io);
@@ -245,8 +247,8 @@ impl Gate {
         Ok(())
     }
 
-    /// The state that a mount presents after a restart names no users: the server accepts files that some user of the
-    /// client could have opened.
+    /// The state that a mount presents after a restart names no users. So the server accepts files that some user of
+    /// the client could have opened.
     fn present_for_users(&self, call: &mut Call) {
         if call.cred.uid == 0 {
             return;
@@ -304,8 +306,8 @@ impl Gate {
         self.squashed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Translates the numbers of users and groups in an answer; `acl`: it is the value of an access control list. A
-    /// user without a number at the client is shown as nobody.
+    /// Translates the numbers of users and groups in an answer. `acl`: the value is an access control list. A user
+    /// without a number at the client is shown as nobody.
     pub(super) fn show(&self, answer: &mut Answer, acl: bool) {
         let Squash { uids, gids, .. } = &self.entry.squash;
         let show = |view: &mut InodeView| {
@@ -413,10 +415,10 @@ fn forget_access_times(op: &mut Request) {
     }
 }
 
-/// As whom a caller counts; `None` if he is none of the users whom the key speaks for.
+/// The user as whom a caller is treated, or `None` if the key may not act for him.
 ///
-/// The rights of the super-user are his capabilities and his group as much as his number. So where he is squashed, or
-/// is another user on the servers, nobody of that client has capabilities, and group 0 is squashed as he is.
+/// The rights of the super-user are his capabilities and his group as much as his number. So if root is squashed or
+/// mapped to another user, nobody of that client has capabilities, and group 0 is squashed in the same way.
 fn squashed(squash: &Squash, said: &Cred) -> Option<Cred> {
     let alone = |to: SquashTo| Cred { uid: to.uid, gid: to.gid, groups: Vec::new(), caps: Caps::NONE };
     if let Some(to) = squash.all {
@@ -449,7 +451,8 @@ fn is_acl(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl_")
 }
 
-/// Bytes before the entries of a list, and of each entry: a tag, permissions, a number; little-endian, as Linux has it.
+/// Bytes before the entries of an access control list, and of each entry: a tag, permissions, a number. They are
+/// little-endian, as in Linux.
 const ACL_HEAD: usize = 4;
 const ACL_ENTRY: usize = 8;
 /// Tags of entries that name a user and a group.

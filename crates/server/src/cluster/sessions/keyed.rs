@@ -1,8 +1,8 @@
-//! Clients with keys: identifying them, what happens to them when the registry changes, and requests about keys.
+//! Clients with keys: identifying them, the consequences for them when the registry changes, and requests about keys.
 //!
-//! Owns: looking up a client's key, the gates of connections, ending what a removed key had, `Request::Keys` and
-//! `Request::Evict`, and the audit records of all that (`audit`). Does not own: the registry (`cluster::keys`), what a
-//! gate permits (`gate`).
+//! Owns: looking up a client's key, the gates of connections, ending the sessions of a removed key, `Request::Keys` and
+//! `Request::Evict`, and the audit records of these events (`audit`). Does not own: the registry (`cluster::keys`),
+//! what a gate permits (`gate`).
 //!
 //! Bound: one gate for each connection.
 
@@ -29,7 +29,7 @@ const REMOVED: &str = "its key has been removed";
 /// Why a connection has to be made again.
 const CHANGED: &str = "its key may count from other addresses now";
 
-/// How long a connection of a removed key has to take the last answer.
+/// How long a connection of a removed key may take to receive the last answer.
 const FAREWELL: Duration = Duration::from_millis(200);
 
 /// A client's key, and its entry in the registry.
@@ -77,7 +77,7 @@ impl<E: Env> SessionManager<E> {
         self.audit.note(kind, self.worker.env.wall(), self.worker.now_ns(), fields)
     }
 
-    /// The key of a client that is, or will be, admitted as `role`; `None` if it has no key of its own.
+    /// The key of a client that is, or will be, admitted as `role`, or `None` if it has no key of its own.
     ///
     /// Errors: why it may not.
     pub(super) fn key_of(&self, peer: &Peer, role: Role) -> std::result::Result<Option<Keyed>, String> {
@@ -306,12 +306,13 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Name of the key with which the client of a session came; empty if with none of its own.
+    /// Name of the key with which the client of a session connected. It is empty if the client has no key of its own.
     pub(super) fn key_name(&self, session: SessionId) -> String {
         self.sessions.borrow().get(&session).and_then(|e| Some(e.key.as_ref()?.name.clone())).unwrap_or_default()
     }
 
-    /// The tree to which the key of a session is bound, as its administrator named it; empty if to none.
+    /// The tree to which the key of a session is bound, as its administrator named it. It is empty if the key is not
+    /// bound.
     pub(super) fn subtree_of(&self, entry: &Entry) -> String {
         let (Some(cluster), Some(key)) = (self.cluster(), &entry.key) else { return String::new() };
         let found = cluster.keys.find(key.fingerprint).filter(|found| found.id == key.id);

@@ -1,7 +1,8 @@
-//! Which worker serves which connection, and what workers with connections say to the one with the sessions.
+//! Which worker serves which connection, and the messages from workers with connections to the worker with the
+//! sessions.
 //!
-//! Owns: which worker has a connection, how many connections a mount is told to open, what a message of another worker
-//! causes. Does not own: the messages, and what those workers do with theirs (`front`).
+//! Owns: which worker has a connection, how many connections a mount should open, and what a message of another worker
+//! causes. Does not own: the messages, and what those workers do with the messages that they get (`front`).
 
 use super::SessionManager;
 use super::front::FrontMessage;
@@ -41,8 +42,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// The worker that serves a client: a mount's connections are spread over all of them, so that each is at the
-    /// worker of the targets for which it is used. A mount with one connection has it at any worker.
+    /// The worker that serves a client. A mount's connections are spread over all workers, so that each is served by
+    /// the worker of the targets for which it is used. A mount with one connection has it at any worker.
     pub(super) fn place(&self, hello: &Hello, welcome: &Welcome) -> Option<usize> {
         if hello.role != Role::Mount {
             return None;
@@ -53,8 +54,8 @@ impl<E: Env> SessionManager<E> {
         Some(at as usize).filter(|at| *at != 0)
     }
 
-    /// Number of connections over which a client should spread its requests to the targets of this server: as many as
-    /// there are workers, or a divisor of that.
+    /// Number of connections over which a client should spread its requests to the targets of this server. It is the
+    /// number of workers, or a divisor of it.
     pub(super) fn links_for(&self, hello: &Hello) -> u16 {
         let workers = self.worker.workers;
         if hello.role != Role::Mount || !(hello.link > 0 || self.front.connections.is_roomy()) {

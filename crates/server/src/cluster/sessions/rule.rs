@@ -16,7 +16,7 @@ const WANTED_NS: u64 = 60_000_000_000;
 
 /// The rule that is in force.
 pub(super) struct Rule {
-    /// There is one switch at a time.
+    /// The gate that permits only one switch at a time.
     pub(super) turn: Gate<()>,
     /// Number of the last switch. It begins with the wall clock, so that it grows over restarts.
     pub(super) change: Cell<u64>,
@@ -32,10 +32,10 @@ pub(super) struct Rule {
     pub(super) wanted_until_ns: Cell<u64>,
     /// The longest time for which a kernel was allowed to cache, ns.
     pub(super) kernel_ns: Cell<u64>,
-    /// When other servers last got the answer that there is one mount, monotonic ns; servers that are not in the map
+    /// When other servers last got the answer that there is one mount, monotonic ns. Servers that are not in the map
     /// got none since `started_ns`.
     pub(super) told_alone_ns: RefCell<BTreeMap<u64, u64>>,
-    /// When this run began: an earlier one may have told until then.
+    /// When this run began. An earlier run may have given such answers until then.
     pub(super) started_ns: u64,
     /// The last switch to company of which all other servers know.
     pub(super) all_grant: Cell<u64>,
@@ -71,7 +71,7 @@ impl Rule {
         self.kernel_ns.set(self.kernel_ns.get().max(token_ms * 1_000_000));
     }
 
-    /// A mount was refused because others had not answered yet: their answers count when it tries again.
+    /// A mount was refused because others had not answered yet. Their answers count when it tries again.
     pub(super) fn wanted(&self, now_ns: u64) {
         self.wanted_until_ns.set(now_ns + WANTED_NS);
     }

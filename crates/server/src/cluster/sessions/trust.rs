@@ -1,15 +1,15 @@
-//! Which client may do what at a server.
+//! Which client may send which requests to a server.
 //!
 //! Owns: which clients are admitted in which role, to whom a session belongs, and on whose behalf a client may send
 //! requests. Does not own: how a client is identified (`amphi_transport`: this process, the cluster key, the kernel's
 //! credentials on a Unix socket), permissions of files.
 //!
-//! A client is either *bound* or not. A client that is not bound can act for every user: it runs as root or as the user
-//! who runs the server, or it knows the cluster key; mounts of root are such clients. A bound client is another user of
-//! this machine, who was permitted to connect to a Unix socket. It is a mount, or it reads the server's status, but
-//! sees no sessions except its own, and changes nothing of the server. Its requests are executed as this user, with
-//! those groups named in a request that the user really has. Requests of the mount itself, which name root (locks,
-//! write-back, what it has open), are executed as that user as well.
+//! A client is either *bound* or not. A client that is not bound to a user can act for every user: it runs as root or
+//! as the user who runs the server, or it knows the cluster key. Mounts of root are such clients. A bound client is
+//! another user of this machine, who was permitted to connect to a Unix socket. Such a client is a mount, or it reads
+//! the server's status. It sees no sessions except its own, and changes nothing of the server. Its requests are
+//! executed as this user, with those groups named in a request that the user really has. Requests for the mount's own
+//! purposes, which name root (locks, write-back, its open files), are executed as that user as well.
 
 use super::entry::Entry;
 use super::gate::changes_servers;
@@ -24,8 +24,8 @@ const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom t
 /// The owner of a session: no other client takes it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The owner is not known since this server was started: a client that knows the session's number, which is random
-    /// and secret, may use it.
+    /// The owner is not known since this server was started. A client that knows the session's number, which is random
+    /// and secret, may use the session.
     Unknown,
     /// A client that acts for all users.
     Anybody,
@@ -36,7 +36,7 @@ pub(super) enum Owner {
 }
 
 impl Owner {
-    /// The owner of a client's sessions: by its key if it has one, otherwise by the kernel's credentials.
+    /// The owner of a client's sessions: its key if it has one, otherwise the user in the kernel's credentials.
     pub(super) fn of(peer: &Peer, key: Option<&KeyEntry>) -> Owner {
         match (key, &peer.bound) {
             (Some(key), _) => Owner::Key(key.id),
@@ -74,7 +74,7 @@ pub(super) fn may_come(
     }
 }
 
-/// For whom the state of a server is told.
+/// The client that asks for the state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Viewer {
     /// A client that may see all sessions.
@@ -84,7 +84,7 @@ pub(super) enum Viewer {
 }
 
 impl Viewer {
-    /// Whether it may be told of a session.
+    /// Whether it may see a session.
     pub(super) fn may_see(self, session: &Entry) -> bool {
         match self {
             Viewer::Anybody => true,
@@ -103,7 +103,7 @@ pub(super) fn as_told(owner: Owner, push: Push) -> Push {
     }
 }
 
-/// Whether a client may ask this; then `call` says on whose behalf it counts.
+/// Whether a client may send this request. If so, `call` gets the credentials with which it is executed.
 ///
 /// Errors: `Perm`.
 pub(super) fn may_ask(incoming: &mut Incoming) -> Result<()> {
@@ -117,7 +117,8 @@ pub(super) fn may_ask(incoming: &mut Incoming) -> Result<()> {
     }
 }
 
-/// For a client with a key: on a Unix socket it also acts as its user, before its key is applied.
+/// For a client with a key: on a Unix socket its requests are also executed as its user, before the rules of its key
+/// are applied.
 ///
 /// Errors: `Perm`.
 pub(super) fn act_as_bound(incoming: &mut Incoming) -> Result<()> {

@@ -1,6 +1,6 @@
-//! Requests about a whole server: what it is doing, its tunables and counters, the goodbye of a session.
+//! Requests about a whole server: its state, its tunables and counters, and the goodbye of a session.
 //!
-//! Owns: their answers. Does not own: who may ask (`trust`), how sessions end (`ending`).
+//! Owns: their answers. Does not own: which client may send them (`trust`), how sessions end (`ending`).
 
 use super::SessionManager;
 use super::audit::Kind;
@@ -50,7 +50,7 @@ impl<E: Env> SessionManager<E> {
         (Answer::of(result), false)
     }
 
-    /// For whom a client asks about the server.
+    /// The viewer for which a client requests the server's state.
     fn viewer(&self, incoming: &Incoming) -> Viewer {
         match (self.gate(incoming.route.conn), &incoming.bound) {
             (Some(gate), _) if gate.entry.role == KeyRole::Client => Viewer::Only(Owner::Key(gate.entry.id)),

@@ -2,20 +2,20 @@
 //!
 //! The kernel reports the last close of an open file to its mount (RELEASE) without waiting for the answer, so `close`
 //! may have returned before the mount releases the file's `flock` and OFD locks. Other programs may already know of
-//! that close, and must not find the locks any more. Therefore a request that would be refused asks the mounts that
+//! that close, and must not find the locks any more. So before a request is refused, the server asks the mounts that
 //! hold the conflicting locks, and checks for the conflict once more when they have answered.
 //!
 //! Owns: who is asked. Does not own: how a mount knows of closes, how long it is waited for (`questions`).
 //!
-//! Bound: at most `HOLDERS_MAX` mounts are asked for one request. A mount answers at once unless a close is under way,
-//! so a lock that is not being released costs a refused request one round trip.
+//! Bound: at most `HOLDERS_MAX` mounts are asked for one request. A mount answers at once unless a close is under way.
+//! So a lock that is not being released costs a refused request one round trip.
 
 use super::{FileLockTable, lock_of};
 use crate::coherence::questions::Asked;
 use amphi_types::SessionId;
 use amphi_wire::FileLockSpec;
 
-/// Most mounts that one request asks.
+/// Most mounts that are asked for one request.
 const HOLDERS_MAX: usize = 16;
 
 impl FileLockTable {

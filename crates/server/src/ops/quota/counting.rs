@@ -1,4 +1,4 @@
-//! Counting what accounts use on a target, and whether it has to be counted.
+//! Counting the use of accounts on a target, and whether it has to be counted.
 //!
 //! Owns: the begin of counting, owners of stripes of other targets' files, pages of accounts. Does not own: the counts
 //! (`meta`, `data`).
@@ -20,7 +20,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const WHOLE_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before it is looked again whether all owners are known.
 const LOOK: Duration = Duration::from_millis(1);
-/// Most inodes in one question for owners, and most accounts in one answer.
+/// Most inodes in one request for owners, and most accounts in one answer.
 pub(super) const PAGE: usize = 1000;
 
 /// Learns from target 0 whether anything is limited, however long that takes.

@@ -1,7 +1,7 @@
 //! Dealing limits out from target 0, and the questions about quotas between targets.
 //!
-//! Owns: answers to these questions, one deal at a time for each account, the look at soft limits. Does not own: how
-//! much a target gets (`amphi_quota`), finding room for a request (`ops::quota`).
+//! Owns: answers to requests of targets, dividing a limit (once at a time for each account), and the check of soft
+//! limits. Does not own: how much a target gets (`amphi_quota`), getting space for a request (`ops::quota`).
 
 use crate::message::{Freeing, QuotaRequest, TargetReply, TargetRequest};
 use crate::ops::quota::counting::{accounts_behind, set_on, whole};
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// How often the target checks which accounts use more than their soft limit.
 const SOFT_EVERY: Duration = Duration::from_secs(30);
-/// How long a target that does not answer is waited for before what is known of it counts.
+/// How long the ledger waits for a target that does not answer, before it uses the last numbers of that target.
 const COLLECT_WITHIN: Duration = Duration::from_secs(1);
 /// Pause before the remaining space is checked again.
 const FREED_LOOK: Duration = Duration::from_millis(5);
@@ -115,7 +115,7 @@ async fn deal<E: Env>(
     }
 }
 
-/// All targets forget what they know of an account, or of all. Returns when all have answered.
+/// All targets drop their knowledge of an account, or of all. Returns when all have answered.
 pub(super) async fn tell_all<E: Env>(worker: &Rc<Worker<E>>, account: Option<Account>) {
     let (sender, mut receiver) = futures_channel::mpsc::unbounded::<()>();
     for other in pool(worker) {

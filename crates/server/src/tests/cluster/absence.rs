@@ -11,10 +11,10 @@ fn held_lock(ino: Ino) -> HeldLock {
     HeldLock { object, mode: LockMode::Write, range, group: None }
 }
 
-/// Goal: after the restart of one server no mount gets a lock or caches attributes there before every mount that may
-/// hold state there has presented it, or has gone; on other servers all operations continue. Method: as for one server:
-/// a mount with a lock is kept away from the restarted server while another one requests it; it comes back, or does
-/// not.
+/// Goal: after the restart of one server, no mount gets a lock or caches attributes there before every mount that may
+/// hold state there has presented it, or has ended. On other servers all operations continue. Method: as for one
+/// server: a mount with a lock is cut off from the restarted server while another one requests the lock. Then the first
+/// one reconnects, or does not.
 #[test]
 fn the_absent_keep_their_locks_on_one_server() {
     for comes_back in [true, false] {
@@ -106,9 +106,9 @@ fn the_absent_keep_their_tokens_on_one_server() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: the master and the others may restart in turn under two mounts: locks and opens stay, shared mode stays, and a
-/// file unlinked while open is removed when it is closed. Method: kills each server in turn, then both; presents;
-/// counts.
+/// Goal: the master and the others may restart in turn while there are two mounts. Locks, opens and shared mode stay,
+/// and a file unlinked while open is removed when it is closed. Method: each server is killed in turn, then both.
+/// Clients present their state, and it is counted.
 #[test]
 fn two_mounts_survive_every_server() {
     for down in [vec![0], vec![1], vec![0, 1], vec![1, 0]] {
@@ -155,10 +155,10 @@ fn two_mounts_survive_every_server() {
     }
 }
 
-/// Goal: a mount that others did not wait for continues to write files that were settled meanwhile, with its outdated
-/// layout: every mount sees their new size, also one that cached the old one (Promise S1). Method: the file's server
-/// restarts while its writer is cut off from it for longer than the grace time; another mount opens and closes the file
-/// and reads its attributes; the writer comes back and writes to the other server.
+/// Goal: a mount for which the others did not wait continues to write files that were settled meanwhile, with its
+/// outdated layout. Every mount sees their new size, even one that cached the old one (Promise S1). Method: the file's
+/// server restarts while its writer is cut off from it for longer than the grace time. Another mount opens and closes
+/// the file and reads its attributes. Then the writer reconnects and writes to the other server.
 #[test]
 fn who_was_not_waited_for_is_seen_writing() {
     let world = World::new(423, &[1, 1], 1);

@@ -1,4 +1,4 @@
-//! Eviction of one of several mounts of several servers, and what its last messages may still do.
+//! Eviction of one of several mounts of several servers, and the effects of its last messages.
 
 use super::*;
 use crate::tests::company::lock;
@@ -44,9 +44,9 @@ fn evictions(server: &Option<Rc<Server<SimEnv>>>) -> u64 {
     server.as_ref().unwrap().worker.counters.evictions.get()
 }
 
-/// Goal: the session of a mount that one server evicts ends on all of them: waiting mounts get its locks everywhere
-/// within the deadline, and none of its later messages has an effect. Method: two mounts with a lock and an open file
-/// on each server; one does not answer one of the servers: the master, or another one.
+/// Goal: if one server evicts a mount, the session ends on all servers. Waiting mounts get its locks everywhere within
+/// the deadline, and none of its later messages has an effect. Method: two mounts have a lock and an open file on each
+/// server. One of them does not answer one of the servers: in turn the master and another one.
 #[test]
 fn one_server_evicts_for_all() {
     for silent_at in [0, 1] {
@@ -85,10 +85,10 @@ fn one_server_evicts_for_all() {
     }
 }
 
-/// Goal: a mount that the master evicts while another server is cut off from the master keeps its state on that server,
-/// and no other state; when that server learns of the eviction, the state is dropped, and late writes fail. No
-/// operation waits on other servers. Method: the servers are cut off from each other; the evicted mount writes before
-/// and after the cut is healed.
+/// Goal: if the master evicts a mount while another server is cut off from the master, the mount keeps its state on
+/// that server and loses it on all others. When that server learns of the eviction, it drops the state, and late writes
+/// fail. No operation waits on other servers. Method: the servers are cut off from each other; the evicted mount writes
+/// before and after the cut is healed.
 #[test]
 fn a_server_that_hears_later_ends_the_session() {
     let world = World::new(415, &[1, 1], 1);
@@ -133,9 +133,9 @@ fn a_server_that_hears_later_ends_the_session() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a server that is cut off from the master serves several mounts for a minute, and then lets them wait until the
-/// connection is back; a mount in sole mode is served on. Method: the servers are cut off from each other for two
-/// minutes.
+/// Goal: a server that is cut off from the master serves several mounts for a minute, and then makes them wait until
+/// the connection is back. A mount in sole mode is served all the time. Method: the servers are cut off from each other
+/// for two minutes.
 #[test]
 fn a_server_without_the_master_stops() {
     for mounts in [1, 2] {
@@ -165,10 +165,10 @@ fn a_server_without_the_master_stops() {
     }
 }
 
-/// Goal: a truncate of a mount that is evicted while it waits for another server removes no bytes there that other
-/// mounts have written since, also if the file's own server is restarted meanwhile. Method: the file's server cannot
-/// reach the one with the second stripe, on which the mount does not answer; another mount writes there, which evicts
-/// the first; then the servers reach each other again.
+/// Goal: a truncate of a mount may wait for another server when the mount is evicted. It removes no bytes there that
+/// other mounts have written since, even if the file's own server is restarted meanwhile. Method: the file's server
+/// cannot reach the server with the second stripe, on which the mount does not answer. Another mount writes there,
+/// which evicts the first mount. Then the servers reach each other again.
 #[test]
 fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
     use amphi_types::{Layout, Pattern, SetAttr};
@@ -289,9 +289,10 @@ fn a_cut_that_another_disk_refuses_fails() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a server that is down affects no other one: where an ended mount had an operation under way that waits for it,
-/// the server of that operation continues with the master and serves the other mounts. Method: a mount truncates a file
-/// whose bytes lie on a server that is down, and dies; then only time passes; later the server comes back.
+/// Goal: a server that is down affects no other server. An ended mount may have had an operation under way that waits
+/// for it. The server of that operation continues with the master and serves the other mounts. Method: a mount
+/// truncates a file whose bytes are on a server that is down, and dies. Then only time passes, and later the server is
+/// started again.
 #[test]
 fn a_server_that_is_down_takes_no_other_along() {
     let world = World::new(417, &[1, 1, 1], 1);

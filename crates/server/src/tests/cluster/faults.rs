@@ -6,8 +6,8 @@ use crate::records::TxId;
 use amphi_meta::Part;
 
 /// Goal: questions that are sent again over broken connections and restarts of either end happen once. Method: as for
-/// requests of a mount: exclusive creates and links whose repetition would say `Exist` or count twice, while the
-/// connection between the servers breaks and one of them is killed.
+/// requests of a mount: exclusive creates and links, whose repetition would give `Exist` or count a link twice.
+/// Meanwhile the connection between the servers breaks, and one of them is killed.
 #[test]
 fn questions_happen_once() {
     for seed in 0..10 {
@@ -57,8 +57,8 @@ fn questions_happen_once() {
 }
 
 /// Goal: directories that move at the same time never become their own ancestors, whichever server crashes. Method: two
-/// directories on two servers move into each other again and again, while the master, which has the lock on such moves,
-/// or the other one is killed.
+/// directories on two servers are moved into each other again and again, while the master, which has the lock on such
+/// moves, or the other server is killed.
 #[test]
 fn crossing_moves_make_no_loop() {
     for seed in 0..16 {
@@ -99,8 +99,8 @@ fn crossing_moves_make_no_loop() {
     }
 }
 
-/// Goal: a session that ends at the master ends on all servers, also on one that was cut off or down meanwhile, and its
-/// open files are released; a live session is known to a server that was down when it began; no other session is
+/// Goal: a session that ends at the master ends on all servers, even on one that was cut off or down meanwhile, and its
+/// open files are released. A live session becomes known to a server that was down when it began. No other session is
 /// admitted.
 #[test]
 fn sessions_are_the_same_everywhere() {
@@ -148,8 +148,8 @@ fn sessions_are_the_same_everywhere() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a coordinator that is away is asked repeatedly, and the items of the promise stay locked until then; a
-/// participant that is away gets the decision when it is back. Method: one server is cut off in the middle of an
+/// Goal: if a coordinator is down, it is asked repeatedly, and the items of the promise stay locked until it answers.
+/// If a participant is down, it gets the decision when it is back. Method: one server is cut off in the middle of an
 /// operation.
 #[test]
 fn promises_wait_for_their_coordinator() {
@@ -186,7 +186,7 @@ fn promises_wait_for_their_coordinator() {
 
 /// Goal: the lock on moving directories that is granted to a server which has given the move up goes back. Method: the
 /// lock is held at the master while another server, whose client moves a directory, waits for it and is cut off for
-/// longer than it has patience; then it comes free, and directories move again.
+/// longer than it waits. Then the lock becomes free, and directories move again.
 #[test]
 fn a_move_given_up_keeps_no_lock() {
     let world = World::new(67, &[1, 1, 1], 1);
@@ -225,8 +225,8 @@ fn a_move_given_up_keeps_no_lock() {
 }
 
 /// Goal: promises to a coordinator that cannot be reached hold up nothing but their own names. Method: a participant
-/// has promises to one that is down, and one to another that lives and knows nothing of it, so that it did not happen;
-/// its name can be used soon.
+/// has promises to a server that is down, and to another one that is alive and does not know the operation, so that it
+/// did not happen. The name of that operation can be used soon.
 #[test]
 fn promises_to_others_do_not_wait() {
     let world = World::new(68, &[1, 1, 1, 1], 1);

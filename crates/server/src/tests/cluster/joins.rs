@@ -1,4 +1,4 @@
-//! Coming into a cluster: first start, any order, new servers, refusals.
+//! Joining a cluster: first start, any order, new servers, refusals.
 
 use super::*;
 use futures_util::future::{Either, select};
@@ -43,8 +43,8 @@ fn two_servers_are_one_cluster() {
     }
 }
 
-/// Goal: a server joins a running cluster with a mount: the mount is notified, new directories and files use it, the
-/// mount is known there, and existing files keep their place.
+/// Goal: a server joins a running cluster with a mount. The mount is informed, new directories and files use the
+/// server, the mount is known there, and existing files keep their place.
 #[test]
 fn a_server_joins_a_running_cluster() {
     let world = World::new(61, &[1, 2, 1], 1);
@@ -89,8 +89,8 @@ fn a_server_joins_a_running_cluster() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: servers may start in any order, and again in any order, with the master down meanwhile: each waits, or
-/// continues with its stored map, and all are one cluster in the end.
+/// Goal: servers may be started in any order, and again in any order, with the master down meanwhile. Each of them
+/// waits, or continues with its stored map, and all form one cluster in the end.
 #[test]
 fn any_order() {
     let world = World::new(62, &[2, 1, 1], 1);
@@ -152,7 +152,8 @@ fn any_order() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: who does not belong is refused with one clear line, and nothing of his or of the cluster is changed.
+/// Goal: a server that does not belong to the cluster is refused with one clear line, and nothing of the server or of
+/// the cluster is changed.
 #[test]
 fn strangers_are_refused() {
     let world = World::new(63, &[1, 1], 1);
@@ -233,9 +234,9 @@ fn strangers_are_refused() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a first start that is cut short at any moment, also right behind the join, can be repeated, and is the same
-/// server then. Method: killed as soon as the master knows it, or has given it numbers, or after some time; then
-/// started again.
+/// Goal: a first start that is interrupted at any moment, even directly after the join, can be repeated, and the server
+/// is the same one then. Method: the server is killed as soon as the master knows it, or has given it numbers, or after
+/// some time. Then it is started again.
 #[test]
 fn a_first_start_that_was_cut_short_goes_on() {
     for moment in 0..12u64 {
@@ -274,8 +275,8 @@ fn a_first_start_that_was_cut_short_goes_on() {
     }
 }
 
-/// Goal: a member that crashed comes back at once although its old connections look alive, and a single cut heals by
-/// itself.
+/// Goal: a member that crashed can reconnect at once although its old connections look alive, and a single cut is
+/// repaired automatically.
 #[test]
 fn members_come_back() {
     let world = World::new(64, &[1, 1], 1);

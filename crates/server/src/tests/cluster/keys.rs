@@ -1,4 +1,4 @@
-//! Keys over several servers: when each server learns of a change, and how one behaves that has not.
+//! Keys with several servers: when each server learns of a change, and how a server behaves that has not learnt it.
 
 use super::*;
 use crate::tests::keys::{entry, identity};
@@ -69,9 +69,10 @@ async fn is_over(world: &World, connected: &Connected, target: u16) -> bool {
     !matches!(asked, Some(Ok(_)))
 }
 
-/// Goal: a removed key's mount ends on every server within two seconds; on one that is cut off from the master as soon
-/// as it learns of the removal; one that was down admits no client with that key before it knows, though it starts with
-/// the former registry. Method: three servers, of which one is cut off and one down when the key is removed.
+/// Goal: when a key is removed, its sessions end on every server within two seconds, and on a server that is cut off
+/// from the master as soon as it learns of the removal. A server that was down admits no client with that key before it
+/// knows, though it starts with the former registry. Method: three servers, of which one is cut off and one is down
+/// when the key is removed.
 #[test]
 fn a_removal_reaches_every_server() {
     let world = World::new(720, &[1, 1, 1], 1);
@@ -140,9 +141,9 @@ fn a_removal_reaches_every_server() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a master with zones of yesterday does not restore removed keys: as soon as another server connects to it, the
-/// later registry is in force on all of them, and sessions admitted meanwhile end. Method: the former registry is put
-/// into the master's zone; a mount of the removed key is admitted before the other server connects.
+/// Goal: a master with older zones does not restore removed keys. As soon as another server connects to it, the later
+/// registry is in force on all servers, and sessions admitted meanwhile end. Method: the former registry is put into
+/// the master's zone. A mount of the removed key is admitted before the other server connects.
 #[test]
 fn a_registry_of_yesterday_is_replaced() {
     let world = World::new(721, &[1, 1], 1);
@@ -182,8 +183,8 @@ fn a_registry_of_yesterday_is_replaced() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: when identities are required, the cluster key alone admits no client over the network, and sessions that were
-/// admitted by it end; servers are admitted by their keys, also one without the cluster key; the switch is refused
+/// Goal: if identities are required, the cluster key alone admits no client over the network, and sessions that were
+/// admitted by it end. Servers are admitted by their keys, even one without the cluster key. The setting is refused
 /// while servers have no keys. Method: a cluster that is switched over, and a server that starts with its identity
 /// alone.
 #[test]

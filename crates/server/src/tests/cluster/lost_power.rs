@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Goal: the same where one of several servers loses power: the mount's session ends on all of them, and a mount in
-/// sole mode learns that it cannot continue either. Method: the second server loses power, or is only killed; the
-/// master's answer to the mount that comes back.
+/// Goal: the same if one of several servers loses power. The mount's session ends on all of them, and a mount in sole
+/// mode learns that it cannot continue either. Method: the second server loses power, or is only killed. The master's
+/// answer to the mount that reconnects is checked.
 #[test]
 fn one_of_several_servers_loses_power() {
     for (seed, kind) in [(120, CrashKind::Process), (121, CrashKind::Power)] {
@@ -39,7 +39,7 @@ fn one_of_several_servers_loses_power() {
 }
 
 /// Goal: a loss is known until all mounts have been notified of it, also over a kill in between, and then no more.
-/// Method: the second server loses power, comes back while it cannot reach the master, and is killed; later it is
+/// Method: the second server loses power, starts again while it cannot reach the master, and is killed. Later it is
 /// killed again.
 #[test]
 fn a_kill_forgets_no_loss() {

@@ -25,8 +25,8 @@ async fn is_granted(m: &Mount<'_>, dir: Ino) -> bool {
     m.told(lookup(dir, "x")).await.1.name.is_some()
 }
 
-/// Goal: a lone mount gets no tokens of any server; when a second one has come all servers grant, and when one is left
-/// they stop. Method: asks each server at each stage.
+/// Goal: the only mount gets no tokens from any server. All servers grant tokens when a second mount has come, and stop
+/// when only one is left. Method: each server is asked at each stage.
 #[test]
 fn all_servers_know_of_company() {
     let world = World::new(400, &[1, 1, 2], 2);
@@ -57,9 +57,9 @@ fn all_servers_know_of_company() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a server that the master cannot notify of a second mount grants tokens before that mount is admitted; one that
-/// restarts grants from the start. Method: the link between the servers is cut while a mount in sole mode is served;
-/// the server is killed.
+/// Goal: a server that the master cannot inform of a second mount grants tokens before that mount is admitted. A server
+/// that restarts grants them from its start. Method: the link between the servers is cut while a mount in sole mode is
+/// served. Then the server is killed.
 #[test]
 fn a_server_that_hears_nothing_grants() {
     let world = World::new(401, &[1, 1], 1);
@@ -124,7 +124,7 @@ async fn waits_for<T>(holder: &Mount<'_>, keys: &[TokenKey], change: impl Future
 }
 
 /// Goal: an operation over two servers revokes the tokens of other mounts on either before any mount sees it. Method:
-/// make, rename, link, unlink and remove over two servers by one mount; the other one caches.
+/// one mount makes, renames, links, unlinks and removes names over two servers, and the other one caches them.
 #[test]
 fn changes_over_two_servers_take_back_on_both() {
     let world = World::new(402, &[1, 1, 1], 1);
@@ -175,8 +175,8 @@ fn changes_over_two_servers_take_back_on_both() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a server joins while several mounts are there; they are known to it, and it grants tokens and locks. Method:
-/// two mounts, then a second and a third server.
+/// Goal: a server joins while there are several mounts. It knows them, and grants tokens and locks. Method: two mounts,
+/// then a second and a third server.
 #[test]
 fn a_server_joins_several_mounts() {
     let world = World::new(403, &[1, 2, 1], 1);
@@ -201,9 +201,9 @@ fn a_server_joins_several_mounts() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: what a server pushed over a connection that broke is pushed again over the next. Method: a deaf holder loses
-/// its connection to a server that is not the master, after a revocation and a callback, and answers those that come
-/// again.
+/// Goal: what a server pushed over a connection that broke is pushed again over the next. Method: an unresponsive
+/// holder loses its connection to a server other than the master, after a revocation and a callback, and answers the
+/// repeated ones.
 #[test]
 fn every_server_pushes_again() {
     let world = World::new(404, &[1, 1], 1);

@@ -1,5 +1,5 @@
 //! Crash sweeps over operations on several servers: one server at a time is crashed at every write or sync that it
-//! makes, and started again while the others run on.
+//! makes, and started again while the others continue.
 
 use super::*;
 use std::cell::Cell;
@@ -93,8 +93,8 @@ async fn keep(world: &World, at: usize, server: &RefCell<Option<Rc<Server<SimEnv
 }
 
 /// Goal: a client that survives a crash of either server at any write gets every answer once and right. Method: kill
-/// the process, or cut its power, at every write of one server; the scenario must end as without a crash, and the zones
-/// must be clean. After lost power the server may have lost unsynced changes, so only the zones count.
+/// the process, or cut its power, at every write of one server. The scenario must end as without a crash, and the zones
+/// must be sound. After lost power the server may have lost unsynced changes, so only the zones count.
 #[test]
 fn every_answer_survives_one_server() {
     let (trees, ops) = golden();
@@ -136,8 +136,8 @@ fn every_answer_survives_one_server() {
 }
 
 /// Goal: whatever a crash interrupts happened wholly or not at all, on both servers, also when power fails. Method: one
-/// server and the client crash at every write of it; the other one runs on, or crashes with it. After a kill everything
-/// answered is there.
+/// server and the client crash at every write of the server. The other server continues, or crashes at the same time.
+/// After a kill everything answered is there.
 #[test]
 fn nothing_is_left_half_done() {
     let (trees, ops) = golden();

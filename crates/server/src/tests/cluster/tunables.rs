@@ -3,9 +3,9 @@
 use super::*;
 use crate::tunables::Tunable;
 
-/// Goal: a set value is in force on all servers, also on one that was away, restarts or joins later; the configuration
-/// gives the first values of a server, before that. Method: one is killed and another cut off while values are set; a
-/// third joins behind them; the values in each process are checked.
+/// Goal: a set value is in force on all servers, even on one that was down, restarts or joins later. The configuration
+/// gives the first values of a server. Method: one server is killed and another one is cut off while values are set,
+/// and a third one joins afterwards. The values in each process are checked.
 #[test]
 fn what_was_set_reaches_every_server() {
     let world = World::new(710, &[1, 1, 1, 2], 2);

@@ -1,11 +1,12 @@
-//! What is written down of keys and those who come with them.
+//! The audit log of keys and of the clients that use them.
 
 use super::*;
 use crate::config::AuditFull;
 use std::sync::{Arc, Mutex};
 
-/// Goal: what happens is written down, with the key and what came of it; while that cannot be, and the setting says so,
-/// nobody new is let in and no key is changed, but those who are in go on. Method: a story; a log that fails.
+/// Goal: events are written to the log with the key and the result. While the log cannot be written, and the setting
+/// requires it, no new client is admitted and no key is changed, but admitted clients continue. Method: a sequence of
+/// events, and a log that fails.
 #[test]
 fn what_happens_is_written_down() {
     for full in [AuditFull::GoOn, AuditFull::Stop] {

@@ -14,7 +14,7 @@ impl Dice {
     }
 }
 
-/// The registry after a change, or without one, as a command asks for it; `None`: the change was refused, or the
+/// The registry after a change, or without one, as a command requests it. `None`: the change was refused, or the
 /// connection was lost before it was answered.
 async fn registry(place: &Place, change: Option<KeyChange>) -> Option<KeyRegistry> {
     let env = place.sim.node("client");
@@ -122,9 +122,9 @@ async fn story(place: &Place, seed: u64) -> (u64, u64) {
     (made, ended)
 }
 
-/// Goal: what an administrator was answered holds through kills of the server and broken connections: whoever is
-/// squashed makes nothing under another name, and nothing that a removed key asks is executed, also by a server that
-/// has started again since. Method: random changes of an entry and creates by its mount, with faults in the middle.
+/// Goal: answers to an administrator remain true across kills of the server and broken connections. A squashed user
+/// makes nothing under another name, and no request of a removed key is executed, even by a server that has been
+/// restarted since. Method: random changes of an entry and creates by its mount, with faults in the middle.
 #[test]
 fn squashes_and_revocations_hold_under_faults() {
     let (mut made, mut ended) = (0, 0);

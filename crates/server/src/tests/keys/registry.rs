@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Goal: an entry is changed without being removed: mounts that are there go on in their sessions and are what it says
-/// from the change on, in each point; who may not come from his address any more loses his connection and comes in no
-/// more. Method: one mount, its entry changed step by step.
+/// Goal: an entry is changed without being removed. Existing mounts continue in their sessions, and from the change on
+/// they have the rights of the changed entry, for each of its settings. A mount whose address is no longer permitted
+/// loses its connection and is not admitted again. Method: one mount, its entry changed step by step.
 #[test]
 fn settings_change_while_a_mount_is_there() {
     // The second one is served by another worker than the one that changes its entry.
@@ -60,8 +60,9 @@ fn settings_change_while_a_mount_is_there() {
     }
 }
 
-/// Goal: 1,000 keys are kept over a restart, travel in one message, and two administrators at once lose nothing of each
-/// other's. Method: two of them add keys by turns that the simulation chooses; the server is restarted.
+/// Goal: 1,000 keys are kept over a restart and fit into one message. If two administrators make changes at the same
+/// time, none is lost. Method: two administrators add keys in an order that the simulation chooses, and the server is
+/// restarted.
 #[test]
 fn two_administrators_and_many_keys() {
     let mut place = Place::new(97, 1, 1);

@@ -1,10 +1,10 @@
-//! All requests that there are, for tests that try each of them.
+//! All existing requests, for tests that try each of them.
 
 use super::*;
 use amphi_types::{Account, AccountKind, Layout, Limits};
 use amphi_wire::{BatchPart, Cover, FileLockFamily, FileLockOwner, ReadPart, ServerInfo};
 
-/// One request of each kind, about these inodes, each with all that can be said in it.
+/// One request of each kind about these inodes, with all of its fields set.
 pub(super) fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
     let object = ObjectId { ino, stripe: 0 };
     let (range, mtime) = (ByteRange::new(0, 4096), Timespec::default());
@@ -132,12 +132,12 @@ fn variant(op: &Request) -> u8 {
     amphi_wire::handshake::proven_bytes(op)[0]
 }
 
-/// What `op` is called, for messages and lists.
+/// The name of `op`, for messages and lists.
 pub(super) fn called(op: &Request) -> String {
     format!("{op:?}").chars().take_while(|c| c.is_alphanumeric()).collect()
 }
 
-/// Goal: the list above has every request. Method: their places are all there; the one behind the last is none.
+/// Goal: the list above has every request. Method: the list has a request at each place, and none after the last.
 #[test]
 fn the_list_is_whole() {
     let all = every_request(Ino::ROOT, Ino::ROOT);

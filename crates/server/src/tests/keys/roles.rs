@@ -1,11 +1,11 @@
-//! What the holders of keys may be, and what read-only keys may do.
+//! The roles of holders of keys, and what read-only keys may do.
 
 use super::requests::{called, every_request};
 use super::*;
 
-/// Goal: a key is what its role says and nothing else: a client's does not serve, administer, look at others' counters
-/// or sessions; an administrator's does not mount, touches no file and speaks for no server. Method: all connections
-/// with all keys, then all requests on those that are let in.
+/// Goal: a key has only the rights of its role. A client's key does not serve, administer, or look at others' counters
+/// or sessions. An administrator's key does not mount, touches no file and does not act as a server. Method: all kinds
+/// of connections with all keys, and then all requests on the connections that are admitted.
 #[test]
 fn a_role_is_all_that_a_key_has() {
     with_server(91, 2, 2, async |place, root| {
@@ -60,8 +60,8 @@ fn a_role_is_all_that_a_key_has() {
     });
 }
 
-/// Goal: a read-only key changes nothing by any request, not even access times, and reads. Method: every request; what
-/// the files are afterwards.
+/// Goal: a read-only key changes nothing by any request, not even access times, and reads. Method: every request, and
+/// the state of the files afterwards.
 #[test]
 fn a_read_only_key_changes_nothing() {
     with_server(92, 1, 1, async |place, root| {

@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Goal: a removed key is over at once: what its mount asks is refused, its locks go to who waits, it does not come
-/// back, nor does a second mount; others of the cluster go on. So with `Evict`, after which it may come back. Method: a
-/// mount with a lock that another one waits for.
+/// Goal: a removed key stops working at once. Requests of its mount are refused, waiting mounts get its locks, neither
+/// this mount nor a second one is admitted again, and other mounts continue. So with `Evict`, after which it may come
+/// back. Method: a mount with a lock that another one waits for.
 #[test]
 fn a_removed_key_is_over() {
     with_server(95, 2, 2, async |place, root| {
@@ -63,9 +63,9 @@ fn a_removed_key_is_over() {
     });
 }
 
-/// Goal: a session is its key's: neither another key, nor somebody without, goes on with it; a rotated key's session
-/// goes on under the second key and ends with the first if it came by that; no more mounts than the bound; an address
-/// outside the ranges is refused. Method: a story.
+/// Goal: a session belongs to its key. Neither another key nor a client without a key can continue it. The session of a
+/// rotated key continues under the second key, and ends with the first if it was begun with that. There are no more
+/// mounts than the bound, and an address outside the ranges is refused. Method: a story.
 #[test]
 fn sessions_are_their_keys() {
     with_server(96, 1, 1, async |place, root| {

@@ -1,11 +1,12 @@
-//! As whom users of a client count: root, everybody, maps; and what such a client is believed after a restart.
+//! As which users a client's users are treated: root, all users, mappings. Also what the server accepts from such a
+//! client after a restart.
 
 use super::*;
 use amphi_types::Caps;
 
-/// Goal: root of a client is nobody where he is squashed, whatever he says of groups and capabilities, in every check:
-/// owners, modes, sticky directories, set-group-id, times, attributes. Other users are themselves, without
-/// capabilities and without group 0. Method: requests of a hostile mount beside a trusted one's.
+/// Goal: a squashed root is nobody in every check (owners, modes, sticky directories, set-group-id, times, attributes),
+/// whatever groups and capabilities he claims. Other users are themselves, without capabilities and without group 0.
+/// Method: requests of a hostile mount, compared with those of a trusted one.
 #[test]
 fn root_is_squashed_everywhere() {
     with_server(93, 2, 2, async |place, root| {
@@ -93,10 +94,10 @@ fn root_is_squashed_everywhere() {
     });
 }
 
-/// Goal: after a restart of the server a mount whose root is squashed goes on with what its users have open, whoever
-/// they are, and gets nothing else by presenting it: neither files of root nor those of users that it does not speak
-/// for. Nobody says by himself whose opens they are. Method: a restart; files of several owners and modes, all of which
-/// the mount says it has open.
+/// Goal: after a restart of the server, a mount whose root is squashed continues with the files that its users have
+/// open, whoever they are. By presenting opens it gets nothing else: neither files of root nor those of users for whom
+/// it does not act. Nobody says by himself whose opens they are. Method: a restart. The mount claims to have files of
+/// several owners and modes open.
 #[test]
 fn opens_are_believed_for_users_of_the_client() {
     let place = Place::new(99, 2, 1);
@@ -161,9 +162,9 @@ fn opens_are_believed_for_users_of_the_client() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: with `all` everybody is one user; with maps users are others on the servers, are shown as themselves, and
-/// those outside are refused or shown as nobody; the numbers of `chown` and of access control lists are translated as
-/// well. Method: a mount with maps beside a trusted one.
+/// Goal: with `all` all users are treated as one user. With mappings, users have other numbers on the servers and are
+/// shown with their own, and users outside are refused or shown as nobody. The numbers of `chown` and of access control
+/// lists are translated as well. Method: a mount with mappings, compared with a trusted one.
 #[test]
 fn users_are_mapped_both_ways() {
     with_server(94, 2, 2, async |place, root| {

@@ -1,11 +1,11 @@
-//! Keys that are bound to a tree: what lies outside does not exist for them, whatever they send.
+//! Keys that are bound to a tree: for their clients, inodes outside the tree do not exist, whatever they send.
 
 use super::requests::{called, every_request};
 use super::*;
 use amphi_types::{Account, AccountKind, Layout};
 use amphi_wire::keys::Subtree;
 
-/// A directory with a project of its own, and what a holder of a key that is bound to it may not reach.
+/// A directory with a project of its own, and the inodes that a holder of a key bound to it may not access.
 struct World {
     root: Ino,
     project: u32,
@@ -67,7 +67,7 @@ impl Client {
     }
 }
 
-/// What is the session's own, or everybody's, so it is no matter which inodes are named beside it.
+/// Requests about what belongs to the session itself, or to everybody, so the inodes that they also name do not matter.
 const OWN: &[&str] = &[
     "Close",
     "CloseBatch",
@@ -92,9 +92,9 @@ const OWN: &[&str] = &[
     "Tunables",
 ];
 
-/// Goal: every request that names an inode outside the tree is answered as one that names an inode that is not there,
-/// on one server with several targets and workers, and changes nothing. Method: all requests about both, from a client
-/// that speaks the wire; what lies outside before and afterwards.
+/// Goal: every request that names an inode outside the tree gets the answer for an inode that does not exist, on one
+/// server with several targets and workers, and changes nothing. Method: all requests about both kinds of inodes, from
+/// a client that speaks the wire protocol. The state outside is compared before and afterwards.
 #[test]
 fn every_request_stays_within() {
     // The second session is served by another worker than the first.
@@ -137,9 +137,9 @@ fn every_request_stays_within() {
     }
 }
 
-/// Goal: two inodes of which one lies outside are not brought together: by hard links, renames of all kinds, files
-/// without a name. What lies in the tree with another project, as only an administrator can make it, has a name and is
-/// not reached by it. Nothing lies above the top. Method: a table of requests; a tree within the tree.
+/// Goal: if one of two inodes is outside, they cannot be combined by hard links, renames of all kinds, or files without
+/// a name. Goal: an inode in the tree with another project, which only an administrator can make, is listed by its name
+/// and cannot be accessed. Nothing lies above the top. Method: a table of requests, and a tree within the tree.
 #[test]
 fn nothing_crosses_the_border() {
     with_server(202, 3, 1, async |place, root| {
@@ -212,9 +212,9 @@ fn nothing_crosses_the_border() {
     });
 }
 
-/// Goal: stripes of a file outside, which lie on other targets than its inode, are not reached by their numbers, those
-/// of files within are; a file that leaves the tree by an administrator's hand takes its stripes along. Method: files
-/// of three stripes.
+/// Goal: stripes of a file outside that are on other targets than its inode cannot be accessed by their numbers, and
+/// those of files within the tree can. If an administrator moves a file out of the tree, access to its stripes ends
+/// too. Method: files of three stripes.
 #[test]
 fn stripes_are_within_as_their_files_are() {
     with_server(203, 3, 1, async |place, root| {
@@ -265,9 +265,9 @@ fn stripes_are_within_as_their_files_are() {
     });
 }
 
-/// Goal: a change of the tree counts with the next request of mounts that are there; what they have open they can give
-/// back. Trees are compared with what is there when a key is bound; the border of a bound tree is not taken away by the
-/// way, and its number is given to no other tree. Method: a story.
+/// Goal: a change of the tree applies from the next request of existing mounts on. They can still close the files that
+/// they have open. Goal: when a key is bound, the tree is checked. No operation removes the border of a bound tree, and
+/// its number is given to no other tree. Method: a story.
 #[test]
 fn trees_of_keys_change() {
     for session in [2, 5] {
@@ -334,7 +334,7 @@ fn trees_of_keys_change() {
 }
 
 /// Goal: after a restart a mount gets back what it has open in its tree, and nothing outside by presenting it. Method:
-/// a restart, before which the key is bound; the client presents opens and locks on both sides.
+/// a restart before which the key is bound. The client presents opens and locks on both sides.
 #[test]
 fn what_is_presented_is_within() {
     let place = Place::new(205, 2, 1);

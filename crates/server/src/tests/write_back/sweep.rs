@@ -32,8 +32,8 @@ const STORY: Story = Story {
     age_ms: "2",
 };
 
-/// Small ones, which a sync logs; they are overwritten before they are flushed, by writes that are not synced, and the
-/// records of these reach the disk before power is lost.
+/// Small writes, which a sync logs. Before they are flushed, they are overwritten by writes that are not synced, and
+/// the records of these reach the disk before power is lost.
 const SMALL: Story = Story {
     writes: &[
         (1, 0, 3_000),
@@ -51,8 +51,8 @@ const SMALL: Story = Story {
     age_ms: "45",
 };
 
-/// Small writes to new blocks, each of which ages and is flushed before the next; nothing is synced, so nothing but the
-/// order of records keeps foreign bytes away.
+/// Small writes to new blocks, each of which ages and is flushed before the next. Nothing is synced, so only the order
+/// of records prevents that foreign bytes are visible.
 const AGED: Story = Story {
     writes: &[
         (1, 0, 5_000),
@@ -71,12 +71,12 @@ const AGED: Story = Story {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Kill,
-    /// The memory of accepted bytes goes with the process; that of records stays.
+    /// The memory of accepted bytes is lost with the process, and that of records stays.
     KillAndMemory,
     Power,
 }
 
-/// One run of the story, cut off at the `nth` write or sync of the disk. Whether it ended before.
+/// One run of the scenario, which is stopped at the `nth` write or sync of the disk. Whether it ended before.
 fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> bool {
     let kind = if end == End::Power { CrashKind::Power } else { CrashKind::Process };
     let steps = story.writes;
@@ -190,11 +190,11 @@ fn sweep(story: &Story, seed: u64, end: End, log_memory: &str) -> u64 {
     (1..).find(|&nth| crash_at(story, seed, nth, end, log_memory)).unwrap_or(0)
 }
 
-/// Goal: Promises S9 and S10: a kill at any write or sync of the disk loses no answered data, lost power no synced
-/// data, nor does the loss of the memory alone, and no byte has a value that was not written there. Method: a sweep
-/// over a story with accepts, overwrites, flushes, a sync, writes through, and starts that are cut off as well, over
-/// blocks with foreign bytes, and over one of small writes whose syncs log them; records are kept in memory or on the
-/// disk.
+/// Goal: Promises S9 and S10: a kill at any write or sync of the disk loses no answered data. A loss of power loses no
+/// synced data, and neither does the loss of the memory alone. No byte has a value that was not written there. Method:
+/// a sweep over a scenario with accepted writes, overwrites, flushes, a sync, writes through, and starts that are
+/// stopped as well, over blocks with foreign bytes. A second scenario has small writes whose syncs log them. Records
+/// are kept in memory or on the disk.
 #[test]
 fn a_crash_anywhere_loses_nothing() {
     plant(None);
@@ -208,8 +208,8 @@ fn a_crash_anywhere_loses_nothing() {
     }
 }
 
-/// Goal: the sweep finds a flush whose record does not follow its bytes. Method: planted; lost power after each
-/// operation of the disk, with both ways of keeping records.
+/// Goal: the sweep finds a flush whose record does not follow its bytes. Method: planted mistakes. Power is lost after
+/// each operation of the disk, with both ways of keeping records.
 #[test]
 fn a_flush_without_its_mark_is_found() {
     plant(Some(Mistake::UnmarkedFlush));

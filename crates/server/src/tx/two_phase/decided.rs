@@ -4,11 +4,11 @@
 //! decided (`txs`).
 //!
 //! A participant's record of the changes has a mark, so that they are made once. Invariants: a participant logs the
-//! changes when the decision is stable; the decision is removed when they are stable at every participant; a mark is
-//! removed when that removal is stable. So whatever part of which log is lost: where a decision is, its changes are
-//! made unless their mark is there, and nothing else needs them; a mark without a decision is of no use.
+//! changes when the decision is stable. The decision is removed when they are stable at every participant. A mark is
+//! removed when that removal is stable. So whichever part of which log is lost, the changes of an existing decision are
+//! made unless their mark exists, and nothing else needs them. A mark without a decision has no effect.
 //!
-//! Decisions are forgotten in groups, so that two targets write one record for many of them, and no operation waits for
+//! Decisions are deleted in groups, so that two targets write one record for many of them, and no operation waits for
 //! it.
 
 use super::finish;
@@ -33,8 +33,8 @@ const FORGET_EVERY: Duration = Duration::from_millis(100);
 /// Items that one record removes.
 const REMOVED_AT_ONCE: usize = 128;
 
-/// Sends a decision to the participants when it is stable, while its operation is answered: what they hold stays locked
-/// until then, and what the coordinator changed can be seen at once, as with any record.
+/// Sends a decision to the participants when it is stable, while its operation is answered. The participants keep their
+/// names and inodes locked until then. The coordinator's own changes can be seen at once, as with any record.
 ///
 /// An operation that builds on the participants' changes waits there for what they hold, if it asks for it
 /// (`Target::settle`); so this is done only for operations whose participants change nothing that can be found by a

@@ -22,8 +22,8 @@ pub(in crate::tx) fn losing_directory(parts: &[Part]) -> Option<Ino> {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// Record `lsn`, which is written, took a name out of `dir`: begins to make it stable if that was the last one and
-    /// the removal of the directory is expected. Nobody waits for it.
+    /// Record `lsn`, which is written, removed a name from `dir`. If that was the last name and the removal of the
+    /// directory is expected, begins to make the record stable. Nobody waits for it.
     pub(in crate::tx) fn foresee_removal(&self, dir: Ino, lsn: Lsn) {
         let parent = {
             let meta = self.target.meta.borrow();

@@ -1,4 +1,5 @@
-//! The settings that a switching storm changes: the way of requests, the range of locks, when files are contended.
+//! The settings that a test changes all the time: how requests are sent, the range of locks, and when files count as
+//! contended.
 //!
 //! Owns: names and values. A value never changes results, only the way to them.
 

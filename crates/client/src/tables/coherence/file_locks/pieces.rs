@@ -1,4 +1,4 @@
-//! `Pieces`: what one owner holds on one file.
+//! `Pieces`: the locks of one owner on one file.
 //!
 //! Owns: the ranges with their modes. Does not own: locks of others (the server).
 //!

@@ -35,8 +35,8 @@ impl World {
         (0..bytes / chunk_bytes(class)).map(|_| self.take(class)).collect()
     }
 
-    /// Returns chunks to the store, and to the system what the store says; returns how many bytes of runs and of
-    /// chunks.
+    /// Returns chunks to the store, and to the system what the store says. Returns how many bytes of runs and of chunks
+    /// these were.
     fn keep(&mut self, class: usize, chunks: Vec<Address>) -> (usize, usize) {
         let mut gone = (0, 0);
         for at in chunks {
@@ -81,8 +81,8 @@ fn memory_goes_from_class_to_class() {
     assert_eq!(w.mapped, 32);
 }
 
-/// Goal: the memory that was used last is taken first, and is not returned to the system. Method: one chunk comes and
-/// goes beside much that is kept.
+/// Goal: the memory that was used last is taken first, and is not returned to the system. Method: one chunk is taken
+/// and returned while much memory is kept.
 #[test]
 fn what_is_used_stays() {
     let mut w = World::new();
@@ -120,9 +120,9 @@ fn whole_runs_go() {
     assert!(w.store.kept <= 48 * MIB, "{}", w.store.kept);
 }
 
-/// Goal: a cache that was emptied is filled again from its former memory; memory in use and kept memory together stay
-/// within their bound, also if the kept memory has the wrong class. Method: a cache of 192 MiB that goes and comes
-/// back; every second chunk of it, then chunks of another class.
+/// Goal: a cache that was emptied is filled again from its former memory. Memory in use and kept memory together stay
+/// within their bound, even if the kept memory has the wrong class. Method: a cache of 192 MiB is emptied and filled
+/// again. Then every second chunk of it is, and then chunks of another class.
 #[test]
 fn what_was_in_use_serves_again() {
     let mut w = World::new();
@@ -150,8 +150,9 @@ fn what_was_in_use_serves_again() {
     assert_eq!((gone, w.store.kept), ((0, 48 * MIB), 48 * MIB));
 }
 
-/// Goal: unused memory is returned to the system with time, used memory stays; when memory is short everything beyond
-/// 48 MiB is returned, whole runs before chunks. Method: kept memory of which a part is used in between.
+/// Goal: unused memory is returned to the system after some time, and used memory stays. When memory is short
+/// everything beyond 48 MiB is returned, whole runs before chunks. Method: kept memory of which a part is used in
+/// between.
 #[test]
 fn what_nobody_wants_goes_with_time() {
     let mut w = World::new();
@@ -205,8 +206,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Goal: no memory is ever given out twice or while it is being returned, memory that counts as zero was not
-    /// touched since it was zero, and the counts are right. Method: random steps, with memory returned some time later,
+    /// Goal: no memory is ever given out twice or while it is being returned. Memory that counts as zero was not
+    /// touched since it was zero. The counts are right. Method: random steps, with memory returned some time later,
     /// compared with a map of the touched pages.
     #[test]
     fn nobody_gets_what_another_has(steps in steps()) {

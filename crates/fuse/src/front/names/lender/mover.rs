@@ -1,9 +1,9 @@
-//! Move threads: have the kernel look up directories that another mount has moved or removed.
+//! Move threads: they make the kernel look up directories that another mount has moved or removed.
 //!
 //! The kernel keeps one place for each directory. It uses that place for `..`, and for the paths of working directories
 //! and open directories, without asking. It moves a directory when a program looks it up at its new place, which may
-//! not happen for a long time. So a move thread opens, by its handle, the directory in which the moved one lies now,
-//! and looks at the name. The move thread is answered like any program, from the server. When a directory was removed,
+//! not happen for a long time. So a move thread opens, by its handle, the directory that now contains the moved one,
+//! and looks the name up. The move thread is answered like any program, from the server. When a directory was removed,
 //! the answer is ENOENT, and the kernel drops its dentry. A program that works in the directory then finds that it has
 //! no path.
 //!
@@ -12,13 +12,13 @@
 //!
 //! Invariants: a move thread may wait for the lock of a directory, as any walk that finds no entry, and holds nothing
 //! then. That lock may be held by a call that waits for the other mount's rename, which itself waits for this move
-//! thread. So a move thread that is seen waiting for a directory is not waited for any more; an idle one watches, as
-//! with invalidation threads. The same holds for a look that the kernel refuses because it could not get the locks of
-//! the old place; the look is repeated. A directory that this kernel does not know is not shown.
+//! thread. So if a move thread is seen waiting for a directory, no answer waits for it any more. An idle one watches,
+//! as with invalidation threads. The same is done for a lookup that the kernel refuses because it could not get the
+//! locks of the old place. The lookup is repeated. A directory that this kernel does not know is not shown.
 //!
-//! Bounds: `MOVERS_MAX` threads. `MOVES_MAX` directories wait for one; beyond that, none is shown. `TRIES` tries, which
-//! take some seconds. After `TRIES` failures the kernel keeps the directory at its old place until a program looks it
-//! up.
+//! Bounds: `MOVERS_MAX` threads. At most `MOVES_MAX` directories wait for a move thread. Beyond that, no further ones
+//! are looked up. `TRIES` tries, which take some seconds. After `TRIES` failures the kernel keeps the directory at its
+//! old place until a program looks it up.
 
 use super::super::system;
 use super::{AGAIN, Done, LOOK, LOOKS, Lender, Phase, State};
@@ -40,7 +40,7 @@ const TRIES: usize = 300;
 const QUICK_TRIES: usize = 3;
 const QUICK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Where a directory lies now.
+/// The present place of a directory.
 pub(crate) struct NewPlace {
     pub(crate) ino: Ino,
     /// The directory in which it lies, by the kernel's node id.

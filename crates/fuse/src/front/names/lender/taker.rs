@@ -1,6 +1,6 @@
 //! Invalidation threads (`takers`): end the timeouts of names that the kernel caches.
 //!
-//! Owns: the loop of these threads, the state of each, how one that waits for a directory is left behind, and the
+//! Owns: the loop of these threads, the state of each, how a thread that waits for a directory is left behind, and the
 //! answers to their requests. Does not own: which names are cached (the client).
 //!
 //! **The name of a directory.** A directory has one name. When the directory is opened by its handle, the kernel ends
@@ -8,11 +8,11 @@
 //!
 //! **Any other name** is looked at in its directory. The mount first has the kernel drop the directory's attributes, so
 //! the kernel requests them and is answered ESTALE. The kernel then walks once more, and in that walk trusts no entry.
-//! For an entry that shows a file it sends a LOOKUP, which is answered with the same file and no timeout. The kernel
-//! drops a negative entry before it sends a LOOKUP. So once the kernel requests the name, nothing is cached. If the
-//! kernel has no entry with a running timeout, it takes the lock of the directory to ask. It may have to wait for that
-//! lock, but need not be waited for. The attributes in these answers must not be used, so the kernel is made to drop
-//! them between question and answer (`Answer::Any`).
+//! For an entry that shows a file it sends a LOOKUP. The answer shows the same file without a timeout. The kernel drops
+//! a negative entry before it sends a LOOKUP. So once the kernel requests the name, nothing is cached. If the kernel
+//! has no entry with a running timeout, it takes the lock of the directory to ask. It may have to wait for that lock,
+//! but need not be waited for. The attributes in these answers must not be used, so the kernel is made to drop them
+//! between question and answer (`Answer::Any`).
 
 use super::super::system;
 use super::{AGAIN, Done, LOOK, LOOKS, Lender, Phase, State, TAKERS_MAX, is_directory};
@@ -30,11 +30,11 @@ pub(super) struct Take {
     pub(super) done: Option<Done>,
 }
 
-/// The work of an invalidation thread; the first of the names is under way.
+/// The work of an invalidation thread. The first of the names is under way.
 pub(super) struct Taking {
     take: Take,
     look: Look,
-    /// This thread was left behind, and another one continues with the rest.
+    /// This thread was left behind, and another one continues with the remaining names.
     is_left: bool,
 }
 
@@ -62,7 +62,7 @@ struct Look {
 /// How a request of an invalidation thread is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// With ESTALE, so that the kernel walks once more.
+    /// With ESTALE, so that the kernel walks the path once more.
     Refused,
     /// With arbitrary attributes, which the kernel drops.
     Any,
@@ -103,7 +103,8 @@ impl Lender {
 }
 
 impl Lender {
-    /// The loop of an invalidation thread. The first one ends with all of them, others when they are not needed.
+    /// The loop of an invalidation thread. The first thread ends when all of them end. Others end when they are not
+    /// needed.
     pub(super) fn run_taker(self: &Arc<Self>, root: &Arc<OwnedFd>, wake: &Arc<OwnedFd>, tid: u32, is_first: bool) {
         let mut state = self.state.lock();
         loop {
@@ -173,7 +174,7 @@ impl Lender {
         another.is_ok()
     }
 
-    /// Invalidates the names of this thread, until it is left behind.
+    /// Invalidates the names of this thread, until the thread is left behind.
     fn carry_out(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32) {
         let mut state = self.state.lock();
         while let Some(taking) = state.taking.get(&tid)
@@ -256,7 +257,7 @@ impl Lender {
         look.asked || *is_left || is_gone
     }
 
-    /// Leaves behind invalidation threads that wait for a directory.
+    /// Leaves invalidation threads behind that wait for a directory.
     fn look_after_others(&self, state: &mut MutexGuard<'_, State>) {
         let waits = |taking: &Taking| taking.look.is_under_way && !taking.look.asked && !taking.is_left;
         let tids: Vec<u32> = state.taking.iter().filter(|(_, taking)| waits(taking)).map(|(tid, _)| *tid).collect();

@@ -1,8 +1,8 @@
-//! Start and end of the lender's threads, and of those that see to sizes and use the same clone of the mount; the
-//! notifying thread (`teller`).
+//! Start and end of the lender's threads, of the threads that update sizes and use the same clone of the mount, and of
+//! the notifying thread (`teller`).
 //!
-//! Owns: these threads and their order of start and end. Does not own: what they do (`walker`, `taker`, `mover`,
-//! `sizes`).
+//! Owns: these threads and their order of start and end. Does not own: the work of these threads (`walker`, `taker`,
+//! `mover`, `sizes`).
 
 use super::super::system;
 use super::{Lender, Phase};

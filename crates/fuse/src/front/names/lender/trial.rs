@@ -24,7 +24,7 @@ const FILE: &[u8] = b"file";
 const NONE: &[u8] = b"none";
 const WAITS: &[u8] = b"waits";
 const KEPT_BACK: &[u8] = b"kept back";
-/// For how many looks an answer is delayed at most.
+/// An answer is delayed for at most this many checks.
 const LOOKS_MAX: u32 = 1000;
 
 /// The present answers to the names of the trial.

@@ -1,4 +1,4 @@
-//! The lookup thread (`walker`): has the kernel cache names, one component of a path with each call.
+//! The lookup thread (`walker`): makes the kernel cache names, one component of a path with each call.
 //!
 //! Owns: the loop of this thread, and its call under way. Does not own: the answers to its lookups (`client_fs/names`).
 
