@@ -1,5 +1,6 @@
 //! One file per subcommand; each has its arguments and `run`.
 
+mod attributes;
 pub mod calibrate;
 pub mod evict;
 pub mod explain;

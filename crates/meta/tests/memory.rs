@@ -82,8 +82,8 @@ fn memory_of_an_empty_file() {
     assert!(alone < BYTES_MAX && spread < BYTES_MAX, "{alone} and {spread} bytes");
 }
 
-/// Goal: an attribute with a long value that is not in memory takes little, whatever the value. Method: one of 4 KiB for
-/// each of many files, in a store that keeps 1 MiB of values.
+/// Goal: an attribute with a long value that is not in memory takes little, whatever the value. Method: one of 4 KiB
+/// for each of many files, in a store that keeps 1 MiB of values.
 #[test]
 fn memory_of_a_long_value() {
     let (root, now, files, max) = (Cred::root(), Timespec::from_ns(1_700_000_000_000_000_000), 10_000, 1 << 20);

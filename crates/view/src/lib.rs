@@ -10,6 +10,7 @@
 //! as 0, so a newer program can read an older mount.
 #![forbid(unsafe_code)]
 
+pub mod calibration;
 pub mod change;
 pub mod contention;
 pub mod explain;

@@ -2,7 +2,7 @@
 //!
 //! Owns: the shapes of their JSON. Does not own: rates (`change`).
 
-use crate::limits::Limits;
+use crate::calibration::Limits;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;

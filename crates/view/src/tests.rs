@@ -1,9 +1,10 @@
 //! Views of made-up numbers: rates, screens, findings, metrics.
 
+use crate::calibration::{Asker, Calibration, Disk, FRESH_DAYS, Machine, SCHEMA};
 use crate::change::quantile;
 use crate::files::files;
 use crate::findings::{Weight, findings};
-use crate::limits::{Asker, Calibration, Disk, FRESH_DAYS, Machine, SCHEMA, limits};
+use crate::limits::limits;
 use crate::screen::{Screen, lines, text};
 use crate::snapshot::{HotFile, OfServer, Server, Snapshot, Texts};
 use crate::terminal::{History, draw};

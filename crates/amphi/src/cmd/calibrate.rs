@@ -10,7 +10,7 @@ mod disk;
 mod links;
 mod memory;
 
-use super::look::Attributes;
+use super::attributes::Attributes;
 use crate::known_folders::state_folder;
 use crate::secure::LeastSecure;
 use amphi_bench::clock::unix_seconds;
@@ -19,7 +19,7 @@ use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::link::{Credentials, host_name};
 use amphi_host::size;
-use amphi_view::limits::{Asker, Calibration, Limits, Machine, SCHEMA};
+use amphi_view::calibration::{Asker, Calibration, Limits, Machine, SCHEMA};
 use clap::Args;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,73 +1,19 @@
 //! A sample of a mount: the counters of it, its servers and its jobs, its busy files, and the state of the cluster; and
 //! what a server says of itself.
 //!
-//! Owns: reading all of it, through the kernel or in the process that has it. Does not own: what is made of it
+//! Owns: which attributes make a sample. Does not own: who answers for them (`attributes`), what is made of a sample
 //! (`amphi_view`).
 
-use super::{stats, status};
-use amphi_client::status::{STATUS_PART_BYTES, json as status_json};
-use amphi_client::{Client, Ctx};
-use amphi_host::control;
+use super::attributes::Attributes;
+use super::stats;
+use amphi_client::status::json as status_json;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_server::Observed;
-use amphi_types::Ino;
 use amphi_view::Snapshot;
 use amphi_view::snapshot::{Texts, labels};
 use amphi_wire::ServerInfo;
 use serde_json::json;
-use std::path::Path;
 use std::time::Duration;
-
-/// How long a mount may take to answer in its own process: a server that is away is waited for 2 s.
-const PATIENCE: Duration = Duration::from_secs(8);
-
-/// Who answers for a mount.
-pub trait Attributes {
-    /// A control attribute.
-    ///
-    /// Errors: it cannot be read, or the mount has none of this name.
-    fn attribute(&self, name: &str) -> Outcome<String>;
-
-    /// The status of its cluster.
-    fn status(&self) -> Outcome<String>;
-}
-
-/// The mount of a path, through the kernel.
-impl Attributes for &Path {
-    fn attribute(&self, name: &str) -> Outcome<String> {
-        control::read(self, name)
-    }
-
-    fn status(&self) -> Outcome<String> {
-        status::of_mount(self.to_path_buf())
-    }
-}
-
-/// The mount of this process.
-impl Attributes for Client {
-    fn attribute(&self, name: &str) -> Outcome<String> {
-        // A long status is kept for the process that asks; each thread here is one.
-        let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-        let ctx = Ctx { pid, ..Ctx::root() };
-        let failed = |why: String| Failure::broken(format!("{name} of this mount: {why}"));
-        match self.getxattr(&ctx, Ino::ROOT, name.as_bytes()).wait_for(None, Some(PATIENCE)) {
-            Ok(Ok(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Ok(Err(e)) => Err(failed(e.to_string())),
-            Err(_) => Err(failed(format!("no answer within {} s", PATIENCE.as_secs()))),
-        }
-    }
-
-    fn status(&self) -> Outcome<String> {
-        let mut text = self.attribute("user.amphi.status")?;
-        let mut last = text.len();
-        while last >= STATUS_PART_BYTES {
-            let more = self.attribute(&format!("user.amphi.status.from.{}", text.len()))?;
-            last = more.len();
-            text.push_str(&more);
-        }
-        Ok(text)
-    }
-}
 
 /// Looks at a mount; `at` is the time, on a clock that does not go back. Servers that do not answer are missing in it.
 ///

@@ -131,7 +131,7 @@ impl Site for Source {
     }
 }
 
-fn of_mount(mount: &impl super::look::Attributes) -> Outcome<String> {
+fn of_mount(mount: &impl super::attributes::Attributes) -> Outcome<String> {
     // Scrapers know the time themselves.
     Ok(metrics::text(&look(mount, Duration::ZERO)?, env!("CARGO_PKG_VERSION")))
 }

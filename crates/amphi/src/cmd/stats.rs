@@ -1,6 +1,6 @@
 //! `amphi stats`: counters of a mount, of its jobs, or of a file.
 
-use super::look::Attributes;
+use super::attributes::Attributes;
 use amphi_host::control;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::size;

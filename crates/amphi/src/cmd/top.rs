@@ -1,20 +1,18 @@
 //! `amphi top`: what a mount and its cluster are doing, live, in a terminal, as JSON or in a browser.
 
+mod looks;
 mod web;
 
-use super::look::look;
-use super::{calibrate, open_names};
 use crate::web::read_token;
 use amphi_env::{Env, RealEnv};
 use amphi_host::control;
 use amphi_host::failure::{During, Outcome};
-use amphi_view::limits::Limits;
 use amphi_view::screen::{Screen, lines, text};
 use amphi_view::terminal::{History, draw};
-use amphi_view::{Change, Snapshot, report};
+use amphi_view::{Change, report};
 use clap::Args;
+use looks::{Looks, name_of};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -78,51 +76,6 @@ impl Top {
             return live(&path, interval);
         }
         print(&path, interval, looks, self.json)
-    }
-}
-
-/// The name of a mount on the screen.
-fn name_of(path: &Path) -> String {
-    let source = control::source_of(path).unwrap_or_default();
-    if source.is_empty() { path.display().to_string() } else { format!("{} of {source}", path.display()) }
-}
-
-/// Looks at one mount, one after the other.
-struct Looks<'a> {
-    path: &'a Path,
-    /// The mount point.
-    mount: PathBuf,
-    env: RealEnv,
-    before: Snapshot,
-    limits: Limits,
-}
-
-impl<'a> Looks<'a> {
-    fn begin(path: &'a Path, env: RealEnv) -> Outcome<Looks<'a>> {
-        let before = look(&path, Duration::from_nanos(env.now().0))?;
-        let limits = match calibrate::limits_of(&control::source_of(path).unwrap_or_default()) {
-            Some(Ok(limits)) => limits,
-            Some(Err(why)) => {
-                tracing::warn!("no shares of limits: {why}");
-                Limits::default()
-            }
-            None => Limits::default(),
-        };
-        let mount = control::mount_of(path).unwrap_or_else(|| path.to_path_buf());
-        Ok(Looks { path, mount, env, before, limits })
-    }
-
-    fn next(&mut self) -> Outcome<(Snapshot, Snapshot)> {
-        let mut after = look(&self.path, Duration::from_nanos(self.env.now().0))?;
-        after.limits = self.limits;
-        // Names are looked for when files turn up that have none yet.
-        let wanted: BTreeSet<u64> = after.files.iter().map(|file| file.ino).collect();
-        after.file_names = std::mem::take(&mut self.before.file_names);
-        after.file_names.retain(|ino, _| wanted.contains(ino));
-        if wanted.iter().any(|ino| !after.file_names.contains_key(ino)) {
-            after.file_names.extend(open_names::paths(&self.mount, &wanted));
-        }
-        Ok((std::mem::replace(&mut self.before, after.clone()), after))
     }
 }
 

@@ -7,7 +7,7 @@ use amphi_client::Clock;
 use amphi_env::Buf;
 use amphi_host::clock::Machine as Clocks;
 use amphi_host::failure::{During, Failure, Outcome};
-use amphi_view::limits::Disk;
+use amphi_view::calibration::Disk;
 use rustix::fs::{Mode, OFlags, fdatasync, open, statvfs, unlink};
 use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;

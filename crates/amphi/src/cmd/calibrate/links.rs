@@ -10,7 +10,7 @@ use amphi_host::failure::{Failure, Outcome};
 use amphi_host::link::{Credentials, link_failure};
 use amphi_transport::{CallOptions, Link, LinkError};
 use amphi_types::{Cred, TargetId};
-use amphi_view::limits::ServerLink;
+use amphi_view::calibration::ServerLink;
 use amphi_wire::{Call, Lane, Request};
 use futures_util::future::join_all;
 use serde_json::Value;

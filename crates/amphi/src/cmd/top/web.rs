@@ -5,7 +5,7 @@
 //!
 //! Bounds: `KEPT` samples, less than 10 MB; a mount is left alone when nobody has asked for `UNWATCHED`.
 
-use super::{Looks, name_of};
+use super::looks::{Looks, name_of};
 use crate::web::{Page, Served, Site, check_open, serve_tcp};
 use amphi_env::{Env, RealEnv};
 use amphi_host::failure::{During, Outcome};
@@ -119,7 +119,7 @@ pub(super) fn serve(addr: SocketAddr, path: &Path, interval: Duration, token: Op
         (token, _) => (false, token),
     };
     // A mount that cannot be looked at is reported now, not to the first reader.
-    super::look(&path, Duration::ZERO)?;
+    crate::cmd::look::look(&path, Duration::ZERO)?;
     let samples = Arc::<Samples>::default();
     let (taken, watched) = (samples.clone(), path.to_path_buf());
     let take = move || take(&watched, interval, &taken);
