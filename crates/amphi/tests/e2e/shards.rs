@@ -69,7 +69,7 @@ fn looks_like_any_directory() {
         swap("file 1", "file 2", RenameFlags::EXCHANGE).expect("exchange");
         assert_eq!(fs::read_to_string(dir.join("file 1")).expect("read"), "file 2");
         swap("file 1", "file 2", RenameFlags::EXCHANGE).expect("exchange");
-        linkat(CWD, dir.join("file 3"), CWD, other.join("link"), AtFlags::empty()).expect("link");
+        linkat(CWD, other.join("file 3"), CWD, other.join("link"), AtFlags::empty()).expect("link");
         assert_eq!(fs::metadata(dir.join("link")).expect("stat").nlink(), 2);
         fs::rename(dir.join("link"), dir.parent().expect("above").join("out")).expect("out");
         fs::rename(dir.parent().expect("above").join("out"), dir.join("in")).expect("in");

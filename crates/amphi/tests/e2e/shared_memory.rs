@@ -67,8 +67,12 @@ fn large_payloads_are_passed() {
     let (a, b) = (place.path("a"), place.path("b"));
     write_and_read_direct(&a);
     write_and_read_direct(&b);
-    assert!(bytes(&a, "payload_passed") >= 16 * MIB as u64, "{}", bytes(&a, "payload_passed"));
-    assert!(bytes(&a, "payload_inline") < MIB as u64, "{}", bytes(&a, "payload_inline"));
+    // Some reads are received into memory of the cache.
+    let direct = if caches_pass() { 16 } else { 8 } * MIB as u64;
+    assert!(bytes(&a, "payload_passed") >= direct, "{}", bytes(&a, "payload_passed"));
+    if caches_pass() {
+        assert!(bytes(&a, "payload_inline") < MIB as u64, "{}", bytes(&a, "payload_inline"));
+    }
     write_and_read(&a, &b);
     write_and_read(&b, &a);
     let by_caches = if caches_pass() { "payload_passed" } else { "payload_inline" };
@@ -86,7 +90,7 @@ fn large_payloads_are_passed() {
     let before = bytes(&a, "payload_passed");
     write_and_read(&a, &b);
     write_and_read_direct(&a);
-    assert!(bytes(&a, "payload_passed") >= before + 16 * MIB as u64);
+    assert!(bytes(&a, "payload_passed") >= before + direct);
     first.stop();
     second.stop();
     server.stop();

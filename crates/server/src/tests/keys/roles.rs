@@ -86,6 +86,7 @@ fn a_read_only_key_changes_nothing() {
             "SetXattr",
             "RemoveXattr",
             "SetLayout",
+            "SetShards",
             "SetLimits",
             "NewProject",
             "Write",
