@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-/// Lets so many lines of one kind through.
+/// Lets a limited number of lines of one kind through.
 #[derive(Default)]
 pub struct LogLimit {
     kinds: Mutex<BTreeMap<(&'static str, u32), Kind>>,

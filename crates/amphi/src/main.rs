@@ -73,7 +73,7 @@ enum Command {
 }
 
 impl Command {
-    /// Whether there is something to take away again when it ends.
+    /// Whether the command has to take something away again when it ends, such as a mount.
     fn holds_a_mount(&self) -> bool {
         matches!(self, Command::Up(_) | Command::Server(_) | Command::Mount(_) | Command::Demo(_) | Command::Bench(_))
     }

@@ -24,7 +24,7 @@ use std::time::Duration;
 pub const SERVERS_MAX: u16 = 64;
 /// Pause before a member that ended is started again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Longest pause, for one that ends again and again.
+/// Longest pause before a server that ends again and again is started again.
 const AGAIN_MAX: Duration = Duration::from_secs(30);
 /// A member that ran for so long starts anew with the shortest pause.
 const RAN_WELL: Duration = Duration::from_secs(60);
@@ -33,10 +33,10 @@ const FORMAT: &str = "--format";
 /// How long a member may take to stop in order.
 const STOPPING: Duration = Duration::from_secs(60);
 
-/// Ends this process when its parent does.
+/// Makes this process end when its parent ends.
 pub fn end_with(parent: i32) -> Outcome {
     set_parent_process_death_signal(Some(Signal::TERM)).during(|| "watch the parent".into())?;
-    // It may have ended before the kernel was notified.
+    // The parent may have ended before the kernel knew that this process wants a signal.
     match getppid() {
         Some(pid) if pid.as_raw_nonzero().get() == parent => Ok(()),
         _ => Err(Failure::refused(format!("process {parent} is not the parent"))),
@@ -54,7 +54,7 @@ pub struct Site {
     data: PathBuf,
     /// Folder of the first server.
     first: PathBuf,
-    /// Servers that there are already.
+    /// Servers that exist already.
     found: u16,
     /// Servers to run.
     pub servers: u16,
@@ -288,7 +288,7 @@ fn tend(args: &[String], watched: &Watched, ready: mpsc::Sender<Outcome>) {
 
 fn spawn(args: &[String]) -> std::io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
-    // Only this process reports to the service manager.
+    // Only this process, not its children, reports to the service manager.
     for name in amphi_host::notify::VARIABLES {
         command.env_remove(name);
     }

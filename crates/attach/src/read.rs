@@ -24,9 +24,9 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Rel
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// Its first byte.
+    /// The first byte of the buffer.
     pub base: *mut c_void,
-    /// Its length.
+    /// The length of the buffer.
     pub len: usize,
 }
 

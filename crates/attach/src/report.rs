@@ -27,9 +27,10 @@ pub enum Way {
     Unusual,
     /// A write was posted.
     Posted,
-    /// A write by a descriptor that may post went to the kernel because the mount had to take others first.
+    /// A write that might have been posted went to the kernel because the ring was full: the mount had not yet taken
+    /// earlier writes out of it.
     Full,
-    /// The same for any other reason.
+    /// A write that might have been posted went to the kernel for any other reason.
     NotPosted,
 }
 

@@ -51,7 +51,7 @@ pub enum Preallocate {
 /// Result of one step of destroying a file's objects.
 #[derive(Debug)]
 pub struct Destroyed {
-    /// Blocks freed in this step.
+    /// Blocks that this step has freed.
     pub freed: Freed,
     /// Whether nothing is left.
     pub done: bool,

@@ -49,7 +49,7 @@ impl TokenNumber {
 /// The part of a reply that grants the right to cache what it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grant {
-    /// Its number.
+    /// The number of the grant.
     pub number: TokenNumber,
     /// Lifetime of the token, counted from when the client sent its request.
     pub life_ns: u64,

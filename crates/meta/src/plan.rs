@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// The effect of rename on an existing destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
-    /// Replace it.
+    /// Replace the destination.
     Replace,
     /// Fail with `Exist`.
     NoReplace,

@@ -35,7 +35,7 @@ macro_rules! functions {
             }
         )*
 
-        /// The places of all of them.
+        /// All of these functions.
         pub(crate) static ALL: &[&Real] = &[$(&$place),*];
     };
 }

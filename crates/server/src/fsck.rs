@@ -30,12 +30,12 @@ use std::fmt;
 /// Most findings that a report keeps; a damaged folder could have millions.
 pub const FINDINGS_MAX: usize = 1000;
 
-/// Something that must not be.
+/// Something that a sound folder does not contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Where.
     pub place: String,
-    /// What is wrong there.
+    /// What is wrong at that place.
     pub reason: String,
 }
 
@@ -52,9 +52,9 @@ pub struct Report {
     pub cluster: u64,
     /// Zones read.
     pub zones: u64,
-    /// Inodes, directories among them, and inodes without a name.
+    /// All inodes, including directories and inodes without a name.
     pub inodes: u64,
-    /// Directories among them.
+    /// Inodes that are directories.
     pub directories: u64,
     /// Inodes without a name: they go with the sessions that have them open.
     pub orphans: u64,
@@ -97,7 +97,7 @@ impl Report {
 /// One zone as read.
 struct ZoneImage {
     path: String,
-    /// If its file data is to be read.
+    /// The means to read the zone's file data, if the data is to be read.
     store: Option<data::ZoneData>,
     target: TargetId,
     meta: MetaStore,
@@ -118,9 +118,9 @@ struct ZoneImage {
 /// Whether file data is read and verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckData {
-    /// Only what describes it.
+    /// Only the metadata of the file data is checked.
     No,
-    /// All of it.
+    /// All file data is read.
     Yes,
 }
 

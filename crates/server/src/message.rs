@@ -129,9 +129,9 @@ pub enum TargetRequest {
     Prepare {
         /// The operation.
         tx: TxId,
-        /// Whose it is.
+        /// The session that requested the operation.
         session: SessionId,
-        /// Its time stamp.
+        /// The time stamp of the operation.
         now: Timespec,
         /// The changes.
         parts: Vec<Part>,
@@ -214,9 +214,9 @@ pub enum TargetRequest {
     Hold {
         /// The operation.
         tx: TxId,
-        /// Whose it is.
+        /// The session that requested the operation.
         session: SessionId,
-        /// Its time stamp.
+        /// The time stamp of the operation.
         now: Timespec,
         /// The changes.
         parts: Vec<Part>,
@@ -225,7 +225,7 @@ pub enum TargetRequest {
     Redo {
         /// The operation.
         tx: TxId,
-        /// Its time stamp.
+        /// The time stamp of the decision.
         now: Timespec,
         /// The changes.
         parts: Vec<Part>,
@@ -290,7 +290,7 @@ pub enum QuotaRequest {
 /// Whether a target is about to have more free space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Freeing {
-    /// Not that it knows of.
+    /// The target does not know of any.
     #[default]
     No,
     /// Files without a name are open. Their last close may be on its way, because no program waits for it.
@@ -306,13 +306,13 @@ pub struct Cut {
     pub by: (SessionId, u64),
     /// The file.
     pub ino: Ino,
-    /// Its layout.
+    /// The layout of the file.
     pub layout: Layout,
-    /// Its new size.
+    /// The new size of the file.
     pub size: u64,
     /// Generation of the truncate.
     pub generation: u64,
-    /// Its time.
+    /// The time of the cut.
     pub mtime: Timespec,
 }
 
@@ -354,22 +354,22 @@ impl TargetRequest {
 /// The answer of a coordinator about an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Decision {
-    /// It happens.
+    /// The operation happens.
     Committed,
-    /// It is not decided: the operation was given up, or the coordinator does not know it.
+    /// The operation does not happen: it was given up, or the coordinator does not know it.
     Aborted,
-    /// It still runs.
+    /// The operation still runs.
     Undecided,
 }
 
 /// The state in which a target was opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OpenReport {
-    /// Cluster of its zone.
+    /// Cluster to which the target's zone belongs.
     pub cluster: u64,
     /// Number of targets of that cluster.
     pub pool: u16,
-    /// Sessions that it remembers.
+    /// Sessions that the target remembers.
     pub sessions: Vec<(SessionId, SessionRecord)>,
     /// Whether answered changes that were not stable may be lost (`Recovered::lost`).
     pub lost: bool,
@@ -377,9 +377,9 @@ pub struct OpenReport {
     pub cut_off: bool,
     /// The server that it belongs to; none if it was never begun.
     pub home: Option<HomeRecord>,
-    /// The cluster map, if it keeps one.
+    /// The cluster map, if the target keeps one.
     pub map: Option<ClusterMap>,
-    /// The registry of keys, if it keeps one.
+    /// The registry of keys, if the target keeps one.
     pub keys: Option<KeyRegistry>,
 }
 
@@ -437,7 +437,7 @@ pub enum TargetReply {
         number: u64,
         /// The share.
         share: Share,
-        /// There is no more.
+        /// There is no more to share.
         refused: bool,
     },
     /// What an account uses.
@@ -446,7 +446,7 @@ pub enum TargetReply {
     Collected {
         /// The use, including what requests under way hold.
         used: Amount,
-        /// Whether it may be less in a moment.
+        /// Whether the usage may be lower in a moment.
         freeing: Freeing,
     },
     /// Accounts with what they use, ascending.
@@ -462,6 +462,6 @@ pub struct Place {
     pub dir: Facts,
     /// The inode to which the name leads.
     pub child: Option<(Ino, Kind)>,
-    /// Facts of that, if it lives on the directory's target.
+    /// Facts of the inode to which the name leads, if the inode lives on the directory's target.
     pub facts: Option<Facts>,
 }

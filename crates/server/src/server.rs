@@ -60,13 +60,13 @@ pub struct Server<E: Env> {
 
 /// What a server says of itself.
 pub struct Observed {
-    /// Its number in the map.
+    /// The number of the server in the map.
     pub id: u64,
-    /// The servers of the cluster, as it knows them.
+    /// The servers of the cluster, as this server knows them.
     pub map: ClusterMap,
-    /// Its answer to `Request::Status`.
+    /// The server's answer to `Request::Status`.
     pub status: Reply,
-    /// Its counters, summed over its targets and workers.
+    /// The server's counters, summed over its targets and workers.
     pub counters: Vec<(String, u64)>,
 }
 
@@ -83,7 +83,7 @@ pub struct WorkerSeed {
 pub struct Seeds {
     /// For worker 0.
     pub lead: WorkerSeed,
-    /// For the others, in order.
+    /// The seeds of the other workers, in order.
     pub others: Vec<WorkerSeed>,
 }
 
@@ -301,7 +301,7 @@ impl<E: Env> Server<E> {
         self.dialer.clone()
     }
 
-    /// Addresses that it listens on, in the order of the configuration.
+    /// Addresses on which the server listens, in the order of the configuration.
     pub fn addrs(&self) -> &[String] {
         &self.addrs
     }
@@ -441,7 +441,7 @@ struct Serving<E: Env> {
     env: E,
     auth: ServerAuth,
     connections: Rc<Connections>,
-    /// Dropping one ends its listener.
+    /// Dropping one of these senders ends its listener.
     stops: Vec<oneshot::Sender<()>>,
 }
 

@@ -53,15 +53,15 @@ pub type Called = (Answer, Option<Buf>);
 
 /// One worker.
 pub struct Worker<E: Env> {
-    /// Its environment.
+    /// The environment of the worker.
     pub env: E,
     /// The server's configuration.
     pub config: SharedConfig,
     /// The server's tunables.
     pub tunables: SharedTunables,
-    /// What it counts.
+    /// The counters of the worker.
     pub counters: Rc<Counters>,
-    /// Its number.
+    /// The number of the worker.
     pub index: u16,
     /// Number of workers.
     pub workers: u16,
@@ -392,7 +392,7 @@ impl<E: Env> Worker<E> {
         });
     }
 
-    /// Whether there were any.
+    /// Sends the callbacks that wait to be sent. Returns whether there were any.
     fn push_callbacks(self: &Rc<Self>, locks: &Locks) -> bool {
         let outbox = locks.take_outbox();
         add(&self.counters.callbacks, outbox.len() as u64);

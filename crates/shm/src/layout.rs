@@ -112,9 +112,9 @@ pub struct Head {
 #[repr(C, align(64))]
 #[derive(Default)]
 pub struct Slot {
-    /// Odd while it shows nothing; grows with each change.
+    /// Odd while the slot shows nothing; grows with each change.
     pub sequence: AtomicU64,
-    /// The epoch in which it was filled.
+    /// The epoch in which the slot was filled.
     pub epoch: AtomicU64,
     /// The number of the unit.
     pub unit: AtomicU64,

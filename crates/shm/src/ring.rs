@@ -51,7 +51,7 @@ impl Ring {
         Ok(Ring { memory, id, may_post: AtomicBool::new(false) })
     }
 
-    /// Its number.
+    /// The number of the ring.
     pub fn id(&self) -> u64 {
         self.id
     }

@@ -31,13 +31,13 @@ pub struct Identity {
     pub is_shared: u32,
     /// The handle of the open file.
     pub handle: u32,
-    /// Its generation.
+    /// The generation of the handle.
     pub generation: u32,
     /// The number of the export or the ring.
     pub export: u64,
-    /// The secret in exchange for which its memory is given.
+    /// The secret in exchange for which the mount gives the memory of the export or the ring.
     pub secret: [u8; 16],
-    /// The rest of the name of the socket at which it is given.
+    /// The rest of the name of the socket at which the mount gives that memory.
     pub socket: [u8; 16],
     /// Number of slots.
     pub slots: u64,

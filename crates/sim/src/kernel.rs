@@ -58,7 +58,7 @@ const ARRIVED_NS: u64 = 100_000_000;
 const LOOK: Duration = Duration::from_micros(20);
 
 enum Page {
-    /// A request for it is under way.
+    /// A request for the page is under way.
     Reading,
     There {
         bytes: Vec<u8>,
@@ -101,7 +101,7 @@ struct Inode {
     taken_back: u64,
     /// Answers with attributes that are on their way.
     telling: u32,
-    /// Open files, and calls that hold it.
+    /// Open files of the inode, and calls that hold it.
     users: u32,
     /// The inode's lock: the number of shared holders; `EXCLUSIVE` for one exclusive holder.
     lock: u32,
@@ -213,7 +213,7 @@ fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
 /// A file that is open through the kernel.
 pub struct Opened {
     file: Arc<OpenFile>,
-    /// The kernel serves its reads.
+    /// Whether the kernel serves reads of the file.
     pub serves: bool,
     kernel: Rc<Kernel>,
 }
@@ -261,12 +261,12 @@ impl Kernel {
         kernel
     }
 
-    /// What it did.
+    /// What the kernel did.
     pub fn tally(&self) -> Tally {
         self.tally.get()
     }
 
-    /// Ends it; nothing is taken back any more.
+    /// Ends the kernel; nothing is taken back any more.
     pub fn unmounted(&self) {
         self.client.set_pages(None);
     }

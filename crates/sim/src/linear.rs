@@ -28,7 +28,7 @@ pub enum CellOp {
     Store {
         /// The cell.
         at: usize,
-        /// What it holds then.
+        /// What the cell holds then.
         tag: u64,
     },
     /// Writes `n` cells behind the last one.

@@ -36,7 +36,7 @@ pub struct Node {
     pub xattrs: BTreeMap<Name, Vec<u8>>,
 }
 
-/// A directory with everything below it.
+/// A directory and everything below it.
 #[derive(Clone, Debug)]
 pub struct Tree {
     /// The top.

@@ -75,7 +75,7 @@ pub struct Open {
 pub enum Reach {
     /// Perhaps no further than the cache of the mount.
     Cache,
-    /// The server has acknowledged them.
+    /// The server has acknowledged the bytes.
     Server,
     /// The data is on stable storage.
     Disk,

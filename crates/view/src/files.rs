@@ -13,11 +13,11 @@ const FILES_MAX: usize = 20;
 /// A file between two looks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Busy {
-    /// Its inode number.
+    /// The inode number of the file.
     pub ino: u64,
-    /// Its path, if a process of this machine has it open; otherwise its inode number.
+    /// The path of the file, if a process of this machine has it open; otherwise its inode number.
     pub name: String,
-    /// How often it is open on this mount.
+    /// How often the file is open on this mount.
     pub open: u64,
     /// Bytes read a second.
     pub read: f64,

@@ -35,7 +35,7 @@ impl Screen {
     /// All, in the order of their keys.
     pub const ALL: [Screen; 5] = [Screen::Overview, Screen::Cluster, Screen::Jobs, Screen::Files, Screen::Counters];
 
-    /// Its name.
+    /// The name of the screen.
     pub fn name(self) -> &'static str {
         match self {
             Screen::Overview => "overview",

@@ -12,7 +12,7 @@ pub enum FileLockFamily {
     Posix,
     /// `fcntl(F_OFD_SETLK)`: as the first, but deadlocks are not looked for.
     OpenFile,
-    /// `flock`: whole files, conflicts with its like alone.
+    /// `flock`: locks whole files, and conflicts only with other locks of `flock`.
     Flock,
 }
 

@@ -34,9 +34,9 @@ pub struct Challenge {
 /// A signature of Ed25519.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// Its first half.
+    /// The first half of the signature.
     pub first: [u8; 32],
-    /// Its second half.
+    /// The second half of the signature.
     pub second: [u8; 32],
 }
 

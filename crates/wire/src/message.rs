@@ -57,7 +57,7 @@ pub struct Hello {
     pub name: String,
     /// Boot id of the server this session spoke to last, 0 at first.
     pub last_boot: u64,
-    /// What its clock says.
+    /// The time of the client's clock.
     pub clock: Timespec,
     /// Which of the session's connections to this server this is, from 0; below `LINKS_MAX`. All but connection 0 join
     /// a session that connection 0 began.
@@ -115,7 +115,7 @@ pub const ROTATING_MAX: usize = 1000;
 /// A request with its address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// Which target executes it.
+    /// The target that executes the request.
     pub target: TargetId,
     /// Who asks.
     pub cred: Cred,
@@ -128,7 +128,7 @@ pub struct Call {
 pub enum Make {
     /// A regular file, opened for the caller with the given access.
     File {
-        /// How the caller opens it.
+        /// How the caller opens the file.
         open: Option<Access>,
         /// Fail if the name exists (`O_EXCL`); otherwise the existing file is opened.
         exclusive: bool,
@@ -158,7 +158,7 @@ pub struct Access {
 /// The effect of rename on an existing destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
-    /// Replace it.
+    /// Replace the destination.
     Replace,
     /// `RENAME_NOREPLACE`: fail with `Exist`.
     NoReplace,

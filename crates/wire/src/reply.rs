@@ -19,9 +19,9 @@ pub enum Reply {
     Inode(InodeView),
     /// An inode that was made, or found by a non-exclusive create.
     Made {
-        /// It.
+        /// The inode.
         inode: InodeView,
-        /// Whether it is new.
+        /// Whether the inode is new.
         created: bool,
         /// A write lock on all of stripe 0, for a client that creates a file to write it. Not in an answer repeated
         /// after a restart of the server.
@@ -87,7 +87,7 @@ pub enum Reply {
     PagesLeft(u64),
     /// A granted lock.
     Locked {
-        /// Its id.
+        /// The id of the lock.
         lock: u64,
         /// Granted bytes.
         range: ByteRange,
@@ -105,11 +105,11 @@ pub enum Reply {
         uptime_s: u64,
         /// Cluster id.
         cluster: u64,
-        /// Its targets.
+        /// The targets of the server.
         targets: Vec<TargetStatus>,
-        /// Its sessions.
+        /// The sessions of the server.
         sessions: Vec<SessionStatus>,
-        /// Epoch of its cluster map.
+        /// Epoch of the server's cluster map.
         map_epoch: u64,
         /// The master's data about the servers, itself first; empty from other servers.
         servers: Vec<ServerStatus>,
@@ -148,7 +148,7 @@ pub enum Reply {
     Owner(Owner),
     /// Accounts, ascending.
     Accounts {
-        /// Them.
+        /// The accounts.
         accounts: Vec<AccountView>,
         /// Whether more follow.
         more: bool,
@@ -245,7 +245,7 @@ pub enum Push {
     },
     /// Drop what these keys show and answer with `Request::Revoked` to `target`. May come twice.
     Revoke {
-        /// Which target says so.
+        /// The target that sends this.
         target: TargetId,
         /// Name of the revocation.
         id: u64,
@@ -264,7 +264,7 @@ pub enum Push {
     },
     /// The cluster map has changed: request it.
     Map {
-        /// Its epoch.
+        /// The epoch of the new map.
         epoch: u64,
     },
     /// A group lock that waited is granted, or its request was removed: the client asks again. May come twice or be
@@ -272,7 +272,7 @@ pub enum Push {
     GroupLockNews {
         /// On which object.
         object: ObjectId,
-        /// Under which id it waited.
+        /// The id under which the request waited.
         lock: u64,
     },
     /// A request for a file lock that was answered `FileLock(false)` may now be granted: send it again. The message may
@@ -293,7 +293,7 @@ pub enum Push {
     /// The target needs space: the session has to return granted blocks that it does not need. It is answered with
     /// `Request::Grant`. It may come twice or be lost; no session is evicted for leaving it unanswered.
     GrantWanted {
-        /// Which target says so.
+        /// The target that sends this.
         target: TargetId,
     },
     /// Bytes of this file that the session wrote and the target accepted into memory cannot be written to the disk.
@@ -301,7 +301,7 @@ pub enum Push {
     /// `Request::WriteFailedKnown`; until then it is repeated on each new connection, and no further one is sent. It
     /// may come twice.
     WriteFailed {
-        /// Which target says so.
+        /// The target that sends this.
         target: TargetId,
         /// Number of these news, which the target gives once.
         id: u64,
@@ -312,7 +312,7 @@ pub enum Push {
     /// made its kernel look the directory up, or cannot do so at once. It may be lost; no session is evicted for
     /// leaving it unanswered.
     DirectoryChanged {
-        /// Which target says so.
+        /// The target that sends this.
         target: TargetId,
         /// Number of the question.
         id: u64,

@@ -59,7 +59,7 @@ pub enum Request {
         /// What to change.
         set: SetAttr,
     },
-    /// `Made`: makes an inode and its name.
+    /// `Made`: makes an inode and a name for it.
     Make {
         /// Directory.
         dir: Ino,
@@ -80,7 +80,7 @@ pub enum Request {
         perm: u16,
         /// As of `Make`.
         umask: u16,
-        /// How it is opened.
+        /// How the new file is opened.
         open: Access,
     },
     /// `Inode`: a further name for `ino`; sent to the directory's target.
@@ -132,7 +132,7 @@ pub enum Request {
         cookie: u64,
         /// Most entries to return.
         max: u32,
-        /// With attributes where the inode lives on the same target.
+        /// Return attributes of inodes that live on the same target, too.
         plus: bool,
     },
     /// `Inode`: registers an open. Permission is checked.
@@ -378,9 +378,9 @@ pub enum Request {
     Join {
         /// Who.
         server: ServerInfo,
-        /// Cluster of its zones; 0 = it has none yet.
+        /// Cluster of the server's zones; 0: the server has none yet.
         cluster: u64,
-        /// Numbers of new targets that it wants to make.
+        /// Numbers of new targets that the server wants to make.
         new_targets: u16,
         /// Epoch of the map that it knows; 0 = it has none yet.
         epoch: u64,
@@ -452,7 +452,7 @@ pub enum Request {
     ReadBatch {
         /// Directory.
         dir: Ino,
-        /// In the order in which they are expected, at most `BATCH_PARTS_MAX`.
+        /// The parts, in the order in which their answers are expected; at most `BATCH_PARTS_MAX`.
         parts: Vec<ReadPart>,
         /// Files with more bytes are left out.
         bytes_max: u32,
@@ -562,7 +562,7 @@ pub enum Request {
         /// Number of the question.
         id: u64,
     },
-    /// `Owner`: to whom an inode is charged. To its target.
+    /// `Owner`: to whom an inode is charged. Sent to the target of the inode.
     Charged {
         /// Inode.
         ino: Ino,
@@ -583,7 +583,7 @@ pub enum Request {
     SetLimits {
         /// Which. User 0 has no limits: `Inval`.
         account: Account,
-        /// Its limits.
+        /// The limits of the account.
         limits: Limits,
     },
     /// `Project`: a number that no tree has. For the super-user alone. To target 0.
@@ -646,7 +646,7 @@ pub struct ReadPart {
     pub name: Name,
     /// The inode that the client expects; if another one is found, it is left out.
     pub ino: Ino,
-    /// With its bytes, and a lock on them; otherwise it is just opened.
+    /// Read the file's bytes too, under a lock; otherwise the file is just opened.
     pub data: bool,
 }
 
@@ -657,7 +657,7 @@ pub struct BatchPart {
     pub object: ObjectId,
     /// File offset of the first byte.
     pub offset: u64,
-    /// Bytes of the payload that are this part's.
+    /// Bytes of the payload that belong to this part.
     pub len: u32,
     /// Truncation generation of the file the client knows, as for `Write`.
     pub generation: u64,
@@ -676,7 +676,7 @@ pub enum Cover {
     /// space.
     #[default]
     None,
-    /// None, but it has a cache for which it needs a grant.
+    /// No grant, but the mount has a cache for which it needs one.
     Wanted,
     /// Each of their blocks is one that was granted to the session, so there must be space.
     Granted,

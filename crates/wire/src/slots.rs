@@ -132,7 +132,7 @@ impl SlotTable {
         Some(self.issue(slot))
     }
 
-    /// Takes the reserve, if no request is outstanding in it.
+    /// Takes the reserve, if no request is outstanding in the reserve.
     pub fn acquire_reserve(&mut self) -> Option<RequestId> {
         let slot = self.reserve();
         (self.slots[usize::from(slot)].issued == 0).then(|| self.issue(slot))
@@ -224,11 +224,11 @@ impl fmt::Display for Violation {
 /// The stage of the last request of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// It is executed.
+    /// The request is being executed.
     Open,
-    /// Its reply waits to be sent.
+    /// The reply waits to be sent.
     Answered,
-    /// Its reply was sent, or there was none.
+    /// The reply was sent, or there was none.
     Free,
 }
 
@@ -236,7 +236,7 @@ enum Stage {
 /// client that does not read has no more replies in memory than credits.
 pub struct Window {
     normal: u16,
-    /// Last sequence number of each slot, and where its request is.
+    /// Last sequence number of each slot, and the stage of that request.
     slots: Vec<(u64, Stage)>,
 }
 
@@ -291,7 +291,7 @@ impl Window {
 /// The next step of a target for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Begin<'a, T> {
-    /// Execute it.
+    /// Execute the request.
     Execute,
     /// The request was executed: this was the reply.
     Replay(&'a T),

@@ -22,7 +22,7 @@ pub enum ZoneErrorKind {
     Io,
     /// Another process has the zone open.
     Busy,
-    /// There is something already where a zone should be made.
+    /// There is already something where a zone should be made.
     Exists,
     /// There is nothing to open.
     Missing,
@@ -39,7 +39,7 @@ pub struct ZoneError {
     pub kind: ZoneErrorKind,
     /// The place: the path, and the structure with its block number.
     pub place: String,
-    /// The fault there, for users.
+    /// The fault at that place, for users.
     pub text: String,
 }
 

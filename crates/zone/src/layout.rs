@@ -137,7 +137,7 @@ pub struct SegmentRef {
 pub struct IndexRef {
     /// Slot of the page in which the index begins, behind the last change.
     pub slot: U32,
-    /// Its bytes; 0: the segment has no index.
+    /// Bytes of the index; 0: the segment has no index.
     pub bytes: U32,
 }
 
@@ -308,7 +308,7 @@ pub struct GroupHeader {
     pub crc: U32,
     /// Random number of the opening that wrote the group.
     pub opening: U64,
-    /// The same and the checksum of the group before.
+    /// `opening` and `crc` of the group before.
     pub prev_opening: U64,
     pub prev_crc: U32,
     pub records: U32,
@@ -327,12 +327,12 @@ impl GroupHeader {
         blocks_for(GROUP_HEADER + self.body_bytes.get() as usize)
     }
 
-    /// Whether a parity block follows them.
+    /// Whether a parity block follows the data blocks.
     pub fn has_parity(&self) -> bool {
         self.flags.get() & GROUP_PARITY != 0
     }
 
-    /// All its blocks.
+    /// All blocks of the group.
     pub fn blocks(&self) -> u64 {
         self.data_blocks() + u64::from(self.has_parity())
     }

@@ -79,7 +79,7 @@ impl<'a, D: Disk> Merge<'a, D> {
         self.segments
     }
 
-    /// The segments, the newest first: what was read of them.
+    /// The segments, the newest first, to see what was read of them.
     pub fn segments(&mut self) -> &mut [SegmentReader<'a, D>] {
         &mut self.segments
     }

@@ -117,9 +117,9 @@ pub struct Shared<E: Env> {
     pub path: String,
     pub disk: Rc<E::Disk>,
     pub geometry: Geometry,
-    /// Which zone it is.
+    /// The identity of the zone.
     pub ids: Identity,
-    /// Sizes and intervals that bound its work.
+    /// Sizes and intervals that bound the zone's work.
     pub bounds: Bounds,
     pub on_failure: OnFailure,
     /// Slots are being given storage.
@@ -266,7 +266,7 @@ impl<E: Env> Shared<E> {
         self.notify_all();
     }
 
-    /// Queues a record; its number.
+    /// Queues a record. Returns its number.
     pub fn append(&self, txn: Txn, after_data: bool) -> u64 {
         let bytes = Group::record_bytes(&txn);
         assert!(!txn.is_empty(), "an empty record");

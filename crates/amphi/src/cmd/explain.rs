@@ -50,7 +50,7 @@ pub struct Explain {
 pub struct Advise {
     #[command(flatten)]
     about: About,
-    /// Carry them out, asking before each
+    /// Carry the commands out, asking before each
     #[arg(long)]
     apply: bool,
 }
@@ -168,7 +168,7 @@ fn file(path: &Path, name: &str, cluster: &Cluster) -> Outcome<Explanation> {
     let mode = control::read(path, "user.amphi.mode")?;
     let layout = control::read(path, "user.amphi.layout")?;
     let consistency = control::read_if_any(path, "user.amphi.consistency")?.unwrap_or_default();
-    // Before it is opened here, which counts.
+    // Read before the file is opened here, because that open is counted too.
     let counters = control::read_if_any(path, "user.amphi.counters.json")?.unwrap_or_default();
     let portrait = control::read_if_any(path, "user.amphi.portrait")?.unwrap_or_default();
     let size = std::fs::metadata(path).during(|| format!("look at {name}"))?.len();

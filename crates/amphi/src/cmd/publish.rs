@@ -60,7 +60,7 @@ enum Action {
     Rollback {
         /// The name
         dir: PathBuf,
-        /// To this generation, as `list` shows it
+        /// Give the name to this generation, numbered as in `list`
         #[arg(long, value_name = "N")]
         to: Option<u64>,
     },
@@ -87,7 +87,7 @@ fn failure(e: Error) -> Failure {
 }
 
 impl Publish {
-    /// Does it.
+    /// Carries the command out.
     pub fn run(self) -> Outcome {
         self.act().map_err(failure)
     }

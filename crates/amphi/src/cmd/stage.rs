@@ -117,7 +117,7 @@ impl Stage {
         }
     }
 
-    /// The reason why there is no complete target, and advice.
+    /// Why there is no complete target, and what to do.
     fn incomplete(&self, options: &Options, progress: &Progress) -> Failure {
         let target = amphi_stage::show(&options.target);
         let state = if self.update { "is not up to date in all" } else { "was not made" };

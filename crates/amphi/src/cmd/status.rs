@@ -23,7 +23,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a mount may take, which gives each server two seconds.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(8);
-/// How long each other one may.
+/// How long each other server may take to answer.
 const OTHERS: Duration = Duration::from_secs(2);
 
 /// Show servers, targets, space and clients of a cluster.

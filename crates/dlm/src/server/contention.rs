@@ -244,7 +244,7 @@ impl Contention {
         self.ping_pong(now_ns, object, 1, waited_ns);
     }
 
-    /// Adds this many ping-pongs, and so much of their time.
+    /// Adds this many ping-pongs, and the time that they took.
     fn ping_pong(&mut self, now_ns: u64, object: ObjectId, ping_pongs: u64, waited_ns: u64) {
         let Some(window) = self.windows.get_mut(&object) else { return };
         window.advance(now_ns, &self.limits);

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Requests that wait for sessions of an earlier run; beyond, `NoLck`.
 const POSTPONED_MAX: usize = 65_536;
 
-/// A request of a session: itself and the number the client gave it.
+/// Identifies a waiting request: its session, and the number that the client gave the request.
 type Asked = (SessionId, u64);
 
 struct Inner {

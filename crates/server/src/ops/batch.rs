@@ -43,7 +43,7 @@ struct Part<'a> {
     index: usize,
     part: &'a BatchPart,
     bytes: &'a [u8],
-    /// No other part of the step is of its object.
+    /// No other part of the step belongs to the same object.
     is_single: bool,
 }
 
@@ -235,7 +235,7 @@ impl<E: Env> RequestCx<E> {
             return Err(Errno::Again);
         }
         if !self.check_again(part.object)? {
-            // If it is sent alone, the inode's target is asked again.
+            // If the part is sent alone, the inode's target is asked again.
             return Err(Errno::Again);
         }
         Ok(self.generation(part.object, part.generation, false))

@@ -33,13 +33,13 @@ const OPENS_A_STEP: usize = 64;
 
 /// The session that opens an inode, and the access.
 pub struct Opening<'a> {
-    /// Whose it is.
+    /// The session that opens the inode.
     pub session: SessionId,
-    /// On whose behalf.
+    /// The user on whose behalf the inode is opened.
     pub cred: &'a Cred,
-    /// For what.
+    /// The access that is wanted.
     pub access: Access,
-    /// To execute it.
+    /// Whether the inode is opened to be executed.
     pub exec: bool,
     /// The client named the inode, and has dropped what it cached of it if it opens for writing.
     pub known: bool,
@@ -94,7 +94,7 @@ pub async fn open_here<E: Env>(
     let (view, token) = match view(worker, target, ino, Some(how.session)).await {
         Ok(seen) => seen,
         Err(e) => {
-            // The client will not know that it has it open.
+            // The client will not know that it has the inode open.
             withdraw(worker, target, ino, &how);
             return Err(e);
         }

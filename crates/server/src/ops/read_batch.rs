@@ -66,7 +66,7 @@ type Granted = (u64, ByteRange);
 enum Lock {
     /// If nothing is in the way.
     Free,
-    /// It is held already.
+    /// The lock is held already.
     Held(Granted),
 }
 

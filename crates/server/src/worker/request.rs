@@ -24,9 +24,9 @@ pub const SLOT_BYTES: u64 = 512;
 
 /// A request while it is executed.
 pub struct RequestCx<E: Env> {
-    /// The worker that executes it.
+    /// The worker that executes the request.
     pub worker: Rc<Worker<E>>,
-    /// The target that executes it.
+    /// The target that executes the request.
     pub target: Rc<Target<E>>,
     /// Who asked.
     pub session: SessionId,

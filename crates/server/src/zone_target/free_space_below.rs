@@ -45,7 +45,7 @@ pub struct RoomBelow {
     alone: Rc<Cell<bool>>,
 }
 
-/// A write uses reserved blocks as long as it holds this.
+/// A write uses reserved blocks as long as it holds this value.
 #[must_use = "others begin again when this is dropped"]
 pub struct Alone(Rc<Cell<bool>>);
 

@@ -17,7 +17,7 @@ use std::rc::Rc;
 /// How a key is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Hold {
-    /// With others that share.
+    /// Together with other tasks that share the key.
     Shared,
     /// Alone.
     Exclusive,

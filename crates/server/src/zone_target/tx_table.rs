@@ -27,7 +27,7 @@ pub struct Prepared {
     pub now: Timespec,
     /// The changes.
     pub parts: Vec<Part>,
-    /// How it is kept.
+    /// How the promise is kept.
     pub promise: Promise,
     /// Held until the outcome is known.
     pub guard: Guard<NameKey>,

@@ -30,7 +30,7 @@ struct Kept {
 pub(super) struct Frames {
     /// Bytes that have not been looked at.
     fed: Vec<u8>,
-    /// Of the frame under way, bytes that pass without inspection.
+    /// Bytes of the frame under way that pass without inspection.
     passing: usize,
     kept: BTreeMap<(Time, u64), Kept>,
     count: u64,

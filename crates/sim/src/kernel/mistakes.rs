@@ -21,7 +21,7 @@ pub enum Mistake {
     DroppedSizes,
     /// One changed page in three is dropped without being written back.
     LostStores,
-    /// It handles only invalidations, not the crossing of answers, writes and truncates.
+    /// The kernel handles only invalidations, not the crossing of answers, writes and truncates.
     CrossingAnswers,
     /// The mount drops no listing before an answer that shows a change.
     ListingsOfBefore,

@@ -48,7 +48,7 @@ struct Settings {
     server: Arc<ServerConfig>,
 }
 
-/// Takes any key of a server that it has the secret of.
+/// Accepts any key of a server if the server has its secret.
 #[derive(Debug)]
 struct AnyServer(WebPkiSupportedAlgorithms);
 

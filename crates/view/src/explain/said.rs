@@ -31,7 +31,7 @@ pub struct WayShare {
     pub requests: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Their share of the bytes of that kind, per cent.
+    /// Share of these requests in the bytes of all requests of their kind, per cent.
     pub percent: f64,
     /// Why, as a clause.
     pub because: String,

@@ -18,9 +18,9 @@ use std::rc::Rc;
 pub enum IndexUse {
     /// Nothing.
     Skip,
-    /// It is taken from the disk; that of a segment which has none there is made.
+    /// The index is read from the disk, or made if the segment has none there.
     Load,
-    /// It is made, and that on the disk has to be the same.
+    /// The index is made, and the one on the disk has to be the same.
     Check,
 }
 

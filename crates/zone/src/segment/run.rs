@@ -10,7 +10,7 @@ use std::rc::Rc;
 #[derive(Clone, Debug)]
 pub struct Segment {
     pub id: u64,
-    /// Bytes of its changes.
+    /// Bytes of the segment's changes.
     pub bytes: u64,
     /// Changes.
     pub items: u64,

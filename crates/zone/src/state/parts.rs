@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct Fresh {
     /// Number of the group.
     pub seq: u64,
-    /// Last record before it.
+    /// Last record before the group.
     pub before: u64,
 }
 
@@ -83,7 +83,7 @@ pub struct Unmerged {
     pub dirty: Changes,
     /// The changes that a running checkpoint has taken: older than the others, newer than the segments.
     pub frozen: Option<Rc<Changes>>,
-    /// Deletions since the last full merge: what it could win back.
+    /// Deletions since the last full merge: the most that the next full merge could remove.
     pub deletions: u64,
 }
 
@@ -139,7 +139,7 @@ pub struct Identity {
     pub zone: u64,
     pub cluster: u64,
     pub target: TargetId,
-    /// Random number of this opening; groups name it.
+    /// Random number of this opening, which groups contain.
     pub opening: u64,
 }
 

@@ -48,7 +48,7 @@ struct State {
 #[derive(Default)]
 struct Samples {
     state: Mutex<State>,
-    /// Somebody has asked since this was looked at.
+    /// Whether somebody has asked since the last check.
     asked: AtomicBool,
 }
 

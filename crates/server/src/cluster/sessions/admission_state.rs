@@ -32,7 +32,7 @@ impl AdmissionState {
         self.held.set(held);
     }
 
-    /// The same of mounts, after a loss of power.
+    /// Mounts have to wait after a loss of power, or not any more.
     pub(super) fn hold_after_power_loss(&self, held: bool) {
         self.after_power_loss.set(held);
     }

@@ -29,7 +29,7 @@ pub(super) enum Kind {
     Admitted,
     /// Somebody was not.
     Refused,
-    /// Users of a client count as others.
+    /// Users of a client were replaced by others.
     Squashed,
     /// A session was ended.
     Evicted,

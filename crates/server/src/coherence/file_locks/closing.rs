@@ -15,7 +15,7 @@ use crate::coherence::questions::Asked;
 use amphi_types::SessionId;
 use amphi_wire::FileLockSpec;
 
-/// Most mounts that are asked for one request.
+/// Most mounts that are queried for one request.
 const HOLDERS_MAX: usize = 16;
 
 impl FileLockTable {
