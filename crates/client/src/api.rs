@@ -30,7 +30,7 @@ pub type ReadText = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 /// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileAdvice {
-    /// The program takes back its earlier advice.
+    /// The program withdraws its earlier advice.
     Normal,
     /// The program reads at random.
     Random,
@@ -137,7 +137,7 @@ pub enum NameShows {
     Directory(Ino),
     /// Anything else, which may have several names.
     Other(Ino, Kind),
-    /// There is no such name.
+    /// The name does not exist.
     Nothing,
 }
 
@@ -155,11 +155,11 @@ impl NameShows {
 /// A name that a front end may keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LentName {
-    /// The directory in which it is.
+    /// The directory that contains the name.
     pub dir: Ino,
     /// The name itself.
     pub name: Box<[u8]>,
-    /// What it shows.
+    /// What the name shows.
     pub shows: NameShows,
 }
 
@@ -310,7 +310,7 @@ pub enum WriteTo {
     /// To its offset, or to the end of the file if the file was opened to append.
     #[default]
     AsOpened,
-    /// To its offset.
+    /// To the offset of the call.
     Offset,
     /// To the end of the file.
     End,

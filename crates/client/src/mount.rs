@@ -71,7 +71,7 @@ pub(crate) struct Host {
 /// The state of the control attributes: what they have shown and begun.
 pub(crate) struct Panel {
     pub(crate) recorder: Arc<Recorder>,
-    /// The last thing that one complained about.
+    /// The last thing that a control attribute complained about.
     pub(crate) complaint: Mutex<String>,
     /// The statuses that were shown last, by calling process. A process that reads a long status in parts continues in
     /// its own.

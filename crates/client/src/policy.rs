@@ -39,7 +39,7 @@ pub(crate) struct Policy {
     pub(crate) rotational: Rotational,
     /// The measured throughput of direct and buffered requests.
     pub(crate) throughput: Throughput,
-    /// Whether the cache turns round in the memory that it has.
+    /// Whether the cache evicts pages instead of taking more memory.
     pub(crate) growth: Growth,
     /// In which pieces programs read.
     pub(crate) readers: Readers,

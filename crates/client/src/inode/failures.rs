@@ -82,7 +82,7 @@ impl Failures {
         self.count.store(count, SeqCst);
     }
 
-    /// How many so far.
+    /// Number of failures so far.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
         self.count.load(SeqCst)

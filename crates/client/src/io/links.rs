@@ -50,7 +50,7 @@ pub(crate) struct Links<E: Env> {
     /// The master is in this process, so its connection does not come back.
     local: bool,
     timeouts: Cell<Timeouts>,
-    /// The tunable as it was applied last.
+    /// The value of the tunable when it was applied last.
     give_up_s: Cell<u64>,
     /// One seat for each server, in the order of the map, the master's first.
     seats: RefCell<Vec<Rc<Seat<E>>>>,
@@ -78,7 +78,7 @@ fn map_of_one(cluster: u64, pool: u16, addrs: &[String]) -> ClusterMap {
 
 /// The error of a call that was not answered.
 fn failed(mount: &Mount, error: LinkError) -> Errno {
-    // With the session its connections end.
+    // The connections of a session end with the session.
     mount.coherence.sharing.check().err().unwrap_or(Errno::from(error))
 }
 

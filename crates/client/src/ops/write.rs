@@ -57,7 +57,7 @@ pub(crate) fn try_write(
         return None;
     }
     let aim = aim(mount, open, offset, hints);
-    // The end stays where it is until all bytes are there.
+    // The end of the file does not move until all bytes are there.
     let mut guard = match aim {
         Aim::Offset | Aim::ToldEnd => None,
         Aim::End | Aim::OffsetAtEnd => Some(file.range.try_acquire(ByteRange::ALL, Hold::Exclusive)?),
@@ -128,7 +128,7 @@ pub(crate) fn try_write(
             }
             Some(len as usize)
         }
-        // The slow way writes all of it again.
+        // The slow path writes all bytes again.
         Put::Refused(_) => None,
     }
 }
@@ -142,7 +142,7 @@ enum Aim {
     ToldEnd,
     /// To the end of the file.
     End,
-    /// To its offset if that is the end of the file.
+    /// To the offset of the call if that is the end of the file.
     OffsetAtEnd,
 }
 

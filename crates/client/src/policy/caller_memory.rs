@@ -27,7 +27,7 @@ const LIFE_NS: u64 = 5_000_000_000;
 const EXACT_NS: u64 = 100_000_000;
 
 struct Seen {
-    /// Time of its last request.
+    /// Time of the caller's last request.
     asked_ns: AtomicU64,
     short: AtomicBool,
     /// The caller's cgroups as `/proc` shows them, and when that was read. `None`: not read yet.

@@ -34,7 +34,7 @@ const STREAM_PARTS: u64 = 4;
 pub enum Pieces {
     /// Smaller than the size from which reads bypass all caches.
     Small,
-    /// At least that size.
+    /// At least the size from which reads bypass all caches.
     Large,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Habit {
 }
 
 impl Habit {
-    /// Whether one of its next opens has to be observed.
+    /// Whether one of the reader's next opens has to be observed.
     pub(crate) fn is_due(&self) -> bool {
         self.known != Some(Pieces::Large) && self.streams >= self.patience()
     }

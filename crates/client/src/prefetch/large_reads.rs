@@ -237,7 +237,7 @@ fn ask(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Ahead {
     mount.stats.bytes(Count::ReadAheadIssued, range.len());
     let (asker, asked) = (mount.clone(), file.clone());
     mount.spawn(async move {
-        // The reader may not need it any more.
+        // The reader may not need the bytes any more.
         let _ = sender.send(direct(&asker, &asked, range).await);
     });
     let owner: Weak<Mount> = Arc::downgrade(mount);

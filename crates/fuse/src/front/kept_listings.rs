@@ -83,11 +83,11 @@ struct Kept {
 /// Whether an open directory is marked for caching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The kernel caches nothing that it reads.
+    /// The kernel caches nothing that it reads through this open directory.
     No,
-    /// The kernel drops its listing, and caches what it reads.
+    /// The kernel drops its cached listing, and caches what it reads through this open directory.
     Anew,
-    /// The kernel uses what it has.
+    /// The kernel uses its cached listing.
     Keep,
 }
 

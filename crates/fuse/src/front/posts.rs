@@ -394,7 +394,7 @@ impl Posts {
             }
             if work.posting.is_some() {
                 if posted.ring.is_stopped() {
-                    // It is ending.
+                    // The posting is ending.
                     return None;
                 }
                 work.writers.insert(handle, writer);

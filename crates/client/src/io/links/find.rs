@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Where the master is.
 pub(super) struct Found {
-    /// Its addresses.
+    /// The addresses of the master.
     pub(super) addrs: Vec<String>,
     /// The cluster map in the answer, or `None` from the only server of a cluster, which keeps no map.
     pub(super) map: Option<ClusterMap>,

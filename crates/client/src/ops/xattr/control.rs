@@ -61,7 +61,7 @@ fn rows_of(answer: Result<Reply>) -> Result<Rows> {
 /// The servers' tunables that match, after setting them if there is a value, as the master has them.
 async fn server_tunables(mount: &Mount, ctx: &Ctx, pattern: &str, value: Option<&str>) -> Result<Rows> {
     let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
-    // The master passes it on to the others.
+    // The master passes the request on to the other servers.
     rows_of(mount.call(TargetId(0), &ctx.cred, op).await)
 }
 

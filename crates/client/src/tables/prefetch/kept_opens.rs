@@ -30,7 +30,7 @@ pub(crate) struct Kept {
 #[derive(Default)]
 struct Asking {
     questions: usize,
-    /// The inode has changed since the first of them was sent.
+    /// The inode has changed since the first of these requests was sent.
     spoiled: bool,
 }
 
