@@ -26,7 +26,7 @@ pub const SERVERS_MAX: u16 = 64;
 const AGAIN: Duration = Duration::from_secs(1);
 /// Longest pause before a server that ends again and again is started again.
 const AGAIN_MAX: Duration = Duration::from_secs(30);
-/// A member that ran for so long starts anew with the shortest pause.
+/// A member that ran for this long starts anew with the shortest pause.
 const RAN_WELL: Duration = Duration::from_secs(60);
 /// The option with which a member makes zones; a member that had zones never makes others.
 const FORMAT: &str = "--format";

@@ -395,7 +395,7 @@ impl Fallocate {
     }
 }
 
-/// What lseek looks for.
+/// What lseek searches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
     /// `SEEK_DATA`.

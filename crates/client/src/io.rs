@@ -40,7 +40,7 @@ use std::time::Duration;
 
 /// Items taken from the queue before other tasks of the thread get their turn.
 const BATCH: usize = 64;
-/// Longest pause between looks at the age of dirty data.
+/// Longest pause between checks of the age of dirty data.
 const TICK_MAX_MS: u64 = 1000;
 /// The same while memory is short.
 const TICK_SHORT_MS: u64 = 100;

@@ -92,7 +92,7 @@ pub(crate) struct Life {
 /// The part of the cache's size that write-back may have under way in addition to the cache, and by which one stream is
 /// read ahead.
 const BESIDE_PART: u64 = 8;
-/// A stream may always be read ahead by so much.
+/// A stream may always be read ahead by this many bytes.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
 
 impl Keeper for Mount {
@@ -187,7 +187,7 @@ impl Mount {
             || self.writeback.flight_parts.load(Ordering::SeqCst) >= FLIGHT_PARTS_MAX
     }
 
-    /// Whether enough may be sent that it pays to look for all dirty bytes.
+    /// Whether enough may be sent that a search for all dirty bytes pays.
     pub(crate) fn flight_has_room(&self) -> bool {
         self.writeback.flight_parts.load(Ordering::SeqCst) <= FLIGHT_PARTS_MAX / 2
     }

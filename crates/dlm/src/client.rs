@@ -162,11 +162,11 @@ enum Stage {
     Usable,
     /// The lock gets no new users, and waits for those in progress.
     Closing,
-    /// It has no users, and the action to flush it was not returned to the caller yet.
+    /// The lock has no users, and the action to flush it was not returned to the caller yet.
     ToFlush,
     /// The action to flush it was returned to the caller, and a call of `flushed` will follow.
     Flushing,
-    /// It is flushed, and the action to drop its data was not returned to the caller yet.
+    /// The lock is flushed, and the action to drop its data was not returned to the caller yet.
     ToDrop,
 }
 

@@ -39,7 +39,7 @@ use std::fmt;
 /// file.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// How many conflicting locks of each kind [`FileLocks::holders`] looks at.
+/// How many conflicting locks of each kind [`FileLocks::holders`] examines.
 const HOLDERS_LOOKED_AT: usize = 256;
 
 /// Tunables of the file locks of one server.

@@ -29,7 +29,7 @@ pub struct Entry {
 pub struct AttrReply {
     /// Attributes.
     pub attr: Attr,
-    /// Attribute timeout: how long the kernel may cache them.
+    /// Attribute timeout: how long the kernel may cache the attributes.
     pub ttl: Duration,
 }
 

@@ -74,7 +74,7 @@ impl Inodes {
         self.len
     }
 
-    /// Bytes of memory for all of them.
+    /// Bytes of memory of all inodes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

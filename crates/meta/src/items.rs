@@ -73,7 +73,7 @@ impl MetaStore {
     pub fn place_early_names(&mut self) {
         let index = &mut self.index;
         self.early_names.drain(|dir, cookie, value| {
-            // They were decoded when they arrived.
+            // The entries were decoded when they arrived.
             if let Ok(entry) = codec::decode_dentry(&[], value) {
                 index.insert(dir, cookie, &entry.name, entry.named());
             }

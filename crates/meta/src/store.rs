@@ -415,7 +415,7 @@ impl MetaStore {
             ItemKey::Inode(local) => self.inodes.get(*local).map(|inode| codec::encode_inode(&inode, out)).is_some(),
             ItemKey::Xattr { local, name } => {
                 let Some(value) = self.xattrs.get(*local, name) else { return false };
-                // It would be logged as deleted.
+                // If this returned false, the value would be logged as deleted.
                 let bytes = value.bytes().expect("a value that is logged is in memory");
                 codec::encode_xattr(bytes, out);
                 true

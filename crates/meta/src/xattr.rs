@@ -38,8 +38,8 @@ pub enum XattrMode {
 pub enum Outcome<T> {
     /// The change was made.
     Done(T),
-    /// It needs the item of this key, which is not in memory, and has changed nothing: whoever takes the step reads the
-    /// item (`MetaStore::load_absent`) and takes the step again.
+    /// The step needs the item of this key, which is not in memory, and has changed nothing: whoever takes the step
+    /// reads the item (`MetaStore::load_absent`) and takes the step again.
     Absent(Key),
 }
 

@@ -58,7 +58,7 @@ pub struct Server<E: Env> {
     stop_listening: RefCell<Vec<oneshot::Sender<()>>>,
 }
 
-/// What a server says of itself.
+/// What a server reports about itself.
 pub struct Observed {
     /// The number of the server in the map.
     pub id: u64,
@@ -241,7 +241,7 @@ impl<E: Env> Server<E> {
         let mut early = None;
         let mut joined = true;
         if !is_master {
-            // The master looks whether it reaches this server.
+            // The master checks whether it can reach this server.
             let manager = SessionManager::new(worker.clone(), front.clone(), id, Vec::new());
             manager.hold_mounts(true);
             attach(&worker, &manager, &cluster);

@@ -159,7 +159,7 @@ impl<E: Env> Worker<E> {
         *self.above.clients.borrow_mut() = Some(clients);
     }
 
-    /// Tells worker 0 of the other servers.
+    /// Sets worker 0's interface to the other servers.
     pub fn set_peers(&self, peers: Weak<dyn Peers>) {
         *self.above.peers.borrow_mut() = Some(peers);
     }

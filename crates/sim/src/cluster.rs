@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub const GRACE: Duration = Duration::from_secs(30);
 /// How long a mount may take to return a lock or token that another one waits for.
 pub const CALLBACK_DEADLINE: Duration = Duration::from_secs(10);
-/// How often the controller looks whether something has happened.
+/// How often the controller checks whether something has happened.
 const LOOK: Duration = Duration::from_micros(500);
 
 thread_local! {

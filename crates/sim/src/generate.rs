@@ -32,7 +32,7 @@ struct Temper {
     sizes: u32,
     syncs: u32,
     looks: u32,
-    /// One call in so many is made by another user than the owner.
+    /// One call in this many is made by another user than the owner.
     strangers: u64,
     /// One write or read in this many is forced direct.
     direct: u64,
@@ -67,7 +67,7 @@ struct Burst {
 
 /// Least files of a directory that is read in order.
 const WALK_LEAST: usize = 4;
-/// While a directory is read, one call in so many is another one.
+/// While a directory is read, one call in this many does something else.
 const WALK_OTHERS: u64 = 4;
 
 /// The files of a directory that are listed, looked up, opened, read and closed one after the other, as `cat *` does.

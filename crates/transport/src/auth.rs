@@ -25,7 +25,7 @@ pub const KEY_BYTES_MIN: usize = 16;
 /// Fewest different bytes of a key. 16 random hexadecimal digits have 10 on average, and fewer than 7 once in 10,000
 /// times.
 const KEY_DIFFERENT_MIN: usize = 7;
-/// If a piece is repeated for at least so many bytes, that is no coincidence.
+/// If a piece is repeated for at least this many bytes, the repetition is no coincidence.
 const KEY_REPEATED_MIN: usize = 4;
 /// Fewest different steps from one byte to the next. A key that was typed along a row of the keyboard, or counted up,
 /// has one or two.

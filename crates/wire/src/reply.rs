@@ -308,9 +308,9 @@ pub enum Push {
         /// The file.
         ino: Ino,
     },
-    /// Another session has moved a directory or removed it. It is answered with `DirectoryShown` when the front end has
-    /// made its kernel look the directory up, or cannot do so at once. It may be lost; no session is evicted for
-    /// leaving it unanswered.
+    /// Another session has moved a directory or removed it. This message is answered with `DirectoryShown` when the
+    /// front end has made its kernel look the directory up, or cannot do so at once. The message may be lost; no
+    /// session is evicted for leaving it unanswered.
     DirectoryChanged {
         /// The target that sends this.
         target: TargetId,
@@ -318,7 +318,7 @@ pub enum Push {
         id: u64,
         /// The directory.
         ino: Ino,
-        /// Its new parent and name, or those that it had, for clients that may see all names.
+        /// The new parent and name of the directory, or those that it had, for clients that may see all names.
         place: Option<(Ino, Name)>,
     },
 }

@@ -262,12 +262,14 @@ impl Window {
         }
     }
 
-    /// Its reply waits to be sent from now on. Returns false if the request is not (or no longer) open here.
+    /// The reply to the request waits to be sent from now on. Returns false if the request is not (or no longer) open
+    /// here.
     pub fn handle_reply(&mut self, id: RequestId) -> bool {
         self.advance(id, Stage::Open, Stage::Answered)
     }
 
-    /// Its reply is about to be sent, so the slot is free. Returns false if no reply for it waits here.
+    /// The reply to the request is about to be sent, so the slot is free. Returns false if no reply for the request
+    /// waits here.
     pub fn handle_sent(&mut self, id: RequestId) -> bool {
         self.advance(id, Stage::Answered, Stage::Free)
     }

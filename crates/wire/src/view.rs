@@ -180,7 +180,7 @@ pub struct ServerStatus {
     pub epoch: u64,
     /// For how long the master has not heard of the server, milliseconds.
     pub silent_ms: u64,
-    /// Its targets in its last report; empty for a server that has not reported since the master started.
+    /// The targets of the server in its last report; empty for a server that has not reported since the master started.
     pub targets: Vec<TargetStatus>,
 }
 

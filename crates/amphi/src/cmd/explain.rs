@@ -195,7 +195,7 @@ fn process(pid: u32) -> Outcome<Vec<Explanation>> {
         else {
             continue;
         };
-        // A descriptor that was closed meanwhile is not looked at.
+        // A descriptor that was closed meanwhile is skipped.
         if !std::fs::metadata(&link).is_ok_and(|m| m.is_file()) || !seen.insert(at.clone()) {
             continue;
         }

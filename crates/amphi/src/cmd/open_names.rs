@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Descriptors that are looked at.
+/// Most descriptors that are examined.
 const DESCRIPTORS_MAX: usize = 100_000;
 
 /// The paths of those of these inodes of the mount at `mount` that some process has open.

@@ -33,9 +33,9 @@ use std::time::Duration;
 const TRACE_MAX: u64 = 1 << 30;
 /// Pause after the mount had nothing.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The end of a recording waits so long for calls that are just being answered.
+/// How long the end of a recording waits for calls that are just being answered.
 const LAST_PAUSE: Duration = Duration::from_millis(30);
-/// Names of files that are looked for at a time.
+/// Most names of files that are searched for at a time.
 const NAMELESS_MAX: usize = 4096;
 
 /// Entries of the mount that are gone through for names that no call has shown.

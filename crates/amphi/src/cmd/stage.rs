@@ -57,7 +57,7 @@ enum Kept {
     Possible,
 }
 
-/// Time between two looks at the counters.
+/// Time between two checks of the counters.
 const LOOK: Duration = Duration::from_millis(100);
 /// Notes of a kind that are said.
 const SAID_MAX: usize = 10;

@@ -234,7 +234,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a new one, or that which is there.
+    /// Starts a new cluster, or the one that exists in the folder.
     ///
     /// Errors: what `amphi up` said.
     fn start(scratch: &Path, settings: &[String], new: Option<Zones>) -> Outcome<Cluster> {

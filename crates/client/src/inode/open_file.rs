@@ -81,7 +81,7 @@ pub struct OpenFile {
     pub(crate) front: Front,
     /// The offset of the last append through this open file.
     appended_at: AtomicU64,
-    /// It was opened ahead of a program, as one of many: its close waits for others to share a message.
+    /// The file was opened ahead of a program, as one of many: its close waits for others to share a message.
     ahead: bool,
 }
 

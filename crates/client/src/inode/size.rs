@@ -157,7 +157,8 @@ impl FileSize {
         self.unfinished_end.store(unfinished.1, SeqCst);
     }
 
-    /// It has landed or failed. Answers to questions from before this count no more (`turn`, by the caller, before).
+    /// The write has landed or failed. Answers to questions from before this no longer count (`turn`, by the caller,
+    /// before).
     pub(crate) fn finished(&self) {
         let mut unfinished = self.unfinished.lock();
         unfinished.0 -= 1;

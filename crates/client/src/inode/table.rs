@@ -21,7 +21,7 @@ const FORGOTTEN_MAX: usize = 256;
 #[derive(Default)]
 struct Forgotten {
     at: BTreeMap<Ino, u64>,
-    /// As `at`, for all others.
+    /// As `at`, for all other inodes.
     others: u64,
 }
 

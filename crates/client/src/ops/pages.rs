@@ -134,7 +134,7 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, 
                 return data;
             }
             drop(free);
-            // Others may have written these bytes, and keep them.
+            // Other requests of this mount may have written these bytes, and keep them.
             let waiting = Waiting::begin(file, pages);
             let _held = take(mount, file, open.member(), needs).await?;
             let _free = waiting.granted();
@@ -415,7 +415,7 @@ mod tests {
                         turn.wait();
                         while !is_over.load(SeqCst) {
                             let begun = drops.begun.load(SeqCst);
-                            // Few of them, so that the rounds end.
+                            // Only a few free requests at a time, so that the rounds end.
                             if mine.len() < 8 && Free::begin(file, page).is_some() {
                                 mine.push((begun, page));
                                 drops.hits.fetch_add(1, SeqCst);

@@ -533,7 +533,7 @@ async fn direct(
     drop(under_way);
     let Some(e) = error else { return Ok(len) };
     let end = good_to.max(old_size);
-    // Under commit consistency others may have written there meanwhile.
+    // Under commit consistency other mounts may have written there meanwhile.
     if let Some(held) = held.filter(|_| written_to > end) {
         trim(mount, file, held, (end, written_to), pins.is_some()).await;
     }

@@ -51,7 +51,7 @@ pub(crate) enum Chosen {
     Kernel,
     /// The mount serves the reads, because of a known habit.
     Known,
-    /// The mount serves the reads, for a new look at the program.
+    /// The mount serves the reads, to observe the program again.
     Look,
 }
 
@@ -195,7 +195,7 @@ struct Tables {
 pub(crate) struct Readers(Mutex<Tables>);
 
 impl Readers {
-    /// The mount begins a look at one of its open files.
+    /// The mount begins to observe one of the reader's open files.
     pub(crate) fn looks(&self, reader: Reader) {
         self.0.lock().programs.change(reader.program, Habit::looks);
     }

@@ -43,7 +43,7 @@ const ANSWERS_MAX: usize = 64;
 const TAKEN_NS: u64 = 10_000_000;
 /// How long attributes wait for answers with names, at most.
 const NAMES_WAIT: Duration = Duration::from_millis(100);
-/// Pause between two looks at these answers.
+/// Pause between two checks of these answers.
 const LOOK: Duration = Duration::from_micros(50);
 
 struct Directory {

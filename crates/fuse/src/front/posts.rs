@@ -272,7 +272,7 @@ impl Posted {
         (work.posts, work.reads) = (0, 0);
     }
 
-    /// Waits until so many parts were carried out.
+    /// Waits until this many parts were carried out.
     fn settled(self: &Arc<Self>, upto: u64) -> Pending<()> {
         let this = self.clone();
         let run = poll_fn(move |cx| {

@@ -130,7 +130,7 @@ impl Records {
         })
     }
 
-    /// The recording to which a thread belonged when it was looked at last.
+    /// The recording to which a thread belonged at the last check.
     fn told_of(&self, tid: u32) -> Option<Arc<Recording>> {
         let id = self.told.lock().get(&tid).map(|told| told.id)?;
         self.recorder.find(id)

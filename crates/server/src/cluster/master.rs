@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A server that is down for so long loses the lock on moving directories.
+/// A server that is down for this long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
 /// How long the begin of a session waits for the answer of a server. A server that does not answer learns of the
 /// session later.

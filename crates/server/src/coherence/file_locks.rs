@@ -155,8 +155,8 @@ impl FileLockTable {
                 return false;
             }
         }
-        // It was granted. Another thread of the owner may have given that up since, or a server before this one granted
-        // it.
+        // The lock was granted. Another thread of the owner may have released it since, or a server before this one
+        // granted it.
         let again = inner.locks.set(now_ns, lock_of(session, spec), Asking::Try);
         inner.pump();
         again == Ok(Outcome::Held)

@@ -37,7 +37,7 @@ pub trait Peers {
     fn ask(self: Rc<Self>, target: TargetId, question: TargetRequest) -> Replying;
 }
 
-/// All three as a worker has them.
+/// The three interfaces to the code above a worker, as the worker has them.
 pub struct Above<E: Env> {
     /// Answers to other targets.
     pub answer: AnswerTarget<E>,

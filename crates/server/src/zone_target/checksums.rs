@@ -19,7 +19,7 @@ use amphi_meta::{MetaStore, Named};
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result};
 
-/// Most names that are looked at to find the one of a damaged file.
+/// Most names that are examined to find the one of a damaged file.
 const NAMES_MAX: usize = 100_000;
 /// Most directories of the path of a file.
 const DEPTH_MAX: usize = 64;

@@ -24,7 +24,7 @@ const MARGIN_BYTES: u64 = 32 << 20;
 /// How long the result of a check is used, in nanoseconds.
 const LOOK_NS: u64 = 100_000_000;
 
-/// How the file system below is looked at.
+/// How the free space of the file system below is read.
 struct Below {
     free_bytes: Box<dyn Fn() -> Option<u64>>,
     now_ns: Box<dyn Fn() -> u64>,

@@ -45,7 +45,7 @@ pub struct Settings {
     pub bytes: u64,
     /// Writes of at least this many bytes are written through to the disk.
     pub through_bytes: u64,
-    /// Bytes that have been in memory for so long are flushed.
+    /// Bytes that have been in memory for this long are flushed.
     pub age_ns: u64,
 }
 

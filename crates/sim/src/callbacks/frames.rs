@@ -28,7 +28,7 @@ struct Kept {
 /// State of one direction.
 #[derive(Default)]
 pub(super) struct Frames {
-    /// Bytes that have not been looked at.
+    /// Bytes that have not been examined.
     fed: Vec<u8>,
     /// Bytes of the frame under way that pass without inspection.
     passing: usize,

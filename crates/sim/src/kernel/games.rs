@@ -382,7 +382,7 @@ impl Player {
         let made = self.kernel.client.create(&ctx, Ino::ROOT, &new, 0o644, OpenFlags::WRITE).await;
         let made = made.map_err(|e| format!("create: {e}"))?;
         if self.dice.one_in(2) {
-            // The kernel has looked at the file under its first name.
+            // The kernel has looked up the file under its first name.
             self.kernel.lookup(&ctx, Ino::ROOT, &new).await.map_err(|e| format!("lookup: {e}"))?;
         }
         let tag = made.attr.ino.0;

@@ -223,7 +223,7 @@ impl Kernel {
     /// Errors: those of `getattr`.
     pub async fn open_directory(&self, ctx: &Ctx, ino: Ino) -> Result<OpenDirectory> {
         self.hold(ctx, ino).await?;
-        // The kernel looks at the permissions.
+        // The kernel checks the permissions.
         if let Err(e) = self.size(ctx, ino).await {
             self.release(ino);
             return Err(e);

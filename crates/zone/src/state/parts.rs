@@ -134,7 +134,7 @@ pub struct Life {
     pub failed: Option<String>,
 }
 
-/// Which zone it is, and which opening of it.
+/// The identity of a zone, and of its present opening.
 pub struct Identity {
     pub zone: u64,
     pub cluster: u64,

@@ -51,7 +51,7 @@ impl<'a> Looks<'a> {
     pub(super) fn next(&mut self) -> Outcome<(Snapshot, Snapshot)> {
         let mut after = look(&self.path, Duration::from_nanos(self.env.now().0))?;
         after.limits = self.limits;
-        // Names are looked for when files turn up that have none yet.
+        // Names are searched for when files turn up that have no name yet.
         let wanted: BTreeSet<u64> = after.files.iter().map(|file| file.ino).collect();
         after.file_names = std::mem::take(&mut self.before.file_names);
         after.file_names.retain(|ino, _| wanted.contains(ino));

@@ -110,7 +110,7 @@ fn found(config: &LinkConfig, addr: &str, map: Option<ClusterMap>) -> io::Result
     };
     match &map.servers[..] {
         [] => return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{addr}: its cluster map is empty"))),
-        // It is the server that answered, whatever its name is.
+        // The only server is the one that answered, whatever its name is.
         [only] => {
             add(&config.addrs);
             add(&only.addrs);

@@ -48,7 +48,7 @@ impl<E: Env> SessionManager<E> {
         if hello.role != Role::Server && self.cluster().is_some_and(|c| c.callers.is_caller(hello.session)) {
             return Err("this session is a server's".into());
         }
-        // The master has looked at the clock of a mount already.
+        // The master has already checked the clock of a mount.
         if hello.role == Role::Server || self.cluster().is_none_or(|c| c.is_master()) {
             clocks::agree(hello, self.worker.env.wall())?;
         }

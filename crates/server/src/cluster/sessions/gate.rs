@@ -37,7 +37,7 @@ pub(super) enum Class {
     Session,
     /// Every role may read the state of the cluster: its map, its space, its tunables.
     Cluster,
-    /// An administrator changes servers, or looks at the activity of others on them.
+    /// An administrator changes servers, or reads the activity of others on them.
     Administration,
     /// A message from one server to another.
     Peer,
