@@ -66,7 +66,7 @@ impl Site {
         let data = std::path::absolute(data).during(|| format!("find {}", data.display()))?;
         let member = |k: u16| data.join(format!("server-{k}"));
         let alone = has_zones(&data);
-        // Also behind a gap: a server whose folder is not there is missed, not forgotten.
+        // Folders behind a gap count too, so that a server whose folder is missing is noticed.
         let further = (1..SERVERS_MAX).rev().find(|k| member(*k).is_dir()).unwrap_or(0);
         let found = if alone || further > 0 || has_zones(&member(0)) { 1 + further } else { 0 };
         // The first server makes its zones before any other does. It knows which of the others are missing.

@@ -53,7 +53,7 @@ fn folder() -> Option<PathBuf> {
 /// A socket that was found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Found {
-    /// Of what.
+    /// What the socket belongs to.
     pub owner: Owner,
     /// The process that made the socket.
     pub pid: i32,

@@ -201,7 +201,7 @@ pub(crate) fn leave(map: usize) {
 
 /// Rings that are mapped at a time, at most.
 const RINGS: usize = 64;
-/// So many writes find a ring full, one after the other, before the mount is asked for another one.
+/// After this many writes, one after the other, that find a ring full, the mount is asked for another one.
 const FULL_MAX: u32 = 8;
 
 struct RingPlace {

@@ -135,7 +135,7 @@ pub(crate) struct Slabs {
     absent: u32,
     /// Slabs that exist.
     count: usize,
-    /// Bytes of their memory.
+    /// Bytes of memory of all slabs.
     bytes: usize,
 }
 

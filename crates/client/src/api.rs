@@ -117,7 +117,7 @@ pub struct Ctx {
 /// The data of a front end about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// A number for its executable, the same for all its processes. 0 means unknown.
+    /// A number for the executable of the program, the same for all its processes. 0 means unknown.
     pub executable: u64,
     /// The size of the pieces in which the program says that it reads.
     pub reads: Option<Pieces>,
@@ -307,7 +307,7 @@ pub struct Hints {
 /// Where a write goes. What a front end knows of the call takes precedence over how the file was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteTo {
-    /// To its offset, or to the end of the file if the file was opened to append.
+    /// To the offset of the call, or to the end of the file if the file was opened to append.
     #[default]
     AsOpened,
     /// To the offset of the call.
@@ -317,8 +317,8 @@ pub enum WriteTo {
     /// To the end of the file, for a front end that knows the end as long as no other mount has ever existed. Until
     /// then the write goes to its offset, which is the end, or was meant to be.
     KnownEnd,
-    /// To its offset if that is the end of the file. If it is not, or if the end is not known, `try_write` writes
-    /// nothing.
+    /// To the offset of the call if that is the end of the file. If it is not, or if the end is not known, `try_write`
+    /// writes nothing.
     OffsetAtEnd,
 }
 

@@ -42,7 +42,7 @@ use std::time::Duration;
 const BATCH: usize = 64;
 /// Longest pause between checks of the age of dirty data.
 const TICK_MAX_MS: u64 = 1000;
-/// The same while memory is short.
+/// As `TICK_MAX_MS`, while memory is short.
 const TICK_SHORT_MS: u64 = 100;
 /// Part of the cache's size that may wait as used memory for the next stream.
 const KEPT_PART: usize = 4;

@@ -45,7 +45,7 @@ pub(crate) struct Object {
     outgrown: Option<Box<Outgrown>>,
     mtime_sec: i64,
     mtime_nsec: u32,
-    /// The number of its owner, and the highest bit if it has an item.
+    /// The number of the object's owner, and the highest bit if the object has an item.
     owner: u32,
 }
 

@@ -90,7 +90,7 @@ pub struct InodeFlags(u8);
 impl InodeFlags {
     /// The file was made without a name and never linked, so it may still get its first name.
     pub const LINKABLE: InodeFlags = InodeFlags(1);
-    /// Among its extended attributes is an access control list. Without this bit no operation looks for one.
+    /// The inode has an access control list among its extended attributes. Without this bit no operation looks for one.
     pub const LISTS: InodeFlags = InodeFlags(2);
     /// The names of the directory lie in its shards (`shards`).
     pub const SHARDED: InodeFlags = InodeFlags(128);

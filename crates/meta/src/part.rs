@@ -103,7 +103,7 @@ pub enum Part {
     TouchDir {
         /// Directory.
         dir: Ino,
-        /// Change of its link count by sub-directories that were added or removed.
+        /// Change of the directory's link count by sub-directories that were added or removed.
         links: i32,
     },
     /// A directory was moved.

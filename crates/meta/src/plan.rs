@@ -59,7 +59,7 @@ impl NodeSpec {
         NodeSpec { kind, perm, umask: 0, rdev, symlink: Vec::new() }
     }
 
-    /// With this umask.
+    /// The same inode, made with this umask.
     #[must_use]
     pub fn with_umask(self, umask: u16) -> NodeSpec {
         NodeSpec { umask, ..self }

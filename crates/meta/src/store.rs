@@ -32,7 +32,7 @@ pub(crate) struct Dirty {
     keys: Vec<ItemKey>,
     /// The names of the entries among them, by directory and cookie. A cookie may have had two names in one change.
     names: Vec<(u64, u64, Box<[u8]>)>,
-    /// The inodes among them that exist, as the store has them, so that they are decoded once in a change.
+    /// Changed inodes that exist, as the store has them, so that they are decoded once in a change.
     inodes: Vec<(u64, Inode)>,
 }
 

@@ -65,9 +65,9 @@ pub struct Report {
     /// Blocks of file data that were read and match their checksums; blocks that have none; blocks that do not match or
     /// cannot be read. Without a check of data these are 0.
     pub verified_blocks: u64,
-    /// As above.
+    /// Blocks of file data without a checksum.
     pub unverified_blocks: u64,
-    /// As above.
+    /// Blocks of file data that do not match their checksums or cannot be read.
     pub damaged_blocks: u64,
     /// Sessions that may come back.
     pub sessions: u64,

@@ -34,7 +34,7 @@ pub enum Message {
         call: Box<Call>,
         /// Payload.
         payload: Option<Buf>,
-        /// On what terms.
+        /// The terms on which the call is executed.
         terms: Terms,
     },
     /// The answer to a `Call`.
@@ -114,9 +114,9 @@ pub enum TargetRequest {
     NewIno,
     /// `View`: the session opens an inode, after a check of permissions. Counted once for each request.
     Open {
-        /// Who.
+        /// The session that opens the inode.
         session: SessionId,
-        /// On whose behalf.
+        /// The user on whose behalf the inode is opened.
         cred: Cred,
         /// What.
         ino: Ino,
@@ -375,7 +375,7 @@ pub struct OpenReport {
     pub lost: bool,
     /// Whether sessions were cut off a short time ago and may still use what they were granted.
     pub cut_off: bool,
-    /// The server that it belongs to; none if it was never begun.
+    /// The server to which the target belongs; none if the target was never begun.
     pub home: Option<HomeRecord>,
     /// The cluster map, if the target keeps one.
     pub map: Option<ClusterMap>,
@@ -449,7 +449,7 @@ pub enum TargetReply {
         /// Whether the usage may be lower in a moment.
         freeing: Freeing,
     },
-    /// Accounts with what they use, ascending.
+    /// Accounts and what each of them uses, ascending.
     Accounts(Vec<(Account, Amount)>),
     /// Owners, in the order of the request. `None` for inodes that do not exist any more.
     Owners(Vec<Option<Owner>>),

@@ -26,7 +26,7 @@ pub struct TxId {
 pub struct SessionRecord {
     /// `host:pid`.
     pub name: String,
-    /// Random number of its begin: an id may begin again after its session was ended.
+    /// Random number of the session's begin: an id may begin again after its session was ended.
     pub start: u64,
 }
 

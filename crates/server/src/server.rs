@@ -81,7 +81,7 @@ pub struct WorkerSeed {
 
 /// The shared state of all workers of a server, made before any of them starts.
 pub struct Seeds {
-    /// For worker 0.
+    /// The seed of worker 0.
     pub lead: WorkerSeed,
     /// The seeds of the other workers, in order.
     pub others: Vec<WorkerSeed>,

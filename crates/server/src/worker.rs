@@ -72,7 +72,7 @@ pub struct Worker<E: Env> {
     failure: Option<ServerError>,
     above: Above<E>,
     mesh: MeshTx<Message>,
-    /// Messages that found their ring full.
+    /// Messages that found the ring to their worker full.
     full: RefCell<VecDeque<(usize, Lane, Message)>>,
     turns: Turns,
     stopped: Cell<bool>,

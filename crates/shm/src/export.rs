@@ -50,7 +50,7 @@ impl Export {
         self.memory.slots().len()
     }
 
-    /// Whether it is in use, and shows as much of a file of `size` bytes as any export can.
+    /// Whether the export is in use, and shows as much of a file of `size` bytes as any export can.
     pub fn fits(&self, size: u64) -> bool {
         let is_long_enough = self.slots() == SLOTS_MAX || size.div_ceil(UNIT) <= self.slots() as u64;
         is_long_enough && !self.is_given_up()

@@ -146,7 +146,7 @@ impl Generator {
         }
     }
 
-    /// Whose files they are.
+    /// The owner of the program's files.
     pub fn owner(&self) -> &Cred {
         &self.owner
     }

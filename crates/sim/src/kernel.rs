@@ -62,7 +62,8 @@ enum Page {
     Reading,
     There {
         bytes: Vec<u8>,
-        /// The time of its arrival, if the file ended before it by then: its bytes are zeros that no program wrote.
+        /// The time at which the page arrived, if the file ended before the page by then: the bytes are zeros that no
+        /// program wrote.
         short_ns: Option<u64>,
         stored: stores::Stored,
     },
@@ -71,7 +72,7 @@ enum Page {
 /// The result of a read of a page.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// These bytes.
+    /// The bytes of the page.
     Bytes(Vec<u8>),
     /// Nothing: the file ends before.
     Nothing,
@@ -106,7 +107,7 @@ struct Inode {
     /// The inode's lock: the number of shared holders; `EXCLUSIVE` for one exclusive holder.
     lock: u32,
     write_back: stores::WriteBack,
-    /// Of a directory.
+    /// The listings of a directory.
     listings: Listings,
 }
 

@@ -21,7 +21,7 @@ pub enum CellOp {
         at: usize,
         /// Number of cells.
         n: usize,
-        /// What they hold then.
+        /// What the cells hold then.
         tag: u64,
     },
     /// Writes a cell, if there is one.
@@ -35,7 +35,7 @@ pub enum CellOp {
     Append {
         /// Number of cells.
         n: usize,
-        /// What they hold.
+        /// What the cells hold.
         tag: u64,
     },
     /// Reads up to `n` cells from `at` on.

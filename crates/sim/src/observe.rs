@@ -41,7 +41,7 @@ pub struct Node {
 pub struct Tree {
     /// The top.
     pub root: Ino,
-    /// By number.
+    /// Inodes by number.
     pub nodes: BTreeMap<Ino, Node>,
     /// One path of each, for messages.
     paths: BTreeMap<Ino, String>,

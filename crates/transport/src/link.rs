@@ -103,7 +103,7 @@ pub struct Numbered {
 }
 
 impl Numbered {
-    /// The only one.
+    /// The number of a session's only connection.
     pub const ONLY: Numbered = Numbered { link: 0, links: 1 };
 }
 
@@ -168,7 +168,7 @@ pub struct CallOptions {
 pub struct Carried {
     /// Bytes that were passed in memory of this process, to which the server has access.
     pub beside_bytes: u64,
-    /// In the stream.
+    /// Bytes that were sent in the stream.
     pub inline_bytes: u64,
 }
 

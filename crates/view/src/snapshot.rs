@@ -21,7 +21,7 @@ pub struct Counter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Mount {
-    /// Since they began, ns.
+    /// Time since the counters began, ns.
     pub elapsed_ns: u64,
     /// Events by name.
     pub counters: BTreeMap<String, Counter>,
@@ -216,17 +216,17 @@ struct Files {
 /// The texts that make a snapshot. All but the first may be empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Texts<'a> {
-    /// Of the mount's counters.
+    /// The text of the mount's counters.
     pub mount: &'a str,
-    /// Of the servers' counters, their sums; not read if `by_server` has any.
+    /// The text of the sums of the servers' counters; not read if `by_server` has any.
     pub servers: &'a str,
-    /// Of the counters of each server, behind its label.
+    /// For each server, its label and the text of its counters.
     pub by_server: &'a [(String, String)],
-    /// Of the cluster.
+    /// The text of the cluster's state.
     pub cluster: &'a str,
-    /// Of the jobs.
+    /// The text of the jobs.
     pub jobs: &'a str,
-    /// Of the files that have the most to do.
+    /// The text of the files with the most activity.
     pub files: &'a str,
 }
 

@@ -185,16 +185,16 @@ pub enum FrameError {
     },
     /// The checksum of header and body does not fit.
     Checksum {
-        /// In the header.
+        /// The checksum in the header.
         found: u32,
-        /// Of the bytes.
+        /// The checksum of the bytes that arrived.
         computed: u32,
     },
     /// The payload is not what was sent.
     PayloadDamaged {
-        /// In the header.
+        /// The checksum in the header.
         found: u32,
-        /// Of the bytes.
+        /// The checksum of the bytes that arrived.
         computed: u32,
     },
     /// The body is not a message of its kind.

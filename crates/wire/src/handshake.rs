@@ -58,7 +58,7 @@ pub struct SignedHello {
     pub nonce: [u8; NONCE_BYTES],
     /// The client's proof over both nonces, the channel and `hello`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
-    /// The same with its own key, if it has one.
+    /// The client's proof with its own key, if it has one.
     pub identity: Option<IdentityProof>,
 }
 

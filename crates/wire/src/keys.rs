@@ -180,11 +180,11 @@ pub struct KeySettings {
     pub root: Option<Option<SquashTo>>,
     /// `Squash::all`.
     pub all: Option<Option<SquashTo>>,
-    /// `Squash::uids`, all of them.
+    /// All of `Squash::uids`.
     pub uids: Option<Vec<IdRange>>,
-    /// `Squash::gids`, all of them.
+    /// All of `Squash::gids`.
     pub gids: Option<Vec<IdRange>>,
-    /// `KeyEntry::addresses`, all of them.
+    /// All of `KeyEntry::addresses`.
     pub addresses: Option<Vec<AddressRange>>,
     /// `KeyEntry::sessions_max`.
     pub sessions_max: Option<u32>,
@@ -203,7 +203,7 @@ pub enum KeyChange {
     Set {
         /// Name.
         name: String,
-        /// What is changed.
+        /// The settings that change.
         settings: Box<KeySettings>,
     },
     /// Adds a second key under the same name.

@@ -119,7 +119,7 @@ pub struct Call {
     pub target: TargetId,
     /// Who asks.
     pub cred: Cred,
-    /// What is asked.
+    /// The operation that is requested.
     pub op: Request,
 }
 
@@ -193,11 +193,11 @@ pub enum LockExtent {
 /// A lock as a client re-presents it after a restart of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldLock {
-    /// On which object.
+    /// The object of the lock.
     pub object: ObjectId,
-    /// In which mode.
+    /// The mode of the lock.
     pub mode: LockMode,
-    /// On which bytes.
+    /// The bytes that the lock covers.
     pub range: ByteRange,
     /// The group of a group lock, which covers all bytes.
     pub group: Option<u64>,

@@ -72,7 +72,7 @@ pub enum Reply {
     Extents {
         /// Extents of the whole object.
         total: u64,
-        /// Bytes that they hold on the storage.
+        /// Bytes of storage that these extents hold.
         bytes: u64,
         /// Extents from the offset on, ascending; the first may begin before it.
         extents: Vec<ExtentView>,
@@ -175,8 +175,8 @@ pub struct Answer {
     pub result: Result<Reply, Errno>,
     /// The object of the request is contended.
     pub contended: bool,
-    /// The same for a batch, if it holds for any of its parts; a separate field, so that all other answers stay small.
-    /// Not logged.
+    /// For a batch, the parts whose objects are contended, if there are any; a separate field, so that all other
+    /// answers stay small. Not logged.
     pub contended_parts: Option<Box<ContendedParts>>,
     /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
     pub tokens: Option<Box<Tokens>>,
@@ -231,7 +231,7 @@ pub enum Push {
     Callback {
         /// Which target asks.
         target: TargetId,
-        /// On which object.
+        /// The object of the lock.
         object: ObjectId,
         /// Which lock.
         lock: u64,
@@ -251,7 +251,7 @@ pub enum Push {
         id: u64,
         /// Grants up to this number are void; later ones are not meant.
         upto: u64,
-        /// What is concerned.
+        /// The keys whose cached values must be dropped.
         keys: Vec<TokenKey>,
     },
     /// The session became, or is no longer, the only mount; answered with `Request::CompanyKnown` when data cached
@@ -259,7 +259,7 @@ pub enum Push {
     Company {
         /// Number of the change.
         change: u64,
-        /// Whether it is alone now.
+        /// Whether the session is the only mount now.
         alone: bool,
     },
     /// The cluster map has changed: request it.
@@ -270,7 +270,7 @@ pub enum Push {
     /// A group lock that waited is granted, or its request was removed: the client asks again. May come twice or be
     /// lost.
     GroupLockNews {
-        /// On which object.
+        /// The object of the lock.
         object: ObjectId,
         /// The id under which the request waited.
         lock: u64,

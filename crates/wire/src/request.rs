@@ -546,7 +546,7 @@ pub enum Request {
     /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if the change is not possible. To the
     /// master: other servers answer `Map`.
     Keys {
-        /// What is to change.
+        /// The change, if there is one.
         change: Option<KeyChange>,
     },
     /// `Evicted`: ends sessions of mounts as if they did not answer; `Refused` if there are none. To the master: other
@@ -599,8 +599,8 @@ impl Request {
         }
     }
 
-    /// Whether its answer may create something that the session has from then on, until the session returns it: an
-    /// open, a lock of an object.
+    /// Whether the answer to the request may create something that the session has from then on, until the session
+    /// returns it: an open, a lock of an object.
     pub fn may_bring(&self) -> bool {
         matches!(
             self,
@@ -678,7 +678,7 @@ pub enum Cover {
     None,
     /// No grant, but the mount has a cache for which it needs one.
     Wanted,
-    /// Each of their blocks is one that was granted to the session, so there must be space.
+    /// Each block of the bytes was granted to the session, so there must be space.
     Granted,
 }
 

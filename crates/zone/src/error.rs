@@ -49,7 +49,7 @@ impl ZoneError {
         ZoneError { kind, place: place.into(), text: text.into() }
     }
 
-    /// The same error with `path` in front of the place.
+    /// This error with `path` in front of the place.
     pub(crate) fn at(mut self, path: &str) -> ZoneError {
         if !self.place.starts_with(path) {
             self.place = format!("{path}: {}", self.place);

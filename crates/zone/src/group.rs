@@ -65,7 +65,7 @@ impl Group {
         self.hashes.clear();
     }
 
-    /// Number of its last record; the one before its first if it has none.
+    /// Number of the group's last record, or of the record before its first one if the group is empty.
     pub fn last_lsn(&self) -> u64 {
         self.first_lsn + u64::from(self.records) - 1
     }

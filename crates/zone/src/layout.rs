@@ -361,7 +361,7 @@ pub const PAGE_HEADER: usize = size_of::<PageHeader>();
 const _: () = assert!(PAGE_HEADER == 32);
 /// Most payload bytes of a page.
 pub const PAGE_PAYLOAD: usize = SLOT_BYTES as usize - BLOCK as usize - PAGE_HEADER;
-/// The same of a page without parity.
+/// Most payload bytes of a page without parity.
 pub const PAGE_PAYLOAD_BARE: usize = SLOT_BYTES as usize - PAGE_HEADER;
 
 /// Checksum of whole blocks whose crc field (bytes 4..8) counts as zero.

@@ -185,7 +185,7 @@ impl<E: Env> Zone<E> {
             zeros = buf;
             at += zeros.len() as u64;
         }
-        // So has the place for the note that a sync failed.
+        // The place for the note that a sync failed is filled with zeros, too.
         disk.write(DOUBT_OFFSET, Buf::zeroed(BLOCK as usize)).await.0.map_err(io)?;
         disk.sync().await.map_err(io)?;
         let mut root = Superblock::first(&geometry, env.rand(), params);

@@ -128,8 +128,8 @@ struct Add {
     /// As --uids, for groups. Others count as 65534
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     gids: Vec<IdRange>,
-    /// From where it counts: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be repeated [default:
-    /// from anywhere]
+    /// From where the key may be used: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be repeated
+    /// [default: from anywhere]
     #[arg(long, value_name = "RANGE", value_parser = address)]
     from: Vec<AddressRange>,
     /// Most mounts at a time [default: no bound]
@@ -164,7 +164,7 @@ struct Set {
     /// As --uids, for groups
     #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
     gids: Vec<Listed<IdRange>>,
-    /// From where it counts: an address, a range, or unix; may be repeated. From everywhere: anywhere
+    /// From where the key may be used: an address, a range, or unix; may be repeated. From everywhere: anywhere
     #[arg(long, value_name = "RANGE|anywhere", value_parser = addresses)]
     from: Vec<Listed<AddressRange>>,
     /// Most mounts at a time; 0: no bound. Mounts that are there stay

@@ -24,7 +24,7 @@ pub struct Publish {
 enum Action {
     /// Make an empty tree beside DIR and print its path, for the ranks to write into
     Begin {
-        /// The name that it shall get; what is there now stays until the commit
+        /// The name that the tree will get; what has that name now stays until the commit
         dir: PathBuf,
         /// How many processes have to be ready before the commit
         #[arg(long, default_value_t = 1)]

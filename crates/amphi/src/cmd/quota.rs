@@ -342,7 +342,7 @@ struct Found<'a> {
     by: &'a Path,
     /// The name of what has no attributes of its own in that directory: a symbolic link or a special file.
     name: Option<&'a [u8]>,
-    /// For people.
+    /// The path of the thing, for people.
     shown: &'a Path,
 }
 

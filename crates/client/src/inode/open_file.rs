@@ -176,8 +176,8 @@ impl OpenFile {
         self.io_mode.store(mode as u8, Relaxed);
     }
 
-    /// Whether its locks are granted exactly as requested, for a program that knows its pattern, or grown as far as
-    /// nothing conflicts.
+    /// Sets whether the file's locks are granted exactly as requested, for a program that knows its pattern, or grown
+    /// as far as nothing conflicts.
     pub fn set_no_expand(&self, on: bool) {
         self.told.exact.store(on, Relaxed);
     }

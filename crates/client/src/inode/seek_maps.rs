@@ -19,7 +19,7 @@ const MAPS_MAX: usize = 16;
 /// A map of the data of a file, from one offset to another.
 pub(crate) struct Map {
     pub(crate) ino: Ino,
-    /// What is known.
+    /// The range of the file that the map covers.
     pub(crate) known: ByteRange,
     /// Runs of data that begin within the map, ascending, none adjacent to the next.
     pub(crate) data: Vec<ByteRange>,

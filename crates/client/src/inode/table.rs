@@ -50,7 +50,7 @@ struct Shard {
 /// All files that the client knows.
 pub(crate) struct InodeTable {
     shards: Vec<Mutex<Shard>>,
-    /// Of all files.
+    /// The locality of requests to all files.
     locality: Arc<Locality>,
     /// Lost bytes of files that are not in the table.
     untold: Untold,

@@ -82,7 +82,7 @@ impl Default for ContentionLimits {
 pub(super) struct Found {
     pub conflicts: u64,
     pub contended: u64,
-    /// Of these: by waiting.
+    /// Contended objects that became so by waiting.
     pub by_waiting: u64,
     /// Number of these that became contended with their first ping-pong, because other objects were contended before.
     pub foreseen: u64,

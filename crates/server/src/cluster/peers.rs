@@ -375,7 +375,7 @@ impl<E: Env> Cluster<E> {
             TargetRequest::MoveUnlock(number) => self.callers.unlocked(ticket, number),
             // A session may have begun while this server was away. A session that has ended cannot open anything.
             TargetRequest::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
-            // Neither is anything cut for one that has ended.
+            // A session that has ended cannot cut anything either.
             TargetRequest::Trim(ref cut) if !self.is_master() => self.hear_of(cut.by).await?,
             // A late request of a session that has ended must not create again what is being removed here.
             TargetRequest::Destroy(_) if !self.is_master() => self.be_in_step().await?,

@@ -67,9 +67,9 @@ pub enum PeerRequest {
 pub enum PeerReply {
     /// Done.
     Done,
-    /// Of a target.
+    /// The answer of a target.
     Target(TargetReply),
-    /// Of the master.
+    /// The answer of the master to `Beat`.
     Beat {
         /// Epoch of the master's map.
         epoch: u64,

@@ -55,9 +55,9 @@ pub(super) enum Step {
 /// Which blocks a step may use as new ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
-    /// What is free.
+    /// Free blocks only.
     Free,
-    /// Also reserved blocks, for overwrites only.
+    /// Reserved blocks too, for overwrites only.
     Kept,
 }
 

@@ -75,7 +75,7 @@ impl Rights {
         self.0.retain(|(_, of), _| *of != session);
     }
 
-    /// What is known.
+    /// The known rights of a session on a file.
     pub fn get(&self, ino: Ino, session: SessionId) -> Option<&Right> {
         self.0.get(&(ino, session)).and_then(Option::as_ref)
     }

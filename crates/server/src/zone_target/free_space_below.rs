@@ -108,7 +108,7 @@ impl RoomBelow {
         self.set_tight(target, left < wanted);
     }
 
-    /// A write found it full.
+    /// A write found the file system below full.
     pub fn is_full<E: Env>(&self, target: &Target<E>) {
         if let Some(below) = &*self.below.borrow() {
             self.seen.set(Some(((below.now_ns)(), 0)));

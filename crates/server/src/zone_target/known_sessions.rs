@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Sessions of one target.
 pub struct KnownSessions {
-    /// Answers of their slots.
+    /// The answers in the slots of the sessions.
     pub slots: RefCell<Slots>,
     alive: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// Sessions that were stopped and are not forgotten yet, with their begins.

@@ -25,7 +25,7 @@ pub struct ClusterPlace {
     pub lost: bool,
     /// The zone itself says that such changes may be lost.
     pub noted_lost: bool,
-    /// What is logged first.
+    /// Changes that are logged first.
     first: RefCell<Txn>,
 }
 

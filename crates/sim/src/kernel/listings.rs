@@ -256,7 +256,7 @@ impl Kernel {
         }
     }
 
-    /// Lists it from the start.
+    /// Lists an open directory from the start.
     ///
     /// Errors: those of `getattr` and `readdir`; `NoEnt` if this kernel has removed it.
     pub async fn list(&self, ctx: &Ctx, directory: &OpenDirectory) -> Result<Names> {
@@ -275,7 +275,7 @@ impl Kernel {
         Ok(names)
     }
 
-    /// Lists it; returns the cookie at its end if the entries may be cached.
+    /// Lists an open directory. Returns the cookie at the end of the listing if the entries may be cached.
     async fn list_locked(&self, ctx: &Ctx, directory: &OpenDirectory) -> Result<(Names, Option<u64>)> {
         let ino = directory.ino;
         if lock(&self.kept).inodes.entry(ino).or_default().listings.is_removed() {

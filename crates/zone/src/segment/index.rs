@@ -29,7 +29,7 @@ struct First {
     at: u32,
     /// The key of the first change.
     key: Box<[u8]>,
-    /// Of all keys that begin in the page.
+    /// The filter of all keys that begin in the page.
     filter: Box<[u8]>,
 }
 

@@ -33,7 +33,8 @@ pub struct SegmentReader<'a, D: Disk> {
     /// The page that is read next, and its slot.
     next_page: usize,
     next_slot: u32,
-    /// Whether it began behind the first page: then it ends with the last change, and the counts are not checked.
+    /// Whether the reader began behind the first page: then it ends with the last change, and the counts are not
+    /// checked.
     is_part: bool,
     /// Payload from the present change on.
     carry: Vec<u8>,

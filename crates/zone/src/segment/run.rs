@@ -14,7 +14,7 @@ pub struct Segment {
     pub bytes: u64,
     /// Changes.
     pub items: u64,
-    /// Slots of its pages, in order, those of the index behind the others.
+    /// Slots of the segment's pages, in order; the pages of the index follow the others.
     pub slots: Vec<u32>,
     /// What says which page has a key.
     pub index: Rc<Index>,

@@ -85,7 +85,7 @@ pub(crate) struct Going {
 /// Loans of names that have to be invalidated.
 #[derive(Default)]
 pub(crate) struct Takes {
-    /// To be invalidated now.
+    /// Names to be invalidated now.
     pub(crate) names: Vec<Going>,
     /// Names that are being invalidated already. A receiver is woken, without a value, when its name is invalidated.
     pub(crate) others: Vec<oneshot::Receiver<()>>,
