@@ -28,7 +28,7 @@ use std::task::{Context, Waker};
 
 /// Most extents and objects that one record removes.
 const ITEMS_A_RECORD: usize = 4096;
-/// Files with at most so many extents are destroyed in the record that takes their last name.
+/// Files with at most this many extents are destroyed in the record that removes their last name.
 const SMALL_EXTENTS: usize = 512;
 /// In the smallest log, a record that removes an inode has space for this many deletions, for all its attributes, and
 /// for more than 4 KiB of other items.

@@ -183,7 +183,7 @@ impl Callbacks {
         }
     }
 
-    /// Two nodes are kept from each other for so long from now on, or a message between them is.
+    /// For this long from now on, two nodes are kept from each other, or a message between them is kept back.
     pub fn keeps_apart(&mut self, now: Time, a: &str, b: &str, long: Duration) {
         if long < SHORT {
             return;

@@ -46,7 +46,7 @@ struct Temper {
     interrupts: u64,
     /// One call in this many begins a burst of small files.
     bursts: u64,
-    /// One call in so many begins to read the files of a directory in the order of their names.
+    /// One call in this many begins to read the files of a directory in the order of their names.
     walks: u64,
     /// One write in this many is of whole units.
     pieces: u64,

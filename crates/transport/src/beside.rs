@@ -178,7 +178,7 @@ impl Lost {
 impl Drop for Lost {
     fn drop(&mut self) {
         if !self.rooms.is_empty() && !self.end.0.is_closed() {
-            // The process goes on without the task that held it: the memory is never used again.
+            // The process continues without the task that held the memory, so the memory is never used again.
             std::mem::forget(std::mem::take(&mut self.rooms));
         }
     }

@@ -26,7 +26,7 @@ use std::fmt;
 
 /// Bytes of a key, of both levels.
 const KEY_BYTES: usize = 16;
-/// Bytes of the number that makes each use of a key another one.
+/// Bytes of the number that makes each use of a key unique.
 const IV_BYTES: usize = 12;
 
 /// The input of the proofs for a channel: its level, whether the server wants the cluster key, and the binding.

@@ -12,9 +12,9 @@ use crate::unit::share;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Most jobs that are told.
+/// Most jobs that are reported.
 const JOBS_MAX: usize = 16;
-/// Most mounts that are told.
+/// Most mounts that are reported.
 const MOUNTS_MAX: usize = 32;
 
 /// Names of operations, and the counters of a mount that they are the sums of.

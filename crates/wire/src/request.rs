@@ -644,7 +644,7 @@ pub enum ReadAdvice {
 pub struct ReadPart {
     /// Name.
     pub name: Name,
-    /// The inode that the client expects; if another one is found, it is left out.
+    /// The inode that the client expects; if another inode is found, the part is left out.
     pub ino: Ino,
     /// Read the file's bytes too, under a lock; otherwise the file is just opened.
     pub data: bool,

@@ -27,9 +27,9 @@ pub const LINKS_MAX: u16 = 32;
 /// under the connection's number times this, plus the slot.
 pub const LINK_SLOTS: u16 = 2 * CREDITS_MAX;
 const _: () = assert!(LINKS_MAX as u32 * LINK_SLOTS as u32 <= 1 << 16, "every slot of a session has a number");
-/// Share of the urgent slots that a client reserves for answers: one in so many.
+/// Of the urgent slots, a client reserves one in this many for answers.
 const ANSWER_SHARE: u16 = 4;
-/// Share of the normal slots that a client reserves for requests that wait for no lock: one in so many.
+/// Of the normal slots, a client reserves one in this many for requests that wait for no lock.
 const LOCKLESS_SHARE: u16 = 4;
 
 /// Credits that no table can be built from, or that differ from what the session had.
@@ -306,7 +306,7 @@ pub enum Begin<'a, T> {
 enum Kept<T> {
     Running,
     Done(T),
-    /// Answered, and the client has gone on since.
+    /// The request was answered, and the client has sent later requests in the slot since.
     Past,
 }
 

@@ -30,7 +30,7 @@ struct About {
     /// A job of the mount, as `amphi stats --jobs` names it
     #[arg(long, value_name = "NAME")]
     job: Option<String>,
-    /// Of a mount: look at the next so many seconds alone, not at all since its counters began
+    /// Of a mount: observe only the next N seconds, not the time since its counters began
     #[arg(long = "for", value_name = "SECONDS", conflicts_with = "job")]
     seconds: Option<f64>,
 }

@@ -59,7 +59,7 @@ enum Kept {
 
 /// Time between two checks of the counters.
 const LOOK: Duration = Duration::from_millis(100);
-/// Notes of a kind that are said.
+/// Most notes of a kind that are printed.
 const SAID_MAX: usize = 10;
 
 impl Stage {

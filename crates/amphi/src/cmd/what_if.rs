@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-/// A cluster has at least so much room, bytes, beside twice what the trace reads and writes.
+/// Room that a cluster has at least, bytes, in addition to twice what the trace reads and writes.
 const ROOM_BYTES: u64 = 1 << 30;
 /// Least size of a zone.
 const ZONE_BYTES: u64 = 256 << 20;

@@ -112,7 +112,7 @@ pub(crate) fn try_write(
             file.size.extend_own(range.end);
         }
     };
-    // Bytes without space on their targets are written through, and the call waits for that.
+    // Bytes without space on their targets are written through, and the call waits until they are written.
     match put(mount, file, offset, source, true, (check, taken)) {
         Put::Done { full_chunk, rewritten, adopted, .. } => {
             if !one_unit {

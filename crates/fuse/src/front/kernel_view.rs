@@ -33,7 +33,7 @@ use std::time::Duration;
 
 /// Number of slots, about 100 bytes each.
 const SLOTS: usize = 8192;
-/// A thread needs at most so long from the answer to the moment from which the kernel counts the timeout.
+/// The longest time that a thread needs from the answer to the moment from which the kernel counts the timeout.
 const LATE: Duration = Duration::from_millis(50);
 /// This many last ends of a file are remembered, because requests may have crossed.
 const ENDS: usize = 4;

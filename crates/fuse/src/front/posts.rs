@@ -39,7 +39,7 @@ const FILES_MAX: usize = 64;
 const OWED_MAX: usize = 4096;
 /// Counters of calls that exclude posts, each for all inodes of one hash value.
 const BARRIERS: usize = 64;
-/// If one of so many posts is followed by a read that had to wait for it, posts do not pay.
+/// If one post in this many is followed by a read that had to wait for it, posts do not pay.
 const READS_PAY: u32 = 4;
 /// Reads after which that is decided.
 const READS_SEEN: u32 = 16;

@@ -62,7 +62,7 @@ struct Wanted {
 /// A lock that was granted on an object of the batch.
 type Granted = (u64, ByteRange);
 
-/// How the lock of a part is had.
+/// How a part gets its lock.
 enum Lock {
     /// If nothing is in the way.
     Free,

@@ -23,7 +23,7 @@ const SLOW_NS: u64 = 2_000_000;
 /// Factor by which writes to a slow disk may be larger.
 const SLOW_FACTOR: u64 = 4;
 
-/// A worker that found work waiting in so many of its last hundred turns is the bottleneck.
+/// A worker that found work waiting in this many percent of its last turns is the bottleneck.
 const BUSY_PERCENT: u8 = 90;
 /// Time of a write on a fast disk at most, ns: less than mounts wait for the turn of a busy worker.
 const FAST_NS: u64 = 1_000_000;

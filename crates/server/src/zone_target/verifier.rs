@@ -49,7 +49,7 @@ pub struct Verifier {
     bell: RefCell<Option<mpsc::Sender<()>>>,
     /// Bytes that the scrubber has read since it began at the first object.
     pass_bytes: Cell<u64>,
-    /// The disk has failed, and that was told.
+    /// The disk has failed, and the failure was reported.
     failed_once: Cell<bool>,
     /// Damaged blocks, by physical block.
     damaged: RefCell<BTreeMap<u64, Damaged>>,

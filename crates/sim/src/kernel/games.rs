@@ -37,7 +37,7 @@ const PLAYERS: usize = 2;
 const CALLS: u64 = 60;
 /// A call takes no longer than this, beside faults.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The name's cell has no other one beside it.
+/// A name has one cell.
 const ONE: usize = 1;
 
 type Told<T = ()> = std::result::Result<T, String>;
