@@ -66,7 +66,7 @@ enum Command {
     /// Print a completion script for a shell
     #[command(visible_alias = "completion")]
     Completions {
-        /// Which shell
+        /// The shell for which completions are printed
         shell: clap_complete::Shell,
     },
     Man(cmd::manual::Manual),

@@ -75,7 +75,7 @@ pub(crate) struct Events<E: Env> {
 }
 
 impl<E: Env> Events<E> {
-    /// For the connection of `seat`.
+    /// The events of the connection of `seat`.
     pub(crate) fn new(env: E, links: &Rc<Links<E>>, seat: &Rc<Seat<E>>) -> Events<E> {
         Events {
             env,

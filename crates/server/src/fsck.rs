@@ -33,7 +33,7 @@ pub const FINDINGS_MAX: usize = 1000;
 /// Something that a sound folder does not contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Where.
+    /// The place of the fault, for people.
     pub place: String,
     /// What is wrong at that place.
     pub reason: String,

@@ -24,13 +24,13 @@ use serde::{Deserialize, Serialize};
 pub enum Message {
     /// A client's request for a target of the receiver.
     Call {
-        /// Under which the sender waits.
+        /// The token under which the sender waits for the answer.
         token: u64,
-        /// Whose.
+        /// The session of the client.
         session: SessionId,
         /// Identity of the request.
         id: RequestId,
-        /// What.
+        /// The request, with its target and its user.
         call: Box<Call>,
         /// Payload.
         payload: Option<Buf>,
@@ -48,11 +48,11 @@ pub enum Message {
     },
     /// A question to a target of the receiver.
     Ask {
-        /// Under which the sender waits.
+        /// The token under which the sender waits for the answer.
         token: u64,
-        /// Which target.
+        /// The target that is asked.
         target: TargetId,
-        /// What.
+        /// The request to the target.
         question: Box<TargetRequest>,
     },
     /// The answer to an `Ask`.
@@ -64,14 +64,14 @@ pub enum Message {
     },
     /// To the worker with the sessions: send this push to the session's client.
     Push {
-        /// Whose client.
+        /// The session to whose client the push is sent.
         session: SessionId,
-        /// What.
+        /// The message.
         push: Push,
     },
     /// To the worker with the sessions: the session did not answer a callback in time.
     Overdue {
-        /// Which.
+        /// The session.
         session: SessionId,
     },
     /// Between the workers with connections and the one with the sessions, in their own message types
@@ -87,7 +87,7 @@ pub enum Message {
 pub enum TargetRequest {
     /// `View`: an inode as stat shows it.
     View {
-        /// Which.
+        /// The inode.
         ino: Ino,
         /// The session for which the view is requested. The request then waits until no operation over several targets
         /// is changing the inode, sends glimpses to its writers, and grants a token. Without a session, the operation
@@ -105,9 +105,9 @@ pub enum TargetRequest {
     Place(Ino, Name),
     /// `Ancestors`: whether `sought` is `from` or above it, as far as the target can say.
     Ancestors {
-        /// Where to start.
+        /// The directory from which the search goes upwards.
         from: Ino,
-        /// Which directory.
+        /// The directory that is searched for.
         sought: Ino,
     },
     /// `Ino`: a number for an inode that another target makes. A repetition wastes one.
@@ -118,11 +118,11 @@ pub enum TargetRequest {
         session: SessionId,
         /// The user on whose behalf the inode is opened.
         cred: Cred,
-        /// What.
+        /// The inode.
         ino: Ino,
-        /// How.
+        /// The access for which the inode is opened.
         access: Access,
-        /// Which request of the session, at which target.
+        /// The request of the session that opens the inode, and the target to which it was sent.
         by: (TargetId, RequestId),
     },
     /// `Done` or `Conflict`: promise to make these changes.
@@ -258,20 +258,20 @@ pub enum TargetRequest {
 pub enum QuotaRequest {
     /// `Share`: a target needs a larger share of a limit. It is sent to target 0 only.
     Share {
-        /// Whose limit.
+        /// The account that has the limit.
         account: Account,
-        /// Which target.
+        /// The target that needs a larger share.
         from: TargetId,
         /// The usage of the account on that target, including the reservations of requests under way.
         used: Amount,
-        /// How much more.
+        /// The additional amount that is wanted.
         wanted: Amount,
         /// No request waits for the share yet.
         ahead: bool,
     },
     /// `Collected`: the part of the target's share that the account does not use is returned.
     Collect {
-        /// Which.
+        /// The account.
         account: Account,
         /// Number of the call.
         number: u64,
@@ -409,7 +409,7 @@ pub enum TargetReply {
     Ino(Ino),
     /// Yes or no.
     Outcome(bool),
-    /// What objects say.
+    /// The sum over the objects of a file.
     Objects(Gathered),
     /// The move lock, under this number.
     Moving(u64),

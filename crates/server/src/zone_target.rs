@@ -92,7 +92,7 @@ pub struct TargetCounts {
 
 /// One target.
 pub struct Target<E: Env> {
-    /// Which.
+    /// The number of the target.
     pub id: TargetId,
     /// The log, and the memory for kept records.
     pub zone: Zone<E>,

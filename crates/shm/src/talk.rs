@@ -44,7 +44,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// As bytes.
+    /// The identity as bytes.
     pub fn to_bytes(&self) -> [u8; size_of::<Identity>()] {
         let mut bytes = [0; size_of::<Identity>()];
         bytes[0..4].copy_from_slice(&self.version.to_ne_bytes());
@@ -81,7 +81,7 @@ impl Request {
         is_known.then_some(request)
     }
 
-    /// As bytes.
+    /// The request as bytes.
     pub fn to_bytes(&self) -> [u8; size_of::<Request>()] {
         let mut bytes = [0; size_of::<Request>()];
         bytes[..8].copy_from_slice(&self.magic.to_ne_bytes());

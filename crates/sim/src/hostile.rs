@@ -79,7 +79,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Both together.
+    /// Adds the counts of another attack.
     pub fn add(&mut self, other: &Tally) {
         self.inputs += other.inputs;
         self.sound += other.sound;
@@ -389,7 +389,7 @@ struct Attack {
     tally: Rc<Cell<Tally>>,
 }
 
-/// Which choices of a seed are these.
+/// The number that separates these choices of a seed from others.
 const DICE: u64 = 0x0068_6f73_7469_6c65;
 /// More than there are requests: what is beyond decodes to none.
 const REQUESTS: u64 = 90;

@@ -64,9 +64,9 @@ pub struct Inode {
 /// An open file.
 #[derive(Clone, Copy, Debug)]
 pub struct Open {
-    /// Which.
+    /// The inode that is open.
     pub ino: Ino,
-    /// How.
+    /// The flags with which it was opened.
     pub flags: OpenFlags,
 }
 
@@ -106,7 +106,7 @@ pub enum Effect {
     Findable(Ino),
     /// The directory is on stable storage.
     SyncedDir(Ino),
-    /// Everything is.
+    /// Everything is on stable storage.
     SyncedAll,
 }
 

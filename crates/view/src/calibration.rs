@@ -60,9 +60,9 @@ pub struct ServerLink {
 pub struct Calibration {
     /// The schema of this record.
     pub schema: String,
-    /// When, for people: date and time, UTC.
+    /// When the measurement was made, for people: date and time, UTC.
     pub date: String,
-    /// When, seconds since 1970.
+    /// When the measurement was made, seconds since 1970.
     pub unix_s: u64,
     /// The version of the program.
     pub version: String,

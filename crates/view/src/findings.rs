@@ -25,7 +25,7 @@ pub struct Finding {
     pub rule: &'static str,
     /// How much the finding matters.
     pub weight: Weight,
-    /// What, with numbers.
+    /// The finding in words, with numbers.
     pub what: String,
     /// The advice, if there is one.
     pub advice: Option<String>,

@@ -32,7 +32,7 @@ pub enum Screen {
 }
 
 impl Screen {
-    /// All, in the order of their keys.
+    /// All screens, in the order of their keys.
     pub const ALL: [Screen; 5] = [Screen::Overview, Screen::Cluster, Screen::Jobs, Screen::Files, Screen::Counters];
 
     /// The name of the screen.

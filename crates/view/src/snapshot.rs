@@ -303,7 +303,7 @@ impl Snapshot {
 pub struct Way {
     /// `direct`, `buffered` or `cache`.
     pub way: &'static str,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 

@@ -30,7 +30,7 @@ pub struct FileLockOwner {
 pub struct FileLockSpec {
     /// The file.
     pub ino: Ino,
-    /// Whose.
+    /// The owner of the lock.
     pub owner: FileLockOwner,
     /// Process that asked, for `FileLockTest`.
     pub pid: u32,

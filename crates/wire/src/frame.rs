@@ -149,7 +149,7 @@ pub enum FrameError {
     },
     /// The peer speaks another version.
     Version {
-        /// Which.
+        /// The version that the peer speaks.
         found: u16,
     },
     /// No such kind of frame.
@@ -164,7 +164,7 @@ pub enum FrameError {
     },
     /// `pad` is not below 4096.
     Pad {
-        /// What came.
+        /// The value that came.
         found: u16,
     },
     /// Bytes that must be zero are not.

@@ -117,7 +117,7 @@ pub const ROTATING_MAX: usize = 1000;
 pub struct Call {
     /// The target that executes the request.
     pub target: TargetId,
-    /// Who asks.
+    /// The user who makes the request.
     pub cred: Cred,
     /// The operation that is requested.
     pub op: Request,
@@ -139,7 +139,7 @@ pub enum Make {
     Symlink(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Fifo, socket or device node.
     Node {
-        /// Which kind.
+        /// The kind of the node.
         kind: Kind,
         /// Device number.
         rdev: u32,
@@ -184,7 +184,7 @@ pub enum LockMode {
 pub enum LockExtent {
     /// Granted as wide as nothing conflicts.
     Grown,
-    /// Granted as asked.
+    /// Granted exactly as requested, for callers that know their pattern.
     Exact,
     /// Lock-ahead: granted exactly as requested, or refused with `Again` if anything conflicts. It calls no lock back.
     Ahead,

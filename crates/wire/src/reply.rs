@@ -229,11 +229,11 @@ impl Answer {
 pub enum Push {
     /// Give a lock back: flush what is dirty under it, then send `LockCancel` to `target`.
     Callback {
-        /// Which target asks.
+        /// The target that asks for the lock.
         target: TargetId,
         /// The object of the lock.
         object: ObjectId,
-        /// Which lock.
+        /// The id of the lock.
         lock: u64,
     },
     /// Say what you know of an object's size and time: send `GlimpseReply`.

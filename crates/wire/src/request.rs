@@ -56,7 +56,7 @@ pub enum Request {
     SetAttr {
         /// Inode.
         ino: Ino,
-        /// What to change.
+        /// The attributes that change.
         set: SetAttr,
     },
     /// `Made`: makes an inode and a name for it.
@@ -65,7 +65,7 @@ pub enum Request {
         dir: Ino,
         /// Name.
         name: Name,
-        /// What.
+        /// What is made.
         make: Make,
         /// Permission bits that the caller requests.
         perm: u16,
@@ -78,7 +78,7 @@ pub enum Request {
         dir: Ino,
         /// Permission bits that the caller requests.
         perm: u16,
-        /// As of `Make`.
+        /// The caller's umask, as in `Make`.
         umask: u16,
         /// How the new file is opened.
         open: Access,
@@ -139,7 +139,7 @@ pub enum Request {
     Open {
         /// Inode.
         ino: Ino,
-        /// How.
+        /// The access for which the inode is opened.
         access: Access,
         /// Opened to be executed (`FMODE_EXEC`): needs the permission to execute in place of that to read.
         exec: bool,
@@ -148,7 +148,7 @@ pub enum Request {
     Close {
         /// Inode.
         ino: Ino,
-        /// As opened.
+        /// The access for which the inode was opened.
         access: Access,
         /// Time of the last read, if the access time is to be brought forward to it: lazily, it may be lost in a crash.
         atime: Option<Timespec>,
@@ -304,7 +304,7 @@ pub enum Request {
         mode: LockMode,
         /// Bytes needed.
         range: ByteRange,
-        /// How wide it is granted.
+        /// How much larger than the needed bytes the granted range may be.
         extent: LockExtent,
     },
     /// `Locked`, or `LockWaits`: a group lock of an object, which excludes all but locks and requests of the same
@@ -317,7 +317,7 @@ pub enum Request {
         group: u64,
         /// Wait in the queue for conflicting locks.
         wait: bool,
-        /// What `LockWaits` said before.
+        /// The id that an earlier `LockWaits` gave to this request; `None` if there was none.
         asked: Option<u64>,
     },
     /// `Done`: the client no longer uses these locks; all data that was dirty under them has been written.
@@ -376,7 +376,7 @@ pub enum Request {
     Map,
     /// `Joined`: a server registers its targets; to the master.
     Join {
-        /// Who.
+        /// The server, with its addresses and targets.
         server: ServerInfo,
         /// Cluster of the server's zones; 0: the server has none yet.
         cluster: u64,
@@ -404,7 +404,7 @@ pub enum Request {
     },
     /// `FileLock`: the caller no longer waits for it. `true`: it was granted before, and stands.
     FileLockCancel {
-        /// As asked for.
+        /// The lock, exactly as it was requested.
         lock: FileLockSpec,
         /// Name of the request.
         number: u64,
@@ -413,7 +413,7 @@ pub enum Request {
     FileLockUnlock {
         /// The file.
         ino: Ino,
-        /// Whose.
+        /// The owner that gives up locks.
         owner: FileLockOwner,
         /// Bytes.
         range: ByteRange,
@@ -570,7 +570,7 @@ pub enum Request {
     /// `Accounts`: an account. A user sees the accounts of the user, of the user's groups and of trees; the super-user
     /// sees all. To target 0.
     Account {
-        /// Which.
+        /// The account.
         account: Account,
     },
     /// `Accounts`: the accounts after this one that use something or have limits, as many as fit. Only root may request
@@ -581,7 +581,7 @@ pub enum Request {
     },
     /// `Done`: limits an account from now on; without limits it is free again. For the super-user alone. To target 0.
     SetLimits {
-        /// Which. User 0 has no limits: `Inval`.
+        /// The account. User 0 has no limits: `Inval`.
         account: Account,
         /// The limits of the account.
         limits: Limits,

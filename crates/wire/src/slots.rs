@@ -188,7 +188,7 @@ impl SlotTable {
 pub enum Violation {
     /// The slot is not of the lane, or beyond the credits.
     Slot {
-        /// Which.
+        /// The request that names the slot.
         id: RequestId,
         /// The lane that was named.
         lane: Lane,

@@ -124,7 +124,7 @@ pub const FINDINGS_MAX: usize = 4;
 /// One target in `Status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetStatus {
-    /// Which.
+    /// The target.
     pub target: TargetId,
     /// Worker that owns the target.
     pub worker: u16,
@@ -172,7 +172,7 @@ pub struct SessionStatus {
 /// One server in `Status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStatus {
-    /// As in the map.
+    /// The server, as the cluster map describes it.
     pub info: ServerInfo,
     /// Whether the master has heard of the server lately.
     pub up: bool,

@@ -32,9 +32,9 @@ enum Action {
     },
     /// A rank is done: what it names is made stable, and may not change any more
     Ready {
-        /// What `begin` has printed
+        /// The path of the tree, as `begin` has printed it
         tree: PathBuf,
-        /// Which rank, from 0
+        /// The rank, counted from 0
         #[arg(long, default_value_t = 0)]
         rank: u32,
         /// Files and folders of this rank, within the tree
@@ -42,7 +42,7 @@ enum Action {
     },
     /// Make the whole tree stable, whoever wrote it, and give it its name in one step; interrupted, say it again
     Commit {
-        /// What `begin` has printed
+        /// The path of the tree, as `begin` has printed it
         tree: PathBuf,
         /// Seconds to wait for ranks that are not ready
         #[arg(long, default_value_t = 0, value_name = "SECONDS")]
@@ -53,7 +53,7 @@ enum Action {
     },
     /// Remove a tree that shall not be published
     Abort {
-        /// What `begin` has printed
+        /// The path of the tree, as `begin` has printed it
         tree: PathBuf,
     },
     /// Give the name back to the generation before; the same again undoes it

@@ -36,7 +36,7 @@ enum Action {
     Show {
         #[command(flatten)]
         who: Who,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -45,7 +45,7 @@ enum Action {
         /// Mount point, or any file or directory there; default: the only mount here
         #[arg(long, short)]
         mount: Option<PathBuf>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },

@@ -46,7 +46,7 @@ pub(crate) struct Ahead {
     pub(crate) id: u64,
     /// The number of the caching mode in which the read was requested.
     pub(crate) rule: u64,
-    /// When, nanoseconds.
+    /// When the read was requested, nanoseconds.
     pub(crate) since_ns: u64,
     /// The bytes.
     pub(crate) data: Data,

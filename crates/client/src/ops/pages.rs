@@ -318,7 +318,7 @@ async fn note_of(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Res
         match front_pages::have_noted(mount, file, target).await {
             Ok(Some(note)) => return Ok(note),
             Ok(None) => unreachable!("pages are being taken back until the request has ended"),
-            // Others of this mount end soon.
+            // Other requests of this mount end soon.
             Err(Errno::NoMem) => mount.life.pauses.pause(NOTES_PAUSE_NS).await,
             Err(e) => return Err(e),
         }

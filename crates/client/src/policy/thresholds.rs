@@ -272,7 +272,7 @@ pub(crate) struct Thresholds {
 impl Default for Thresholds {
     fn default() -> Thresholds {
         let tables = |way| [Mutex::new(Table::new(way)), Mutex::new(Table::new(way))];
-        // In the order of `Way`.
+        // The tables are in the order of `Way`.
         let tables = [tables(Way::Read), tables(Way::Write)];
         Thresholds { tables, in_company: AtomicBool::new(false) }
     }

@@ -47,7 +47,7 @@ pub(crate) struct Heard {
 
 /// Why the master did not take a server in.
 pub(crate) enum Trouble {
-    /// For good.
+    /// The refusal is final.
     Refused(String),
     /// Not now: a later request may succeed.
     Later(String),

@@ -57,11 +57,11 @@ pub(crate) struct ServerIdentity {
     pub(crate) boot: u64,
 }
 
-/// Who waits to ask.
+/// Requests that wait for their turn to query another server.
 struct QuestionTurns {
     /// Requests that wait to query names on another server, by server.
     names: RefCell<BTreeMap<u64, Turns>>,
-    /// For the lock on moving directories.
+    /// Requests for the lock on moving directories.
     moves: Turns,
 }
 

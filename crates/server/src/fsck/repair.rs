@@ -28,7 +28,7 @@ const RECORD_ITEMS: usize = 256;
 pub(super) struct Basis {
     /// The index of the folder that contains the zone.
     pub folder: usize,
-    /// What each start mends.
+    /// Notes of what each start of a server repairs.
     notes: Vec<String>,
     /// Operations over several targets are open.
     pub has_operations: bool,

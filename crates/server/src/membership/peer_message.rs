@@ -84,7 +84,7 @@ pub enum PeerReply {
     },
     /// Sessions that have not ended.
     Sessions {
-        /// As in `Beat`.
+        /// The version of the set of sessions, as in `Beat`.
         version: u64,
         /// The sessions.
         sessions: Vec<(SessionId, SessionRecord)>,

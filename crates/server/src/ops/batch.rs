@@ -39,7 +39,7 @@ const PART_BYTES: u64 = 512;
 
 /// A part of a step with its bytes.
 struct Part<'a> {
-    /// Which of the step's parts.
+    /// The index of the part in the step.
     index: usize,
     part: &'a BatchPart,
     bytes: &'a [u8],
@@ -62,7 +62,7 @@ fn cut<'a>(parts: &'a [BatchPart], mut bytes: &'a [u8]) -> Vec<Part<'a>> {
 
 /// A part with a plan.
 struct Planned<'a> {
-    /// Which of the step's parts.
+    /// The index of the part in the step.
     index: usize,
     part: &'a BatchPart,
     bytes: &'a [u8],

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How a promise is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// By a record of the participant.
+    /// By a record of the participant in the log.
     Logged,
     /// In memory: the coordinator's decision will contain the changes, and this server has both targets.
     Held,

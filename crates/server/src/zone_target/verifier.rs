@@ -23,7 +23,7 @@ struct Damaged {
     file_block: u64,
     /// Counts what was found.
     number: u64,
-    /// Which, for the operator.
+    /// The line that tells the operator which block it is.
     line: String,
 }
 
@@ -53,7 +53,7 @@ pub struct Verifier {
     failed_once: Cell<bool>,
     /// Damaged blocks, by physical block.
     damaged: RefCell<BTreeMap<u64, Damaged>>,
-    /// How many were found.
+    /// Number of damaged blocks that were found.
     found: Cell<u64>,
 }
 

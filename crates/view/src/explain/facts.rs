@@ -17,7 +17,7 @@ pub struct Row {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Side {
-    /// How many.
+    /// Number of requests.
     pub requests: u64,
     /// How many are below a power of two and not below half of it; the last bounds nothing.
     pub sizes: Vec<(u64, u64)>,

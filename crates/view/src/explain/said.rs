@@ -33,7 +33,7 @@ pub struct WayShare {
     pub bytes: u64,
     /// Share of these requests in the bytes of all requests of their kind, per cent.
     pub percent: f64,
-    /// Why, as a clause.
+    /// The reason, as a clause.
     pub because: String,
 }
 

@@ -16,7 +16,7 @@ pub struct Segment {
     pub items: u64,
     /// Slots of the segment's pages, in order; the pages of the index follow the others.
     pub slots: Vec<u32>,
-    /// What says which page has a key.
+    /// The index, which says which page has a key.
     pub index: Rc<Index>,
     /// Bytes of the index on the disk; 0 for a segment of an older version, which has none there.
     pub index_bytes: u32,

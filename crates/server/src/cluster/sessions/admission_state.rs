@@ -47,7 +47,7 @@ impl AdmissionState {
         self.mounts_started.set(self.mounts_started.get() + 1);
     }
 
-    /// How often that was.
+    /// How often such an event has happened.
     pub(super) fn mounts_started(&self) -> u64 {
         self.mounts_started.get()
     }
