@@ -75,7 +75,7 @@ impl Cursor<'_> {
     }
 }
 
-/// Sum of the lengths, unless it is one that only the kernel judges.
+/// Sum of the lengths of the buffers; `None` if only the kernel judges such a length.
 #[inline]
 fn length(pieces: &[Piece]) -> Option<u64> {
     let sum = pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len as u64))?;

@@ -49,7 +49,7 @@ pub(crate) struct Object {
     owner: u32,
 }
 
-/// The object's own item was loaded or written.
+/// A bit of `owner`: the object's own item was loaded or written.
 const ITEM: u32 = OwnerIndex::END;
 
 const _: () = assert!(size_of::<Object>() == 64);

@@ -202,7 +202,7 @@ impl ReadPlan {
 pub enum Resize {
     /// The end is lowered to the size if it lies beyond. For objects that do not contain the file's last byte.
     Cut,
-    /// The end becomes exactly the size, even if it grows.
+    /// The end of the object becomes exactly the size, even if it grows.
     Set,
 }
 

@@ -44,7 +44,7 @@ pub struct ObjectInfo {
 pub enum Preallocate {
     /// The end stays (`FALLOC_FL_KEEP_SIZE`).
     KeepEnd,
-    /// The end becomes at least the end of the range.
+    /// The end of the object becomes at least the end of the range.
     Extend,
 }
 

@@ -149,7 +149,7 @@ impl Inodes {
         self.put_target(local, None);
     }
 
-    /// Begins to count inodes by account, or ends to.
+    /// Switches the counting of inodes by account on or off.
     pub(crate) fn set_counting(&mut self, on: bool) {
         if on == self.usage.is_some() {
             return;

@@ -104,8 +104,7 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
     });
 }
 
-/// Cuts the objects of a file on this target. Returns the last record that has to last for that, which need not be
-/// written yet.
+/// Cuts the objects of a file on this target. Returns the last record of the cut, which need not be written yet.
 pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> {
     let Cut { ino, ref layout, size, generation, mtime, .. } = *cut;
     target.coherence.left_pages.borrow_mut().changed(ino, cut.by.0, ByteRange::new(size, u64::MAX));

@@ -371,7 +371,7 @@ impl Kernel {
         }
     }
 
-    /// Holds an inode, which becomes known by its attributes as by a walk to its name.
+    /// Holds an inode. The inode becomes known by its attributes, as by a walk to its name.
     async fn hold(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
         loop {
             if let Some(inode) = lock(&self.kept).inodes.get_mut(&ino) {

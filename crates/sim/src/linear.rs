@@ -144,7 +144,7 @@ impl Linear {
 
     /// The call returns.
     ///
-    /// Errors: no order of the calls explains what it returned.
+    /// Errors: no order of the calls explains what the call returned.
     pub fn end(&mut self, call: CallId, returned: &Cells) -> Result<(), String> {
         let Some(op) = self.under_way.get(&call).cloned() else { return Err(format!("call {call} is not under way")) };
         let mut after = BTreeSet::new();

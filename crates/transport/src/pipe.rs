@@ -164,7 +164,7 @@ impl<E: Env> StreamTx<E> {
         Ok(())
     }
 
-    /// The last possible end of frames, which leaves space for the tags of the last one.
+    /// The last possible end of frames in the buffer, which leaves space for the tags of the last frame.
     fn room(&self) -> usize {
         match self.channel {
             SendChannel::Mac(_) => self.stage.len().saturating_sub(TAGS_BYTES_MAX).max(self.filled),

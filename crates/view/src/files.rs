@@ -1,6 +1,7 @@
 //! The files of a mount that have the most to do, as rates.
 //!
-//! Owns: their order and what is told of each. Does not own: which files the mount names (`user.amphi.hot`).
+//! Owns: the order of the files, and what is reported of each. Does not own: which files the mount names
+//! (`user.amphi.hot`).
 
 use crate::change::Change;
 use crate::snapshot::HotFile;

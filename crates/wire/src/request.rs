@@ -325,7 +325,7 @@ pub enum Request {
         /// Lock ids.
         locks: Vec<u64>,
     },
-    /// `Done`: these were asked back and are still in use, because calls under them wait for other servers.
+    /// `Done`: locks that were called back and are still in use, because calls under them wait for other servers.
     LockKept {
         /// Lock ids.
         locks: Vec<u64>,

@@ -541,7 +541,7 @@ impl<E: Env> Shared<E> {
         st.unsynced() + blocks <= self.bounds.unsynced_max
     }
 
-    /// Waits until `blocks` more may be written to the log or the zone has failed, with a sync.
+    /// Waits until `blocks` more blocks may be written to the log, or the zone has failed, with a sync.
     pub async fn wait_near(&self, blocks: u64) {
         self.events
             .synced

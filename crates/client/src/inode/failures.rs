@@ -119,7 +119,7 @@ impl Failures {
         state.told_to_all = self.count.load(SeqCst);
     }
 
-    /// Whether bytes were lost of which neither an open file nor a caller that syncs all files has got a report.
+    /// Whether bytes were lost, and neither an open file nor a caller that syncs all files has reported the loss.
     pub(crate) fn is_secret(&self) -> bool {
         let state = self.state.lock();
         state.lost > self.told.load(SeqCst).max(state.told_to_all)

@@ -179,7 +179,7 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// Sends a request to a server whose connection may have to be opened first, or that is waited for at most so long.
+    /// Sends a request to a server. Opens the connection first if necessary, and waits for it for a limited time.
     fn send_late(self: &Rc<Self>, out: Outgoing) {
         let links = self.clone();
         self.env.spawn(async move {

@@ -326,7 +326,7 @@ impl Thresholds {
         }
     }
 
-    /// The thresholds in sole and in shared mode, in bytes, where they have moved.
+    /// The thresholds in sole and in shared mode, in bytes, if trials have changed them.
     pub(crate) fn moved(&self, way: Way) -> [Option<u64>; 2] {
         [0, 1].map(|company| {
             let table = self.tables[way as usize][company].lock();

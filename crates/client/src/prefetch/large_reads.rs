@@ -40,7 +40,7 @@ const BUSY_BYTES: u64 = 8 << 20;
 const KEPT_NS: u64 = 2_000_000_000;
 /// Most reads that must follow each other before anything is requested, after that was useless.
 const CAUTION_MAX: u32 = 64;
-/// Reads in a row that are shorter than those before until requests are as short.
+/// After this many consecutive reads that are shorter than the requests, the requests become as short.
 const SHORTER_MAX: u32 = 4;
 
 /// A direct read of `range`, of which nothing is cached, and the request for the next one. The caller holds the range

@@ -216,7 +216,7 @@ impl<E: Env> RequestCx<E> {
         self.target.zone.kept(lsn).await
     }
 
-    /// A span for each object, over all its parts.
+    /// Takes a span for each object, over all parts of the object.
     async fn batch_spans(&self, parts: &[BatchPart]) -> Vec<SpanGuard> {
         let now_ns = self.worker.now_ns();
         let mut spans = Vec::with_capacity(parts.len());

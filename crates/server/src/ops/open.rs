@@ -28,7 +28,7 @@ const ACCESSED_MAX: usize = 64;
 /// run. It repeats them as soon as it has reconnected, and again if the connection breaks. After a minute it gives up
 /// (`transport.give_up_s`).
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
-/// Files that are presented in one record, or called back at once.
+/// Most files that are presented in one record, or called back at once.
 const OPENS_A_STEP: usize = 64;
 
 /// The session that opens an inode, and the access.

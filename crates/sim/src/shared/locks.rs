@@ -321,7 +321,7 @@ impl Sharer {
         Ok(())
     }
 
-    /// As a close of the file does.
+    /// As when the file is closed.
     pub(super) async fn unlock_all(&mut self) -> Told {
         if !self.area.borrow().claims.has(self.task) {
             return Ok(());

@@ -125,8 +125,8 @@ pub(crate) struct State {
 pub(crate) struct SmallFilePrefetch {
     pub(crate) state: Mutex<State>,
     pub(crate) answered: Signal,
-    /// Number of files that are open ahead, requests under way and kept opens, to see without the lock that there are
-    /// none.
+    /// Number of files that are open ahead, requests under way and kept opens: it shows without the lock whether there
+    /// are any.
     pub(crate) busy: AtomicU64,
 }
 
