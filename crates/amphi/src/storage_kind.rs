@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// How many devices below each other are followed at most.
 const DEPTH_MAX: usize = 8;
-/// Parts of a model's name that say that there is no such disk.
+/// Words in the name of a disk's model that say that the disk is a virtual one.
 const VIRTUAL_MODELS: [&str; 5] = ["virtual", "qemu", "vbox", "vmware", "xen"];
 
 /// The operator's statement about the storage.

@@ -214,7 +214,7 @@ pub unsafe fn read_next(fd: i32, pieces: &[Piece]) -> Option<usize> {
     let mut at = hint.load(Relaxed);
     let mut is_copied = at != u64::MAX && copy_all(found, pieces, at, len);
     if !is_copied {
-        // Perhaps the position is elsewhere: that costs a hundredth of what the mount would take.
+        // Perhaps the program has moved the position. To ask the kernel costs a hundredth of what the mount would take.
         let now = sys::seek_by(fd, 0).ok()?;
         if now == at {
             // The probable position when the kernel has read.

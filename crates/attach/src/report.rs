@@ -9,7 +9,7 @@ pub enum Way {
     Shared,
     /// One of the first reads of a descriptor.
     First,
-    /// The descriptor is no file of a mount, or one that the kernel serves.
+    /// The descriptor is no file of a mount, or belongs to a file that the kernel serves.
     Kernel,
     /// A descriptor of the open file was closed somewhere, so it is identified again.
     Closed,

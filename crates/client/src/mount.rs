@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a server may take to say something about itself.
+/// How long a server may take to report its state.
 const SERVER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// State that both halves share: a few services, each of the floor that owns it.

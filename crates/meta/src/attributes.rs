@@ -112,7 +112,7 @@ impl Attributes {
         self.all.keys()
     }
 
-    /// Inode and name of the attributes behind this one.
+    /// Inode and name of the attributes that follow this attribute.
     pub(crate) fn keys_after(&self, local: u64, name: &[u8]) -> impl Iterator<Item = &Of> {
         let from = std::ops::Bound::Excluded((local, Box::from(name)));
         self.all.range((from, std::ops::Bound::Unbounded)).map(|(of, _)| of)

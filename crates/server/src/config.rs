@@ -111,7 +111,7 @@ pub struct ServerConfig {
     pub secure: Secure,
     /// Addresses of `listen` for which that is different.
     pub secure_exceptions: BTreeMap<String, Secure>,
-    /// The least protection of connections that this server makes to others.
+    /// The least protection of connections that this server makes to other servers.
     pub peers_secure: Secure,
     /// Addresses of the master, for a server that is not the master: it has none of target 0 and joins a cluster.
     /// Empty: this server is the master.

@@ -106,7 +106,7 @@ struct ZoneImage {
     committed: BTreeSet<TxId>,
     decided: BTreeMap<TxId, cluster::Decided>,
     applied: BTreeSet<TxId>,
-    /// The zone has items, so the first start reached this point.
+    /// The zone has items: the first start of the server got as far as writing them.
     begun: bool,
     /// The basis of a repair.
     basis: repair::Basis,

@@ -71,7 +71,7 @@ pub async fn gather<E: Env>(
     Ok(sum)
 }
 
-/// Stores what the objects say, after the last writer has closed.
+/// Stores the size and the times that the objects report, after the last writer has closed the file.
 pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {

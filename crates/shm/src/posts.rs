@@ -174,7 +174,7 @@ pub fn span(head: &RingHead, slots: &[PostSlot], first: u64) -> (u64, u64) {
     (tail.wrapping_sub(claimed), tail)
 }
 
-/// Looks at a position, and takes the write there.
+/// Examines a position, and takes the write at that position.
 pub fn take(slots: &[PostSlot], position: u64) -> Found {
     let slot = &slots[(position % slots.len() as u64) as usize];
     let posted = state(position, POSTED);

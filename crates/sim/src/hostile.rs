@@ -362,7 +362,7 @@ impl Honest {
     }
 }
 
-/// A connection of the hostile one.
+/// A connection of the hostile peer.
 struct There {
     way: Way,
     /// Slots with a request in flight; all of them when the connection has ended.

@@ -186,7 +186,7 @@ impl<E: Env> StreamTx<E> {
         head
     }
 
-    /// A frame of `bytes` bytes was encoded behind the others.
+    /// A frame of `bytes` bytes was encoded behind the earlier frames.
     fn add(&mut self, bytes: usize, payload: Option<&Buf>) {
         let frame = &mut self.stage[self.filled..];
         self.filled += match &mut self.channel {

@@ -81,7 +81,7 @@ fn side(change: &Change<'_>, prefix: &str) -> Value {
     json!({ "requests_per_s": requests, "bytes_per_s": bytes, "ways": ways })
 }
 
-/// Times that are known: of the servers' disks as quantiles, of others as means.
+/// The known times: those of the servers' disks as quantiles, all others as means.
 fn latencies(change: &Change<'_>) -> Vec<Value> {
     let mut all = Vec::new();
     for (what, rows) in [("disk read", "disk_us_read"), ("disk write", "disk_us_write")] {

@@ -80,7 +80,7 @@ pub enum Reply {
         more: bool,
         /// Bytes that the target has accepted into memory and neither written nor logged.
         accepted: u64,
-        /// Bytes that were written, or logged, and not synced: rather too many than too few.
+        /// Bytes that were written, or logged, and not synced. The number may be too high, but not too low.
         unsynced: u64,
     },
     /// The name of a target's note about pages that were left behind; never used again.
@@ -303,7 +303,7 @@ pub enum Push {
     WriteFailed {
         /// The target that sends this.
         target: TargetId,
-        /// Number of these news, which the target gives once.
+        /// Number of this news. The target uses each number once.
         id: u64,
         /// The file.
         ino: Ino,

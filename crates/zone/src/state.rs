@@ -336,7 +336,7 @@ impl<E: Env> Shared<E> {
         else {
             return;
         };
-        // For each group a part of a block for its records, one for its header and one for its parity.
+        // For each group, part of a block for the records, a block for the header and a block for the parity.
         let blocks = st.waiting.bytes / BLOCK + 3 * (st.waiting.groups.len() as u64 + 1);
         if st.log.head.position - st.log.start_position + blocks > self.geometry.log_blocks {
             return;

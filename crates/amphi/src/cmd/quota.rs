@@ -421,7 +421,7 @@ pub(super) fn tree_of(dir: &Path) -> Outcome<u32> {
     }
 }
 
-/// Makes a tree of a directory, unless it is one; its number.
+/// Makes a directory a tree, unless it is one already. Returns the number of the tree.
 fn make_tree(dir: &Path) -> Outcome<u32> {
     let before = project(dir)?;
     if before != 0 {

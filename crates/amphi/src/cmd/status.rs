@@ -37,7 +37,7 @@ pub struct Status {
     /// File with the cluster key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// File with a key pair of one's own
+    /// File with your own key pair
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
     #[command(flatten)]

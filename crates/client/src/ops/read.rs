@@ -104,7 +104,7 @@ impl Hit {
         }
         let file = &open.file;
         if hints.for_pages {
-            // The dropping may have passed this page already: a page that is read now has to be dropped once more.
+            // The drop of pages may have passed this page already: a page that is read now has to be dropped once more.
             if file.pages.is_taking() {
                 return None;
             }

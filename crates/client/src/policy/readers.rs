@@ -71,7 +71,7 @@ impl Reads {
         self.says_something(large_bytes).then_some(if large { Pieces::Large } else { Pieces::Small })
     }
 
-    /// Whether there were enough reads to say anything.
+    /// Whether there were enough reads to draw a conclusion.
     pub(crate) fn says_something(self, large_bytes: u64) -> bool {
         self.requests >= READS_MIN || self.bytes >= large_bytes
     }

@@ -286,7 +286,7 @@ pub(crate) struct Asked {
     /// The threshold if none was set.
     pub(crate) default_bytes: u64,
     pub(crate) in_company: bool,
-    /// Cached bytes are used again, so no request goes direct that would not by default.
+    /// Cached bytes are used again, so no request goes direct that would be buffered by default.
     pub(crate) is_reused: bool,
     /// No other rule decides about the request.
     pub(crate) may_try: bool,

@@ -69,7 +69,7 @@ pub(crate) async fn read(
 /// Whether the next reads are requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asking {
-    /// Unless others keep the disks busy: below the large threshold.
+    /// Requested unless other requests keep the disks busy: reads below the large threshold.
     IfIdle,
     /// Large reads.
     Always,
@@ -191,7 +191,7 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
         (stream.step, stream.shorter) = (range.len(), 0);
     }
     stream.last_end = range.end;
-    // A read more with each that fits.
+    // With each read that follows the one before, one more read is requested ahead.
     let sure = u64::from(stream.matches.saturating_sub(stream.caution)).saturating_mul(stream.step);
     let to = range.end.saturating_add(sure.min(AHEAD_BYTES.max(stream.step))).min(size);
     let mut at = stream.ahead.back().or(taken.last()).map_or(range.end, |a| a.range.end).max(range.end);

@@ -44,7 +44,7 @@ struct Slot {
     changes: u32,
     /// Number of inodes to which programs may write without the kernel.
     posted_to: u32,
-    /// Programs have done that; so the kernel may not know the ends of these inodes.
+    /// Programs have written without the kernel, so the kernel may not know the ends of these inodes.
     was_posted_to: bool,
     /// Number of the change that ended last.
     changed: u64,

@@ -156,7 +156,7 @@ impl Sink for Gather<'_> {
                 && part.offset / unit == (post.offset + len as u64 - 1) / unit
                 && Arc::ptr_eq(&part.file, &writer.file)
         };
-        // The first parts may be under way; those of this drain are not.
+        // The first parts may be under way; the parts that this drain has added are not.
         if self.parts == 0 || !self.queue.back().is_some_and(goes_on) {
             let bytes = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(UNIT_BYTES));
             let (file, ctx) = (writer.file.clone(), writer.ctx.clone());

@@ -65,7 +65,7 @@ impl<E: Env> RequestCx<E> {
         for _ in 0..PLAN_TRIES {
             self.target.settle(vec![NameKey::Inode(dir)]).await;
             let facts = self.target.meta.borrow().facts(dir)?;
-            // First find out whether it may be done at all, so that refusals cost no numbers.
+            // First checks whether the operation is permitted at all, so that refusals cost no numbers.
             plan::shards(&self.cred, &facts, &[])?;
             while shards.len() < count {
                 let target = TargetId(((usize::from(dir.target().0) + shards.len()) % usize::from(pool)) as u16);

@@ -8,7 +8,8 @@ use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Most pairs of session and file of other targets that a target remembers. If there are more, all are requested again.
+/// Most pairs of a session and a file of another target that a target remembers. If there are more, all are forgotten
+/// and requested again.
 const RIGHTS_MAX: usize = 65_536;
 
 /// The kind of access of a request to an object.

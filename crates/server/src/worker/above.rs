@@ -16,7 +16,8 @@ use std::rc::{Rc, Weak};
 /// A reply that is on its way.
 pub type Replying = Pin<Box<dyn Future<Output = Result<TargetReply>>>>;
 
-/// Answers a request of another target to a target of this worker. Boxed, because some answers ask on.
+/// Answers a request of another target to a target of this worker. Boxed, because some answers send requests
+/// themselves.
 pub type AnswerTarget<E> = fn(&Rc<Worker<E>>, &Rc<Target<E>>, TargetRequest) -> Replying;
 
 /// Clients that are connected to this server, as each worker reaches them.

@@ -41,7 +41,7 @@ pub struct RoomBelow {
     tight: Cell<bool>,
     /// Only one write at a time uses reserved blocks.
     pub turns: Gate<()>,
-    /// A write is using them now, and no other one begins meanwhile.
+    /// A write is using the reserved blocks now, and no other write begins to use them meanwhile.
     alone: Rc<Cell<bool>>,
 }
 

@@ -123,7 +123,7 @@ impl Cluster {
             self.start_server(*at).await
         }));
         all.await.into_iter().collect::<Result<(), String>>()?;
-        // One may have crashed while the others started, because a crash was armed.
+        // One server may have crashed while the others started, because a crash was armed.
         for at in which {
             if !self.server_lives(*at) {
                 self.start_server(*at).await?;

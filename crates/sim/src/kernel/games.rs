@@ -52,7 +52,7 @@ struct Table {
     story: Rc<Story>,
     /// Players at work.
     working: Cell<usize>,
-    /// Mounts that write keep no pages for others, and those give them back late.
+    /// Mounts that write keep no pages for others, and kernels that keep pages drop them late.
     apart: bool,
     tally: RefCell<Tally>,
 }

@@ -94,7 +94,7 @@ impl Run {
         self.progress().await;
     }
 
-    /// Stops a mount for so long that it may be ended.
+    /// Stops a mount for so long that its session may be ended.
     ///
     /// Errors: others do not continue.
     async fn stop_for_long(&self, victim: usize) -> Checked {
