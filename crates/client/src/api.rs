@@ -283,7 +283,7 @@ impl OpenFlags {
     }
 }
 
-/// The data of a front end about a read or write beside its bytes.
+/// What a front end knows about a read or write in addition to its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// The application's call may continue with a further piece, because this one is as large as the front end can pass

@@ -58,7 +58,7 @@ pub(crate) struct Mount {
 
 /// Properties of the machine that a mount uses.
 pub(crate) struct Host {
-    /// The user who may change tunables, beside root.
+    /// The user who may change tunables, in addition to root.
     pub(crate) owner_uid: u32,
     /// Reads a file of the machine, for memory groups.
     pub(crate) read_text: Option<ReadText>,

@@ -26,7 +26,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use throughput::Throughput;
 
-/// The inputs of the decision beside the request itself.
+/// The inputs of the decision in addition to the request itself.
 #[derive(Default)]
 pub(crate) struct Policy {
     /// The memory group is above its share; measured by the I/O half.

@@ -259,7 +259,7 @@ impl LockCache {
         }
     }
 
-    /// Sets other limits from now on.
+    /// Sets limits that apply from now on.
     pub fn tune(&mut self, limits: CacheLimits) {
         self.limits = limits;
     }

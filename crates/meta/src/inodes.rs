@@ -30,7 +30,7 @@ use record::{Record, Usual};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Bits of a number that say the place within its block.
+/// The bits of a number that give the place within its block.
 const SLOT_BITS: u32 = block::SLOTS.trailing_zeros();
 /// Memory for an entry of the map of blocks, whose nodes are half full, bytes.
 const ENTRY_BYTES: usize = 2 * size_of::<(u64, Box<Block>)>();

@@ -133,7 +133,7 @@ pub enum Part {
         /// The project, not 0.
         project: u32,
     },
-    /// An empty directory gets shards, which parts beside this one make.
+    /// An empty directory gets shards, which other parts of the same operation make.
     SetShards {
         /// Directory.
         ino: Ino,

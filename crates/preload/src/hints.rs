@@ -35,7 +35,7 @@ macro_rules! functions {
             }
         )*
 
-        /// All of these functions.
+        /// The places of all these functions.
         pub(crate) static ALL: &[&Real] = &[$(&$place),*];
     };
 }

@@ -32,7 +32,7 @@ pub struct Coherence {
     pub glimpses: Glimpses,
     /// Locks of applications on the target's files.
     pub file_locks: FileLockTable,
-    /// Mounts that are to look for directories that were moved or removed.
+    /// Mounts that have to look up directories that were moved or removed, until they have answered.
     pub changed_directories: Questions,
     /// The changes below kernel pages that mounts could not drop in time.
     pub left_pages: RefCell<LeftPages>,

@@ -250,7 +250,7 @@ pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()>
     }
 }
 
-/// The work that follows when inodes lose their last name, beside the items in the transaction.
+/// The work that follows when inodes lose their last name, in addition to the items in the transaction.
 #[derive(Default)]
 pub struct Orphans {
     freed: Freed,

@@ -306,7 +306,7 @@ impl<E: Env> Server<E> {
         &self.addrs
     }
 
-    /// What the server says of itself to its own process.
+    /// What the server reports about itself to its own process.
     ///
     /// Errors: a target does not answer any more.
     pub async fn observe(&self) -> amphi_types::Result<Observed> {

@@ -32,7 +32,7 @@ const ANSWER_SHARE: u16 = 4;
 /// Of the normal slots, a client reserves one in this many for requests that wait for no lock.
 const LOCKLESS_SHARE: u16 = 4;
 
-/// Credits that no table can be built from, or that differ from what the session had.
+/// Credits for which no table can be made, or that differ from the credits of the session before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadCredits {
     /// Normal lane.

@@ -239,7 +239,7 @@ pub fn hash_of(key: &[u8]) -> u32 {
     hasher.finish() as u32
 }
 
-/// A hash over all of the bits that the table looks at.
+/// A hash over all of the bits that the table uses.
 fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -50,7 +50,7 @@ pub struct State {
     pub log: LogBounds,
     /// The changes of the log over the segments.
     pub changes: Unmerged,
-    /// The contents of the medium beside the log.
+    /// The contents of the medium in addition to the log.
     pub medium: Medium,
     /// Syncs, counted.
     pub syncs: Syncs,

@@ -488,7 +488,7 @@ fn show(accounts: &[Account], json: bool) -> Outcome {
     Ok(())
 }
 
-/// The state of an account, shown beside the numbers of the account.
+/// The state of an account, shown in addition to its numbers.
 fn note(a: &Account) -> String {
     let is_full = (a.bytes != 0 && a.used_bytes >= a.bytes) || (a.inodes != 0 && a.used_inodes >= a.inodes);
     if is_full {

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 /// Most bytes of a trace.
 const TRACE_MAX: u64 = 1 << 30;
-/// Pause after the mount had nothing.
+/// Pause after the mount had no further block.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long the end of a recording waits for calls that are just being answered.
 const LAST_PAUSE: Duration = Duration::from_millis(30);

@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Shortest time between two looks, seconds: a look asks every server.
+/// Shortest time between two samples, seconds: each sample asks every server.
 const INTERVAL_MIN: f64 = 0.1;
 /// Where the page is served unless something else is said: at any free port, for this machine alone.
 const WEB_DEFAULT: &str = "127.0.0.1:0";

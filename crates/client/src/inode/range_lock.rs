@@ -44,7 +44,7 @@ struct State {
     next_id: u64,
     held: Vec<Entry>,
     waiting: VecDeque<(Entry, Option<Waker>)>,
-    /// Holders that keep programs from reading without calls, beside the exclusive ones.
+    /// Holders that keep programs from reading without calls, in addition to the exclusive holders.
     hidden: usize,
 }
 

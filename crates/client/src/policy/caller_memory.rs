@@ -75,7 +75,7 @@ impl CallerMemory {
         }
     }
 
-    /// Reads the cgroups of callers that have sent requests. Returns how many callers were looked at.
+    /// Reads the cgroups of callers that have sent requests. Returns for how many callers this was done.
     pub(crate) fn look(
         &self,
         read: &dyn Fn(&str) -> Option<String>,

@@ -175,7 +175,7 @@ pub fn hashed(key: u64, name: &[u8]) -> Box<[u8]> {
 /// The recordings of a mount.
 #[derive(Default)]
 pub struct Recorder {
-    /// The number of recordings, which is all that a call looks at if there is none.
+    /// The number of recordings. If there is none, a call checks only this number.
     count: AtomicUsize,
     all: Mutex<Vec<Arc<Recording>>>,
 }

@@ -136,7 +136,7 @@ impl Records {
         self.recorder.find(id)
     }
 
-    /// Tells a recording which process a thread belongs to.
+    /// Informs a recording to which process a thread belongs.
     fn tell(&self, recording: &Recording, tid: u32, now_ns: u64) {
         let mut all = self.told.lock();
         let first_ns = match all.get(&tid).filter(|told| told.id == recording.id()) {

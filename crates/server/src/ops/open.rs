@@ -355,7 +355,7 @@ impl<E: Env> RequestCx<E> {
         }
         // In the step in which it is a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
-        // If the session was evicted meanwhile, other sessions may have had since what it held.
+        // If the session was evicted meanwhile, other sessions may have used what it held.
         let ids = match self.target.reclaim.is_eligible(self.session) {
             true => {
                 let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };

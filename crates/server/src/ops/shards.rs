@@ -53,7 +53,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Shards(meta.shards(dir)))
     }
 
-    /// `Request::SetShards`. The shards lie on consecutive targets, the first beside the directory.
+    /// `Request::SetShards`. The shards lie on consecutive targets, the first one on the target of the directory.
     pub async fn set_shards(&self, dir: Ino, count: u16) -> Result<Reply> {
         let pool = self.worker.pool().max(1);
         let count = if count == 0 { usize::from(pool).min(Ino::SHARDS_MAX) } else { usize::from(count) };

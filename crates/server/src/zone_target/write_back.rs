@@ -92,7 +92,7 @@ pub struct WriteBack<E: Env> {
     clock: Box<dyn Fn() -> u64>,
     /// Estimated time of a disk write of file data, ns.
     pub disk_ns: Cell<u64>,
-    /// When memory was last given up, or could not be had again.
+    /// When memory was last given up, or could not be allocated again.
     missed_ns: Cell<u64>,
     /// The sessions that wrote delayed bytes.
     pub writers: Writers,

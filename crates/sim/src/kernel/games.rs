@@ -35,7 +35,7 @@ const NAMES: usize = 2;
 const PLAYERS: usize = 2;
 /// Calls of each player.
 const CALLS: u64 = 60;
-/// A call takes no longer than this, beside faults.
+/// A call takes no longer than this, except during faults.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A name has one cell.
 const ONE: usize = 1;

@@ -27,7 +27,7 @@ pub enum Mistake {
     ListingsOfBefore,
     /// The kernel continues as if it had not changed a name itself.
     OwnChangesStay,
-    /// The mount shows a directory that was removed with the times that it had.
+    /// The mount shows a directory that was removed with the times from before its removal.
     RemovedTimesStay,
     /// When the attributes of a directory are to be invalidated, they stay one time in three, by a planted mistake.
     DirectoriesStay,

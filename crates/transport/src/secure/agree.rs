@@ -147,7 +147,7 @@ impl Exchange {
         let settings = settings()?;
         let failed = |e: rustls::Error| e.to_string();
         let tls = match hands {
-            // The name of the server is neither sent nor looked at.
+            // The name of the server is neither sent nor checked.
             Hands::Client => {
                 let name = ServerName::from(std::net::IpAddr::from(Ipv4Addr::LOCALHOST));
                 ClientConnection::new(settings.client.clone(), name).map_err(failed)?.into()

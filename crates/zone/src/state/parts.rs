@@ -94,7 +94,7 @@ impl Unmerged {
     }
 }
 
-/// The contents of the medium beside the log.
+/// The contents of the medium in addition to the log.
 pub struct Medium {
     /// The record of a loss in the next root.
     pub lost: bool,
@@ -172,11 +172,11 @@ pub struct Reads {
 
 /// Events for which agents and callers wait.
 pub struct Events {
-    /// Something for the commit agent.
+    /// There is work for the commit agent.
     pub queued: Event,
-    /// Something for the sync agent.
+    /// There is work for the sync agent.
     pub sync_asked: Event,
-    /// Something for the checkpoint agent.
+    /// There is work for the checkpoint agent.
     pub checkpoint_asked: Event,
     /// Groups were written.
     pub written: Event,

@@ -24,7 +24,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The names of the servers' tunables begin so.
+/// The prefix of the names of the servers' tunables.
 const SERVER: &str = "server.";
 /// With the number of the first byte that is wanted of the status that was shown to this process last.
 const STATUS_FROM: &str = "status.from.";
@@ -278,7 +278,7 @@ impl Mount {
         text
     }
 
-    /// Numbers of the moment beside the counters.
+    /// Numbers that describe the present moment, in addition to the counters.
     pub(crate) fn gauges(&self) -> Vec<(String, u64)> {
         let fixed = [
             ("cache_used_bytes", self.cache.used_bytes()),

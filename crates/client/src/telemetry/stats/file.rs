@@ -43,7 +43,7 @@ pub(crate) struct FileStats {
     heat: Mutex<(u64, u64)>,
 }
 
-/// What a file has had to do so far.
+/// The activity of a file so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileSums {
     /// Requests and bytes of reads.
