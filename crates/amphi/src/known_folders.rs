@@ -44,7 +44,7 @@ impl KnownFolders {
         KnownFolders { dir: Some(dir.to_path_buf()) }
     }
 
-    /// Where they are noted.
+    /// The file in which the folders are recorded.
     pub fn file(&self) -> Option<PathBuf> {
         self.dir.as_ref().map(|dir| dir.join(FILE))
     }

@@ -17,7 +17,7 @@ use tracing_subscriber::layer::Context;
 
 /// Most lines of one kind within `PERIOD`. Further lines are counted, and the count is logged with the next line.
 const LINES_MAX: u32 = 20;
-/// See there.
+/// The time in which at most `LINES_MAX` lines of one kind are written.
 const PERIOD: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Default)]
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-/// Lets so many lines of one kind through.
+/// Lets a limited number of lines of one kind through.
 #[derive(Default)]
 pub struct LogLimit {
     kinds: Mutex<BTreeMap<(&'static str, u32), Kind>>,

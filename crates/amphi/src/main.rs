@@ -66,14 +66,14 @@ enum Command {
     /// Print a completion script for a shell
     #[command(visible_alias = "completion")]
     Completions {
-        /// Which shell
+        /// The shell for which completions are printed
         shell: clap_complete::Shell,
     },
     Man(cmd::manual::Manual),
 }
 
 impl Command {
-    /// Whether there is something to take away again when it ends.
+    /// Whether the command has to take something away again when it ends, such as a mount.
     fn holds_a_mount(&self) -> bool {
         matches!(self, Command::Up(_) | Command::Server(_) | Command::Mount(_) | Command::Demo(_) | Command::Bench(_))
     }

@@ -24,19 +24,19 @@ use std::time::Duration;
 pub const SERVERS_MAX: u16 = 64;
 /// Pause before a member that ended is started again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Longest pause, for one that ends again and again.
+/// Longest pause before a server that ends again and again is started again.
 const AGAIN_MAX: Duration = Duration::from_secs(30);
-/// A member that ran for so long starts anew with the shortest pause.
+/// A member that ran for this long starts anew with the shortest pause.
 const RAN_WELL: Duration = Duration::from_secs(60);
 /// The option with which a member makes zones; a member that had zones never makes others.
 const FORMAT: &str = "--format";
 /// How long a member may take to stop in order.
 const STOPPING: Duration = Duration::from_secs(60);
 
-/// Ends this process when its parent does.
+/// Makes this process end when its parent ends.
 pub fn end_with(parent: i32) -> Outcome {
     set_parent_process_death_signal(Some(Signal::TERM)).during(|| "watch the parent".into())?;
-    // It may have ended before the kernel was notified.
+    // The parent may have ended before the kernel knew that this process wants a signal.
     match getppid() {
         Some(pid) if pid.as_raw_nonzero().get() == parent => Ok(()),
         _ => Err(Failure::refused(format!("process {parent} is not the parent"))),
@@ -54,7 +54,7 @@ pub struct Site {
     data: PathBuf,
     /// Folder of the first server.
     first: PathBuf,
-    /// Servers that there are already.
+    /// Servers that exist already.
     found: u16,
     /// Servers to run.
     pub servers: u16,
@@ -66,7 +66,7 @@ impl Site {
         let data = std::path::absolute(data).during(|| format!("find {}", data.display()))?;
         let member = |k: u16| data.join(format!("server-{k}"));
         let alone = has_zones(&data);
-        // Also behind a gap: a server whose folder is not there is missed, not forgotten.
+        // Folders behind a gap count too, so that a server whose folder is missing is noticed.
         let further = (1..SERVERS_MAX).rev().find(|k| member(*k).is_dir()).unwrap_or(0);
         let found = if alone || further > 0 || has_zones(&member(0)) { 1 + further } else { 0 };
         // The first server makes its zones before any other does. It knows which of the others are missing.
@@ -288,7 +288,7 @@ fn tend(args: &[String], watched: &Watched, ready: mpsc::Sender<Outcome>) {
 
 fn spawn(args: &[String]) -> std::io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
-    // Only this process reports to the service manager.
+    // Only this process, not its children, reports to the service manager.
     for name in amphi_host::notify::VARIABLES {
         command.env_remove(name);
     }

@@ -28,7 +28,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Its word in names of sockets.
+    /// The word for this owner in names of sockets.
     pub fn word(self) -> &'static str {
         match self {
             Owner::Mount => "mount",
@@ -37,11 +37,11 @@ impl Owner {
     }
 }
 
-/// Where this process has its sockets.
+/// The folder in which this process has its sockets.
 fn folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let service = || {
-        // Of several folders, which have colons between them, the first.
+        // If there are several folders, separated by colons, the first counts.
         let first = set("RUNTIME_DIRECTORY")?;
         Some(PathBuf::from(first.to_str()?.split(':').next()?))
     };
@@ -53,11 +53,11 @@ fn folder() -> Option<PathBuf> {
 /// A socket that was found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Found {
-    /// Of what.
+    /// What the socket belongs to.
     pub owner: Owner,
-    /// Its process.
+    /// The process that made the socket.
     pub pid: i32,
-    /// Where it is.
+    /// The path of the socket.
     pub path: PathBuf,
 }
 
@@ -69,7 +69,7 @@ impl Found {
         Some(Found { owner, pid, path })
     }
 
-    /// Whether its process has ended without removing it.
+    /// Whether the process that made the socket has ended without removing it.
     fn is_left(&self) -> bool {
         let gone = Pid::from_raw(self.pid).is_some_and(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
         gone && UnixStream::connect(&self.path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
@@ -102,7 +102,7 @@ pub fn all() -> Vec<Found> {
         folders.extend(inside(Path::new("/run/amphi"), ""));
         folders.extend(inside(Path::new("/run/user"), "amphi"));
     }
-    // Two of these may be the same.
+    // Two of these folders may be the same.
     folders.sort();
     folders.dedup();
     let mut found: Vec<Found> = folders.iter().flat_map(|dir| in_folder(dir)).collect();

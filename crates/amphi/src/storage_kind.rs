@@ -10,9 +10,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Devices below each other that are followed.
+/// How many devices below each other are followed at most.
 const DEPTH_MAX: usize = 8;
-/// Parts of a model's name that say that there is no such disk.
+/// Words in the name of a disk's model that say that the disk is a virtual one.
 const VIRTUAL_MODELS: [&str; 5] = ["virtual", "qemu", "vbox", "vmware", "xen"];
 
 /// The operator's statement about the storage.
@@ -21,14 +21,14 @@ pub enum Rotational {
     /// Look at the device.
     #[default]
     Auto,
-    /// It rotates.
+    /// The storage rotates.
     True,
-    /// It does not.
+    /// The storage does not rotate.
     False,
 }
 
 impl Rotational {
-    /// As `--rotational` takes it.
+    /// The value in the form that `--rotational` takes.
     pub fn text(self) -> &'static str {
         match self {
             Rotational::Auto => "auto",
@@ -37,7 +37,7 @@ impl Rotational {
         }
     }
 
-    /// As a server asks for each of its zones.
+    /// A function that returns whether the zone at a path lies on rotating storage.
     pub fn judge(self) -> Arc<dyn Fn(&str) -> bool + Send + Sync> {
         match self {
             Rotational::Auto => Arc::new(|path| Machine::real().file_rotates(Path::new(path), 0)),
@@ -63,7 +63,7 @@ impl Rotational {
     }
 }
 
-/// The folders of a machine that tell of its devices.
+/// The root below which this machine's block devices are described (`sys/dev/block/...`).
 struct Machine {
     root: PathBuf,
 }

@@ -43,9 +43,9 @@ const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 
 
 /// A page.
 pub struct Page {
-    /// Its type.
+    /// The content type of the page.
     pub kind: &'static str,
-    /// Its text.
+    /// The text of the page.
     pub body: String,
 }
 
@@ -54,7 +54,7 @@ pub trait Site: Send + Sync + 'static {
     /// The page of a path; `query` is what follows the question mark. Nothing: there is no such page. May wait.
     fn page(&self, path: &str, query: &str) -> Option<Outcome<Page>>;
 
-    /// What there is, for whoever asks for something else.
+    /// The existing paths, for whoever asks for another one.
     fn paths(&self) -> &'static str;
 
     /// Whether a page has no numbers in it, so that it needs no token.
@@ -204,7 +204,7 @@ pub fn serve_unix<S: Site>(
             loop {
                 let Ok(turn) = free.clone().acquire_owned().await else { return };
                 let Ok((stream, _)) = listener.accept().await else { continue };
-                // The permissions of the socket say so already.
+                // The permissions of the socket ensure this already.
                 if stream.peer_cred().is_ok_and(|peer| [0, own].contains(&peer.uid())) {
                     tokio::spawn(converse(stream, served.clone(), turn));
                 }

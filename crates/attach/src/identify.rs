@@ -17,7 +17,7 @@ use amphi_shm::talk::{
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Mounts whose memory could not be had: after this many, nothing is tried any more.
+/// Number of mounts whose memory could not be mapped. From `FAILED_MAX` on, no more mounts are tried.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 /// As `FAILED`, for rings.
 static FAILED_WRITERS: AtomicU32 = AtomicU32::new(0);

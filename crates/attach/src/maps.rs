@@ -201,7 +201,7 @@ pub(crate) fn leave(map: usize) {
 
 /// Rings that are mapped at a time, at most.
 const RINGS: usize = 64;
-/// So many writes find a ring full, one after the other, before the mount is asked for another one.
+/// After this many writes, one after the other, that find a ring full, the mount is asked for another one.
 const FULL_MAX: u32 = 8;
 
 struct RingPlace {
@@ -301,7 +301,7 @@ pub(crate) fn add_ring(fd: &sys::Owned, board: usize, id: u64) -> Option<usize> 
     }
     let takes = |place: &RingPlace, from: u32| {
         place.state.compare_exchange(from, BUSY, SeqCst, Relaxed).is_ok() && {
-            // A thread counts itself first, and then looks at the state.
+            // A thread counts itself first, and then checks the state.
             let is_unused = place.users.load(SeqCst) == 0;
             if !is_unused {
                 place.state.store(from, SeqCst);

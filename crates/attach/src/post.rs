@@ -34,7 +34,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Whether its handle is the same, and the mount alive.
+    /// Whether the handle of the writer is the same as before, and the mount alive.
     #[inline]
     fn may_post(&self) -> bool {
         maps::board(self.shared.board, self.shared.handle).is_some_and(|(board, generation)| {

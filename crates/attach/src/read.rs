@@ -24,9 +24,9 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Rel
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// Its first byte.
+    /// The first byte of the buffer.
     pub base: *mut c_void,
-    /// Its length.
+    /// The length of the buffer.
     pub len: usize,
 }
 
@@ -75,7 +75,7 @@ impl Cursor<'_> {
     }
 }
 
-/// Sum of the lengths, unless it is one that only the kernel judges.
+/// Sum of the lengths of the buffers; `None` if only the kernel judges such a length.
 #[inline]
 fn length(pieces: &[Piece]) -> Option<u64> {
     let sum = pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len as u64))?;
@@ -214,7 +214,7 @@ pub unsafe fn read_next(fd: i32, pieces: &[Piece]) -> Option<usize> {
     let mut at = hint.load(Relaxed);
     let mut is_copied = at != u64::MAX && copy_all(found, pieces, at, len);
     if !is_copied {
-        // Perhaps the position is elsewhere: that costs a hundredth of what the mount would take.
+        // Perhaps the program has moved the position. To ask the kernel costs a hundredth of what the mount would take.
         let now = sys::seek_by(fd, 0).ok()?;
         if now == at {
             // The probable position when the kernel has read.

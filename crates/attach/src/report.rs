@@ -9,7 +9,7 @@ pub enum Way {
     Shared,
     /// One of the first reads of a descriptor.
     First,
-    /// The descriptor is no file of a mount, or one that the kernel serves.
+    /// The descriptor is no file of a mount, or belongs to a file that the kernel serves.
     Kernel,
     /// A descriptor of the open file was closed somewhere, so it is identified again.
     Closed,
@@ -27,9 +27,10 @@ pub enum Way {
     Unusual,
     /// A write was posted.
     Posted,
-    /// A write by a descriptor that may post went to the kernel because the mount had to take others first.
+    /// A write that might have been posted went to the kernel because the ring was full: the mount had not yet taken
+    /// earlier writes out of it.
     Full,
-    /// The same for any other reason.
+    /// A write that might have been posted went to the kernel for any other reason.
     NotPosted,
 }
 

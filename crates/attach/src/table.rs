@@ -16,7 +16,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// Descriptors that are looked at; those with higher numbers are the kernel's.
+/// Descriptors for which this library serves calls; calls on higher descriptors go to the kernel.
 pub(crate) const DESCRIPTORS: usize = 4096;
 /// Number of reads after which a descriptor is identified. That costs as much as two reads through a mount; a program
 /// that reads a small file reads twice, and then closes it.

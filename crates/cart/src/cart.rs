@@ -18,9 +18,9 @@ pub struct Cart {
 /// Where the address of a node is kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// In the table of directories, at this place.
+    /// In the table of directories, at this index.
     Root(usize),
-    /// In a node, as this link.
+    /// In a node, as the link with this index.
     In { node: u32, link: usize },
 }
 
@@ -99,7 +99,7 @@ impl Cart {
         NodeMut::new(self.slabs.block_mut(address))
     }
 
-    /// Sets the address of a node where it is kept.
+    /// Sets the address of a node in the place that refers to the node.
     pub(crate) fn set_place(&mut self, place: Place, address: u32) {
         match place {
             Place::Root(place) => self.roots.at_mut(place).node = address,

@@ -20,7 +20,7 @@ fn split_key(rest: &[u8]) -> (u8, &[u8]) {
 
 /// A name that is not in the tree, as seen from the node where the search for it has ended.
 struct New<'a> {
-    /// The bytes behind those of the nodes above.
+    /// The rest of the name, behind the bytes that the nodes above contain.
     rest: &'a [u8],
     value: u64,
 }
@@ -144,7 +144,8 @@ impl Cart {
         let node = self.node(address);
         let shorter = node.value(leaf);
         if node.shape.entries() == 1 {
-            // A tail: all of the shorter name becomes the prefix.
+            // The node is a tail (its only entry is this leaf): the leaf's byte moves to the end of its prefix, which
+            // is then the whole rest of the shorter name.
             let shape = Self::with(Shape { prefix: node.shape.prefix + 1, ..node.shape }, &new);
             let address = self.make_room(place, address, shape);
             let mut node = self.edit(address);

@@ -96,7 +96,7 @@ struct Slab {
 impl Slab {
     const ABSENT: Slab = Slab { bytes: Vec::new(), size: 0, used: 0, free: 0, next: NONE, prev: NONE };
 
-    /// Blocks that there is memory for.
+    /// Number of blocks for which there is memory.
     fn blocks(&self) -> usize {
         self.bytes.len().saturating_sub(READ_PAST) / usize::from(self.size)
     }
@@ -135,7 +135,7 @@ pub(crate) struct Slabs {
     absent: u32,
     /// Slabs that exist.
     count: usize,
-    /// Bytes of their memory.
+    /// Bytes of memory of all slabs.
     bytes: usize,
 }
 

@@ -30,7 +30,7 @@ pub type ReadText = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 /// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileAdvice {
-    /// The program takes back its earlier advice.
+    /// The program withdraws its earlier advice.
     Normal,
     /// The program reads at random.
     Random,
@@ -117,7 +117,7 @@ pub struct Ctx {
 /// The data of a front end about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// A number for its executable, the same for all its processes. 0 means unknown.
+    /// A number for the executable of the program, the same for all its processes. 0 means unknown.
     pub executable: u64,
     /// The size of the pieces in which the program says that it reads.
     pub reads: Option<Pieces>,
@@ -137,7 +137,7 @@ pub enum NameShows {
     Directory(Ino),
     /// Anything else, which may have several names.
     Other(Ino, Kind),
-    /// There is no such name.
+    /// The name does not exist.
     Nothing,
 }
 
@@ -155,11 +155,11 @@ impl NameShows {
 /// A name that a front end may keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LentName {
-    /// The directory in which it is.
+    /// The directory that contains the name.
     pub dir: Ino,
     /// The name itself.
     pub name: Box<[u8]>,
-    /// What it shows.
+    /// What the name shows.
     pub shows: NameShows,
 }
 
@@ -283,7 +283,7 @@ impl OpenFlags {
     }
 }
 
-/// The data of a front end about a read or write beside its bytes.
+/// What a front end knows about a read or write in addition to its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// The application's call may continue with a further piece, because this one is as large as the front end can pass
@@ -307,18 +307,18 @@ pub struct Hints {
 /// Where a write goes. What a front end knows of the call takes precedence over how the file was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteTo {
-    /// To its offset, or to the end of the file if the file was opened to append.
+    /// To the offset of the call, or to the end of the file if the file was opened to append.
     #[default]
     AsOpened,
-    /// To its offset.
+    /// To the offset of the call.
     Offset,
     /// To the end of the file.
     End,
     /// To the end of the file, for a front end that knows the end as long as no other mount has ever existed. Until
     /// then the write goes to its offset, which is the end, or was meant to be.
     KnownEnd,
-    /// To its offset if that is the end of the file. If it is not, or if the end is not known, `try_write` writes
-    /// nothing.
+    /// To the offset of the call if that is the end of the file. If it is not, or if the end is not known, `try_write`
+    /// writes nothing.
     OffsetAtEnd,
 }
 
@@ -395,7 +395,7 @@ impl Fallocate {
     }
 }
 
-/// What lseek looks for.
+/// What lseek searches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
     /// `SEEK_DATA`.

@@ -450,7 +450,7 @@ impl Client {
         self.start(ops::statfs::statfs(self.mount.clone(), ctx.clone()))
     }
 
-    /// Space as it is seen from an inode: that of its tree, if this has a limit.
+    /// Space for new data below an inode: that of the inode's tree, if the tree has a limit.
     pub fn statfs_at(&self, ctx: &Ctx, ino: Ino) -> Pending<StatFs> {
         self.start(ops::statfs::statfs_at(self.mount.clone(), ctx.clone(), ino))
     }

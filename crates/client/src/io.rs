@@ -40,9 +40,9 @@ use std::time::Duration;
 
 /// Items taken from the queue before other tasks of the thread get their turn.
 const BATCH: usize = 64;
-/// Longest pause between looks at the age of dirty data.
+/// Longest pause between checks of the age of dirty data.
 const TICK_MAX_MS: u64 = 1000;
-/// The same while memory is short.
+/// As `TICK_MAX_MS`, while memory is short.
 const TICK_SHORT_MS: u64 = 100;
 /// Part of the cache's size that may wait as used memory for the next stream.
 const KEPT_PART: usize = 4;
@@ -75,7 +75,7 @@ pub(crate) struct Events<E: Env> {
 }
 
 impl<E: Env> Events<E> {
-    /// For the connection of `seat`.
+    /// The events of the connection of `seat`.
     pub(crate) fn new(env: E, links: &Rc<Links<E>>, seat: &Rc<Seat<E>>) -> Events<E> {
         Events {
             env,

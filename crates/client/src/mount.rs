@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a server may take to say something about itself.
+/// How long a server may take to report its state.
 const SERVER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// State that both halves share: a few services, each of the floor that owns it.
@@ -58,7 +58,7 @@ pub(crate) struct Mount {
 
 /// Properties of the machine that a mount uses.
 pub(crate) struct Host {
-    /// The user who may change tunables, beside root.
+    /// The user who may change tunables, in addition to root.
     pub(crate) owner_uid: u32,
     /// Reads a file of the machine, for memory groups.
     pub(crate) read_text: Option<ReadText>,
@@ -71,7 +71,7 @@ pub(crate) struct Host {
 /// The state of the control attributes: what they have shown and begun.
 pub(crate) struct Panel {
     pub(crate) recorder: Arc<Recorder>,
-    /// The last thing that one complained about.
+    /// The last thing that a control attribute complained about.
     pub(crate) complaint: Mutex<String>,
     /// The statuses that were shown last, by calling process. A process that reads a long status in parts continues in
     /// its own.
@@ -92,7 +92,7 @@ pub(crate) struct Life {
 /// The part of the cache's size that write-back may have under way in addition to the cache, and by which one stream is
 /// read ahead.
 const BESIDE_PART: u64 = 8;
-/// A stream may always be read ahead by so much.
+/// A stream may always be read ahead by this many bytes.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
 
 impl Keeper for Mount {
@@ -187,7 +187,7 @@ impl Mount {
             || self.writeback.flight_parts.load(Ordering::SeqCst) >= FLIGHT_PARTS_MAX
     }
 
-    /// Whether enough may be sent that it pays to look for all dirty bytes.
+    /// Whether enough may be sent that a search for all dirty bytes pays.
     pub(crate) fn flight_has_room(&self) -> bool {
         self.writeback.flight_parts.load(Ordering::SeqCst) <= FLIGHT_PARTS_MAX / 2
     }

@@ -26,7 +26,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use throughput::Throughput;
 
-/// The inputs of the decision beside the request itself.
+/// The inputs of the decision in addition to the request itself.
 #[derive(Default)]
 pub(crate) struct Policy {
     /// The memory group is above its share; measured by the I/O half.
@@ -39,7 +39,7 @@ pub(crate) struct Policy {
     pub(crate) rotational: Rotational,
     /// The measured throughput of direct and buffered requests.
     pub(crate) throughput: Throughput,
-    /// Whether the cache turns round in the memory that it has.
+    /// Whether the cache evicts pages instead of taking more memory.
     pub(crate) growth: Growth,
     /// In which pieces programs read.
     pub(crate) readers: Readers,

@@ -76,11 +76,11 @@ pub struct Allocator {
     cursor: u64,
     /// One past the highest block that was ever taken. Blocks behind it were never written.
     used_end: u64,
-    /// There is no free run of so many blocks that were written before. Reset by each free.
+    /// There is no free run of this many blocks that were written before. Reset by each free.
     none_again: u64,
     /// Blocks that have storage in the file system below.
     backed: Vec<u64>,
-    /// How many of these are free.
+    /// Number of these blocks that are free.
     backed_free: u64,
     /// Only blocks with storage are taken.
     tight: bool,

@@ -188,7 +188,7 @@ impl Checksums {
         self.groups.get(&group).map(|g| value(g))
     }
 
-    /// Keys of items behind that of group `after`, at most `max`.
+    /// Keys of the items that follow the item of group `after`, at most `max`.
     pub(crate) fn keys_after(&self, after: Option<u64>, max: usize) -> Vec<Key> {
         let from = after.map_or(0, |group| group + 1);
         self.groups.range(from..).take(max).map(|(&group, _)| key(group)).collect()

@@ -38,7 +38,7 @@ pub const DELAYED_ITEM_BYTES: u64 = 32;
 /// A part of a read or of a flush that lies in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlay {
-    /// Its bytes in the file.
+    /// The bytes of the file that the part covers.
     pub range: ByteRange,
     /// The memory in which the bytes lie, which is not used for anything else as long as this handle exists.
     pub memory: Rc<Memory>,
@@ -156,7 +156,7 @@ impl Delayed {
         self.bytes
     }
 
-    /// Of these, the bytes that are not in the log.
+    /// Number of delayed bytes that are not in the log.
     pub fn unlogged_bytes(&self) -> u64 {
         self.unlogged_bytes
     }

@@ -45,11 +45,11 @@ pub(crate) struct Object {
     outgrown: Option<Box<Outgrown>>,
     mtime_sec: i64,
     mtime_nsec: u32,
-    /// The number of its owner, and the highest bit if it has an item.
+    /// The number of the object's owner, and the highest bit if the object has an item.
     owner: u32,
 }
 
-/// The object's own item was loaded or written.
+/// A bit of `owner`: the object's own item was loaded or written.
 const ITEM: u32 = OwnerIndex::END;
 
 const _: () = assert!(size_of::<Object>() == 64);
@@ -73,7 +73,7 @@ impl Object {
         self.owner |= ITEM;
     }
 
-    /// To whom it is charged.
+    /// The owner to whom the object is charged.
     pub fn owner(&self) -> OwnerIndex {
         OwnerIndex(self.owner & !ITEM)
     }
@@ -289,7 +289,7 @@ pub(crate) fn logged_key(id: ObjectId, start: u64) -> [u8; 21] {
     place_key(tag::LOGGED, id, start)
 }
 
-/// Value of the logged bytes at a file byte: their time, and the bytes.
+/// The value of the item of a piece of logged bytes: the mtime of their write, then the bytes.
 pub(crate) fn logged_value(piece: &Piece) -> Vec<u8> {
     let mut v = Vec::with_capacity(12 + piece.bytes.len());
     v.extend_from_slice(&piece.mtime.sec.to_le_bytes());

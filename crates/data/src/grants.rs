@@ -73,7 +73,7 @@ impl Grants {
         self.total
     }
 
-    /// Of these, the blocks of one session.
+    /// Blocks that are granted to one session and that no plan has taken.
     pub fn left(&self, session: SessionId) -> u64 {
         self.sessions.get(&session).map_or(0, |held| held.blocks - held.lent)
     }

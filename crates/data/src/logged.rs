@@ -21,7 +21,7 @@ use std::rc::Rc;
 /// Bytes of one block of a file, or of a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// When they were written.
+    /// When the bytes were written.
     pub mtime: Timespec,
     /// The bytes.
     pub bytes: Rc<[u8]>,

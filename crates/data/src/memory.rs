@@ -103,7 +103,7 @@ pub struct Memory {
     pub start: u64,
     /// Number of bytes.
     pub len: u32,
-    /// Offset in the memory at which they begin.
+    /// Offset in the memory at which the bytes begin.
     pub at: u64,
     /// Checksum of all bytes, as the server computed it.
     pub crc: u32,

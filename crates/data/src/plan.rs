@@ -78,7 +78,7 @@ pub struct WritePlan {
     pub edges: SmallVec<[Edge; 2]>,
     /// Number of reserved blocks that the plan of a flush uses.
     pub(crate) lent: u64,
-    /// Blocks that it has taken from a grant.
+    /// Blocks that the plan has taken from a grant.
     pub(crate) loan: Option<Loan>,
     /// Checksums, one for each block of `aligned()`. If empty, the blocks get none.
     pub(crate) checksums: Vec<Checksum>,
@@ -202,7 +202,7 @@ impl ReadPlan {
 pub enum Resize {
     /// The end is lowered to the size if it lies beyond. For objects that do not contain the file's last byte.
     Cut,
-    /// The end becomes exactly the size, even if it grows.
+    /// The end of the object becomes exactly the size, even if it grows.
     Set,
 }
 

@@ -44,14 +44,14 @@ pub struct ObjectInfo {
 pub enum Preallocate {
     /// The end stays (`FALLOC_FL_KEEP_SIZE`).
     KeepEnd,
-    /// The end becomes at least the end of the range.
+    /// The end of the object becomes at least the end of the range.
     Extend,
 }
 
 /// Result of one step of destroying a file's objects.
 #[derive(Debug)]
 pub struct Destroyed {
-    /// Blocks freed in this step.
+    /// Blocks that this step has freed.
     pub freed: Freed,
     /// Whether nothing is left.
     pub done: bool,

@@ -160,7 +160,7 @@ impl DataStore {
         let weighed = self.weigh(object, span);
         self.delayed.lent -= plan.lent;
         if let Some(loan) = plan.loan {
-            // Another write may have mapped some of them since the plan was made.
+            // Another write may have mapped some of the blocks since the plan was made.
             let added = self.added_by(plan.object, plan.range);
             self.grants.spend(loan, added, self.growth_room(0), txn);
         }

@@ -35,7 +35,7 @@ pub struct CacheLimits {
     pub max_locks: usize,
     /// An unused lock is returned after this time.
     pub max_age_ns: u64,
-    /// Locks that one trim looks at.
+    /// Locks that one trim checks.
     pub trim_batch: usize,
     /// Cancels that nobody waits for are sent together after this time, unless another message takes them along.
     pub cancel_linger_ns: u64,
@@ -83,7 +83,7 @@ pub struct RequestId(pub u64);
 pub enum Granted {
     /// The lock is held, and pinned for the caller that requested it.
     Pinned(LockRef),
-    /// It is not waited for any more, and will be returned without further calls.
+    /// No caller waits for the lock any more. It will be returned without further calls.
     Unwanted,
 }
 
@@ -117,14 +117,14 @@ pub enum LockAction {
     Flush {
         /// The lock.
         id: LockId,
-        /// Its object.
+        /// The object of the lock.
         object: ObjectId,
         /// Ranges that no other held write lock covers.
         ranges: Vec<ByteRange>,
     },
     /// Drop cached data of these ranges now, before the next call to the lock cache.
     Drop {
-        /// Its object.
+        /// The object of the lock.
         object: ObjectId,
         /// The lock's mode.
         mode: Mode,
@@ -145,13 +145,13 @@ pub enum LockAction {
 pub struct HeldLock {
     /// The lock's id, which does not change.
     pub id: LockId,
-    /// Its object.
+    /// The object of the lock.
     pub object: ObjectId,
-    /// Its mode.
+    /// The mode of the lock.
     pub mode: Mode,
-    /// Its range.
+    /// The range of the lock.
     pub range: ByteRange,
-    /// Its group, if it is a group lock.
+    /// The group, if it is a group lock.
     pub group: Option<GroupId>,
 }
 
@@ -160,13 +160,13 @@ pub struct HeldLock {
 enum Stage {
     /// Held and usable.
     Usable,
-    /// Gets no new users, and waits for those in progress.
+    /// The lock gets no new users, and waits for those in progress.
     Closing,
-    /// It has no users, and the action to flush it was not returned to the caller yet.
+    /// The lock has no users, and the action to flush it was not returned to the caller yet.
     ToFlush,
     /// The action to flush it was returned to the caller, and a call of `flushed` will follow.
     Flushing,
-    /// It is flushed, and the action to drop its data was not returned to the caller yet.
+    /// The lock is flushed, and the action to drop its data was not returned to the caller yet.
     ToDrop,
 }
 
@@ -179,12 +179,12 @@ struct Held {
     users: u32,
     /// Group of a group lock. Such a lock is never called back, so its return is not delayed.
     group: Option<GroupId>,
-    /// The server waits for it.
+    /// The server waits for the lock.
     urgent: bool,
-    /// The server does not know it any more.
+    /// The server does not know the lock any more.
     lost: bool,
     last_used_ns: u64,
-    /// Its key in `by_age`, a lower bound of the time of its last use.
+    /// The key of the lock in `by_age`, a lower bound of the time of its last use.
     stamp_ns: u64,
 }
 
@@ -259,7 +259,7 @@ impl LockCache {
         }
     }
 
-    /// Sets other limits from now on.
+    /// Sets limits that apply from now on.
     pub fn tune(&mut self, limits: CacheLimits) {
         self.limits = limits;
     }

@@ -39,7 +39,7 @@ use std::fmt;
 /// file.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// How many conflicting locks of each kind [`FileLocks::holders`] looks at.
+/// How many conflicting locks of each kind [`FileLocks::holders`] examines.
 const HOLDERS_LOOKED_AT: usize = 256;
 
 /// Tunables of the file locks of one server.
@@ -90,7 +90,7 @@ pub enum LockFamily {
 pub struct LockOwner {
     /// The mount's session.
     pub session: SessionId,
-    /// The family of its locks.
+    /// The family of locks that this owner holds.
     pub family: LockFamily,
     /// The owner's number within session and family, as the kernel names it.
     pub id: u64,
@@ -109,15 +109,15 @@ pub enum LockKind {
 /// A lock that is requested, held, or presented after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileLock {
-    /// Its owner.
+    /// The owner of the lock.
     pub owner: LockOwner,
-    /// The process that requested it, for `F_GETLK`.
+    /// The process that requested the lock, for `F_GETLK`.
     pub pid: u32,
     /// The file.
     pub ino: Ino,
     /// Shared or exclusive.
     pub kind: LockKind,
-    /// Its bytes, as [`record_range`] makes them. A `flock` covers the whole file, whatever this range is.
+    /// The locked bytes, as [`record_range`] makes them. A `flock` covers the whole file, whatever this range is.
     pub range: ByteRange,
 }
 
@@ -149,7 +149,7 @@ pub enum Outcome {
 pub struct WaitGranted {
     /// The request.
     pub id: WaitId,
-    /// Its owner.
+    /// The owner of the lock.
     pub owner: LockOwner,
 }
 
@@ -281,7 +281,7 @@ struct Wait {
     kind: LockKind,
     range: ByteRange,
     pid: u32,
-    /// When it is checked again at the latest.
+    /// When the waiting request is checked again at the latest.
     due_ns: u64,
     /// The held lock or earlier request whose change leads to the next check.
     watching: Option<LockId>,

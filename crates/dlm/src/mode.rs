@@ -40,7 +40,7 @@ impl Mode {
     }
 }
 
-/// Number of a group of cooperating clients, which choose it.
+/// Number of a group of cooperating clients. The clients choose the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u64);
 

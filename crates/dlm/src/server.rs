@@ -42,7 +42,7 @@ pub struct LockLimits {
     pub max_direct: usize,
     /// A client that has neither returned a lock nor made progress this long after the callback is overdue.
     pub callback_deadline_ns: u64,
-    /// With more incompatible locks than this on an object, growth is cut. 0: it never is.
+    /// With more incompatible locks than this on an object, growth is cut. 0: growth is never cut.
     pub crowd_locks: usize,
     /// On a crowded object a grant ends this many bytes after its start. 0: growth is not cut.
     pub crowd_growth_bytes: u64,
@@ -119,11 +119,11 @@ pub enum Action {
     Granted {
         /// The lock.
         id: LockId,
-        /// Its owner.
+        /// The owner of the lock.
         owner: Owner,
-        /// Its object.
+        /// The object of the lock.
         object: ObjectId,
-        /// Its mode.
+        /// The mode of the lock.
         mode: Mode,
         /// The granted range, which contains the requested one.
         range: ByteRange,
@@ -135,7 +135,7 @@ pub enum Action {
     Callback {
         /// The lock.
         id: LockId,
-        /// The session that holds it.
+        /// The session that holds the lock.
         session: SessionId,
         /// The object of the lock.
         object: ObjectId,
@@ -203,13 +203,13 @@ struct Lock {
     owner: Owner,
     object: ObjectId,
     mode: Mode,
-    /// The requested range while it waits, the granted range afterwards.
+    /// The requested range while the request waits, the granted range afterwards.
     range: ByteRange,
     growth: Growth,
     state: State,
     /// When the client is overdue, for a lock that was called back.
     deadline_ns: Option<u64>,
-    /// While it waits: the lock or request that it watches.
+    /// While the request waits: the lock or request that it watches.
     watching: Option<LockId>,
     /// Waiting requests that are checked again when this lock or request is gone.
     watchers: BTreeSet<LockId>,

@@ -49,7 +49,7 @@ impl TokenNumber {
 /// The part of a reply that grants the right to cache what it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grant {
-    /// Its number.
+    /// The number of the grant.
     pub number: TokenNumber,
     /// Lifetime of the token, counted from when the client sent its request.
     pub life_ns: u64,
@@ -59,7 +59,7 @@ pub struct Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RevokeId(pub u64);
 
-/// A revocation: all tokens that one change, or one reduction of the table, revokes from one session.
+/// A revocation: all tokens that one change, or one reduction of the table, takes from one session.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revoke {
     /// The session that holds the tokens.

@@ -29,7 +29,7 @@ pub struct Entry {
 pub struct AttrReply {
     /// Attributes.
     pub attr: Attr,
-    /// Attribute timeout: how long the kernel may cache them.
+    /// Attribute timeout: how long the kernel may cache the attributes.
     pub ttl: Duration,
 }
 
@@ -91,7 +91,7 @@ impl std::ops::BitOr for OpenFlags {
 pub struct OpenReply {
     /// Number of the open file.
     pub handle: Handle,
-    /// Whether and how the kernel uses its page cache for it.
+    /// Whether and how the kernel uses its page cache for the file.
     pub flags: OpenFlags,
 }
 
@@ -198,7 +198,7 @@ pub struct IoctlCall<'a> {
 pub struct IoctlReply {
     /// What `ioctl` returns.
     pub result: i32,
-    /// Output bytes; those beyond `output_max` are cut off.
+    /// Output bytes; bytes beyond `output_max` are cut off.
     pub output: Vec<u8>,
 }
 
@@ -227,7 +227,7 @@ pub struct Statfs {
 pub struct Arrival<'a>(Option<&'a AtomicU32>);
 
 impl<'a> Arrival<'a> {
-    /// Counted in `counter` as long as it lives.
+    /// An arrival that is counted in `counter` as long as it lives.
     pub(crate) fn counted(counter: &'a AtomicU32) -> Arrival<'a> {
         counter.fetch_add(1, SeqCst);
         Arrival(Some(counter))

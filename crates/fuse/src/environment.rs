@@ -49,7 +49,7 @@ pub struct Said {
     pub mode: Option<IoMode>,
     /// The job to which the process belongs.
     pub job: Option<JobName>,
-    /// The recording to which its calls belong.
+    /// The recording to which calls of the process belong.
     pub record: Option<u64>,
     /// The program, identified by its executable.
     pub program: Program,

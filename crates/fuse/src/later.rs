@@ -35,7 +35,7 @@ pub(crate) struct LateTable {
 }
 
 impl LateTable {
-    /// Interrupts `unique`. Returns whether it is one of these requests.
+    /// Interrupts `unique`. Returns whether it is a request that is answered later.
     pub(crate) fn interrupt(&self, unique: u64) -> bool {
         let waker = match self.entries.lock().get_mut(&unique) {
             None => return false,
@@ -50,7 +50,7 @@ impl LateTable {
         true
     }
 
-    /// Interrupts all of them.
+    /// Interrupts all requests that are answered later.
     pub(crate) fn interrupt_all(&self) {
         let all: Vec<u64> = self.entries.lock().keys().copied().collect();
         for unique in all {

@@ -94,7 +94,7 @@ impl std::error::Error for MountError {}
 pub(crate) struct MountPoint {
     /// Absolute path without symbolic links.
     pub path: PathBuf,
-    /// Its device number in the mount table; 0 if it was not found there.
+    /// The device number of the mount in the mount table; 0 if the mount was not found there.
     pub(crate) device_number: u64,
     /// Unique number of the mount, if the kernel gives one.
     own_number: Option<u64>,

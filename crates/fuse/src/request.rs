@@ -337,7 +337,7 @@ impl<'a> Cursor<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The same with the directory that is the root of the mount in place of the kernel's first id.
+    /// The same request, with the root directory of the mount in place of the kernel's first id.
     pub(crate) fn below(mut self, top: Top) -> Request<'a> {
         if top == Top::default() {
             return self;

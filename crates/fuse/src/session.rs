@@ -173,13 +173,13 @@ impl Unmounter {
         self.shared.in_hand.fire_all();
     }
 
-    /// Where it is mounted.
+    /// The directory at which the file system is mounted.
     pub fn mount_point(&self) -> PathBuf {
         self.mount_point.path.clone()
     }
 }
 
-/// Unmounts when it is dropped, unless disarmed.
+/// Unmounts when this value is dropped, unless it was disarmed.
 struct MountGuard(Option<MountPoint>);
 
 impl MountGuard {

@@ -32,9 +32,9 @@ type Of = (u64, Box<[u8]>);
 pub(crate) struct Value {
     len: usize,
     bytes: Option<Box<[u8]>>,
-    /// Whether it is in the order in which values go.
+    /// Whether the value is in `Attributes::order`, so that it may be removed from memory.
     may_go: bool,
-    /// Whether it was used since it was looked at last.
+    /// Whether the value was used since it was last considered for removal.
     used: Cell<bool>,
 }
 
@@ -60,7 +60,7 @@ impl Value {
 #[derive(Clone, Debug)]
 pub(crate) struct Attributes {
     all: BTreeMap<Of, Value>,
-    /// The values that may go, in this order.
+    /// The values that may be removed from memory, in the order in which they are considered.
     order: VecDeque<Of>,
     /// Values in memory that may go, and their bytes.
     held: usize,
@@ -112,7 +112,7 @@ impl Attributes {
         self.all.keys()
     }
 
-    /// Inode and name of the attributes behind this one.
+    /// Inode and name of the attributes that follow this attribute.
     pub(crate) fn keys_after(&self, local: u64, name: &[u8]) -> impl Iterator<Item = &Of> {
         let from = std::ops::Bound::Excluded((local, Box::from(name)));
         self.all.range((from, std::ops::Bound::Unbounded)).map(|(of, _)| of)

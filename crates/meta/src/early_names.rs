@@ -36,7 +36,7 @@ impl EarlyNames {
         })
     }
 
-    /// Takes an entry out that was deleted later. Looks at all of them.
+    /// Removes an entry that was deleted later. Searches all entries.
     pub(crate) fn remove(&mut self, dir: u64, cookie: u64) {
         let mut left = EarlyNames::default();
         self.iter().filter(|(d, c, _)| (*d, *c) != (dir, cookie)).for_each(|(d, c, value)| left.push(d, c, value));

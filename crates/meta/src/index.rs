@@ -65,7 +65,7 @@ type Entries = Vec<(u64, Entry)>;
 pub struct Dentry {
     /// Inode, which may be on another target.
     pub child: Ino,
-    /// Its kind.
+    /// Kind of the inode.
     pub kind: Kind,
     /// Name: 1 to 255 bytes without `/` and NUL.
     #[serde(with = "serde_bytes")]
@@ -84,7 +84,7 @@ impl Dentry {
 pub struct Named {
     /// Inode, which may be on another target.
     pub child: Ino,
-    /// Its kind.
+    /// Kind of the inode.
     pub kind: Kind,
 }
 

@@ -90,7 +90,7 @@ pub struct InodeFlags(u8);
 impl InodeFlags {
     /// The file was made without a name and never linked, so it may still get its first name.
     pub const LINKABLE: InodeFlags = InodeFlags(1);
-    /// Among its extended attributes is an access control list. Without this bit no operation looks for one.
+    /// The inode has an access control list among its extended attributes. Without this bit no operation looks for one.
     pub const LISTS: InodeFlags = InodeFlags(2);
     /// The names of the directory lie in its shards (`shards`).
     pub const SHARDED: InodeFlags = InodeFlags(128);
@@ -141,7 +141,7 @@ pub struct Inode {
     pub perm: u16,
     /// Hard links. A directory has 2 and one for each sub-directory. 0 means that the inode has no name.
     pub nlink: u32,
-    /// Its owner.
+    /// The owner of the inode.
     pub owner: InodeOwner,
     /// Device number of device nodes.
     pub rdev: u32,
@@ -161,7 +161,7 @@ pub struct Inode {
     pub flags: InodeFlags,
     /// Pending work on objects.
     pub pending: Pending,
-    /// Its place in the tree of directories.
+    /// The place of a directory in the tree of directories.
     pub dir: DirState,
     /// Target of a symbolic link.
     #[serde(with = "serde_bytes")]
@@ -271,9 +271,9 @@ pub struct Facts {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Project of the tree in which it lies, or 0.
+    /// Project of the tree in which the inode lies, or 0.
     pub project: u32,
-    /// A directory without entries. True for other kinds.
+    /// Whether a directory has no entries. True for other kinds.
     pub empty: bool,
     /// The file was made without a name and never linked.
     pub linkable: bool,

@@ -30,7 +30,7 @@ use record::{Record, Usual};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Bits of a number that say the place within its block.
+/// The bits of a number that give the place within its block.
 const SLOT_BITS: u32 = block::SLOTS.trailing_zeros();
 /// Memory for an entry of the map of blocks, whose nodes are half full, bytes.
 const ENTRY_BYTES: usize = 2 * size_of::<(u64, Box<Block>)>();
@@ -74,7 +74,7 @@ impl Inodes {
         self.len
     }
 
-    /// Bytes of memory for all of them.
+    /// Bytes of memory of all inodes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -149,7 +149,7 @@ impl Inodes {
         self.put_target(local, None);
     }
 
-    /// Begins to count inodes by account, or ends to.
+    /// Switches the counting of inodes by account on or off.
     pub(crate) fn set_counting(&mut self, on: bool) {
         if on == self.usage.is_some() {
             return;

@@ -53,7 +53,7 @@ impl MetaStore {
         let ItemKey::Xattr { local, name } = ItemKey::decode(key)? else {
             return Err(format!("item {key:02x?} is never absent from memory"));
         };
-        // Otherwise another task has loaded, changed or removed it meanwhile.
+        // If the value is not absent any more, another task has loaded, changed or removed it meanwhile.
         let Some(len) = self.xattrs.get(local, &name).filter(|known| known.is_absent()).map(Value::len) else {
             return Ok(());
         };
@@ -73,7 +73,7 @@ impl MetaStore {
     pub fn place_early_names(&mut self) {
         let index = &mut self.index;
         self.early_names.drain(|dir, cookie, value| {
-            // They were decoded when they arrived.
+            // The entries were decoded when they arrived.
             if let Ok(entry) = codec::decode_dentry(&[], value) {
                 index.insert(dir, cookie, &entry.name, entry.named());
             }

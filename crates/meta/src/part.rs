@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 /// A new inode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewInode {
-    /// Its number, from `next_ino` or `alloc_ino` of its target.
+    /// The number of the inode, from `next_ino` or `alloc_ino` of its target.
     pub ino: Ino,
     /// Kind.
     pub kind: Kind,
@@ -39,7 +39,7 @@ pub struct NewInode {
     /// Target of a symbolic link, otherwise empty.
     #[serde(with = "serde_bytes")]
     pub symlink: Vec<u8>,
-    /// Directory in which it is made.
+    /// Directory in which the inode is made.
     pub parent: Ino,
     /// Layout.
     pub layout: Layout,
@@ -60,7 +60,7 @@ pub enum Part {
         name: Name,
         /// Inode.
         child: Ino,
-        /// Its kind.
+        /// Kind of the inode.
         kind: Kind,
     },
     /// Removes an entry.
@@ -69,7 +69,7 @@ pub enum Part {
         dir: Ino,
         /// Name.
         name: Name,
-        /// Inode that it must name.
+        /// Inode that the entry must name.
         expect: Ino,
     },
     /// Makes an entry name another inode.
@@ -78,9 +78,9 @@ pub enum Part {
         dir: Ino,
         /// Name.
         name: Name,
-        /// Inode that it must name.
+        /// Inode that the entry must name.
         expect: Ino,
-        /// Inode that it will name.
+        /// Inode that the entry will name.
         child: Ino,
         /// Kind of that inode.
         kind: Kind,
@@ -96,21 +96,21 @@ pub enum Part {
     Unlink {
         /// Inode.
         ino: Ino,
-        /// Kind that it must have.
+        /// Kind that the inode must have.
         kind: Kind,
     },
     /// The entries of a directory have changed: mtime and ctime become now.
     TouchDir {
         /// Directory.
         dir: Ino,
-        /// Change of its link count by sub-directories that were added or removed.
+        /// Change of the directory's link count by sub-directories that were added or removed.
         links: i32,
     },
     /// A directory was moved.
     SetParent {
         /// Directory.
         ino: Ino,
-        /// Its new parent.
+        /// The new parent of the directory.
         parent: Ino,
     },
     /// An inode was renamed: ctime becomes now.
@@ -123,7 +123,7 @@ pub enum Part {
     SetAcls {
         /// Inode.
         ino: Ino,
-        /// Its lists.
+        /// The lists that the inode inherits.
         acls: Acls,
     },
     /// Puts an inode that a part before this one makes into a project.
@@ -133,11 +133,11 @@ pub enum Part {
         /// The project, not 0.
         project: u32,
     },
-    /// An empty directory gets shards, which parts beside this one make.
+    /// An empty directory gets shards, which other parts of the same operation make.
     SetShards {
         /// Directory.
         ino: Ino,
-        /// Its shards, in their order.
+        /// The shards of the directory, in their order.
         shards: Vec<Ino>,
     },
     /// The attributes of a directory with shards have changed. Each shard gets them as well.
@@ -146,7 +146,7 @@ pub enum Part {
         ino: Ino,
         /// What the directory was when this was planned; `None` for a shard.
         was: Option<Box<SharedAttrs>>,
-        /// What it is now.
+        /// What the directory is now.
         now: Box<SharedAttrs>,
     },
 }

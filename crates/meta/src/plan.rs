@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// The effect of rename on an existing destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
-    /// Replace it.
+    /// Replace the destination.
     Replace,
     /// Fail with `Exist`.
     NoReplace,
@@ -59,7 +59,7 @@ impl NodeSpec {
         NodeSpec { kind, perm, umask: 0, rdev, symlink: Vec::new() }
     }
 
-    /// With this umask.
+    /// The same inode, made with this umask.
     #[must_use]
     pub fn with_umask(self, umask: u16) -> NodeSpec {
         NodeSpec { umask, ..self }

@@ -25,7 +25,7 @@ pub struct SharedAttrs {
 }
 
 impl SharedAttrs {
-    /// Bytes of items that setting them may add.
+    /// Bytes of items that a record may add when it sets these attributes.
     pub fn growth(&self) -> u64 {
         if self.acls == Acls::default() { 0 } else { self.acls.stored_bytes() + 128 }
     }

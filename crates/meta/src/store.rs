@@ -32,7 +32,7 @@ pub(crate) struct Dirty {
     keys: Vec<ItemKey>,
     /// The names of the entries among them, by directory and cookie. A cookie may have had two names in one change.
     names: Vec<(u64, u64, Box<[u8]>)>,
-    /// The inodes among them that exist, as the store has them, so that they are decoded once in a change.
+    /// Changed inodes that exist, as the store has them, so that they are decoded once in a change.
     inodes: Vec<(u64, Inode)>,
 }
 
@@ -415,7 +415,7 @@ impl MetaStore {
             ItemKey::Inode(local) => self.inodes.get(*local).map(|inode| codec::encode_inode(&inode, out)).is_some(),
             ItemKey::Xattr { local, name } => {
                 let Some(value) = self.xattrs.get(*local, name) else { return false };
-                // It would be logged as deleted.
+                // If this returned false, the value would be logged as deleted.
                 let bytes = value.bytes().expect("a value that is logged is in memory");
                 codec::encode_xattr(bytes, out);
                 true

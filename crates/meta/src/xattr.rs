@@ -27,19 +27,19 @@ use serde::{Deserialize, Serialize};
 pub enum XattrMode {
     /// Create or replace.
     Set,
-    /// `XATTR_CREATE`: `Exist` if there is one.
+    /// `XATTR_CREATE`: `Exist` if there is already such an attribute.
     Create,
-    /// `XATTR_REPLACE`: `NoData` if there is none.
+    /// `XATTR_REPLACE`: `NoData` if there is no such attribute.
     Replace,
 }
 
 /// The end of a step that can also fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome<T> {
-    /// It was done.
+    /// The change was made.
     Done(T),
-    /// It needs the item of this key, which is not in memory, and has changed nothing: whoever takes the step reads the
-    /// item (`MetaStore::load_absent`) and takes the step again.
+    /// The step needs the item of this key, which is not in memory, and has changed nothing: whoever takes the step
+    /// reads the item (`MetaStore::load_absent`) and takes the step again.
     Absent(Key),
 }
 

@@ -14,7 +14,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use libc::{FILE, mode_t};
 
-/// Makes the functions of one shape, with a place for the real one each.
+/// Defines functions of one shape, each with a place for the address of the real function.
 macro_rules! functions {
     ($($place:ident $name:ident($($arg:ident: $type:ty),*) -> $result:ty { $($before:expr)? } { $after:expr } else $other:expr;)*) => {
         $(
@@ -35,7 +35,7 @@ macro_rules! functions {
             }
         )*
 
-        /// The places of all of them.
+        /// The places of all these functions.
         pub(crate) static ALL: &[&Real] = &[$(&$place),*];
     };
 }

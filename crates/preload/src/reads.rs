@@ -77,7 +77,7 @@ unsafe extern "C" fn __read_chk(fd: c_int, into: *mut c_void, len: size_t, room:
         // SAFETY: the same function, once the length was checked.
         return unsafe { read(fd, into, len) };
     }
-    // It ends the program.
+    // The real function ends the program.
     real!(READ_CHK, fn(c_int, *mut c_void, size_t, size_t) -> ssize_t, (fd, into, len, room), else absent() as ssize_t)
 }
 
@@ -127,7 +127,7 @@ unsafe extern "C" fn __pread64_chk(
         // SAFETY: the same function, once the length was checked.
         return unsafe { pread64(fd, into, len, offset) };
     }
-    // It ends the program.
+    // The real function ends the program.
     real!(
         PREAD_CHK,
         fn(c_int, *mut c_void, size_t, off64_t, size_t) -> ssize_t,

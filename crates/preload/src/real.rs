@@ -23,7 +23,7 @@ impl Real {
         self.at.store(found, Relaxed);
     }
 
-    /// Its address, if it was found.
+    /// The address of the function, if it was found.
     #[inline]
     pub(crate) fn address(&self) -> Option<*mut c_void> {
         let at = self.at.load(Relaxed);

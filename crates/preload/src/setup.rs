@@ -72,7 +72,7 @@ extern "C" fn end() {
     }
 }
 
-/// A line for people, without memory of its own.
+/// A line of text for people, built without allocating memory.
 struct Line {
     text: [u8; 128],
     len: usize,

@@ -24,15 +24,15 @@ use std::cell::RefCell;
 
 /// The rights of clients to cache from one target, and their return.
 pub struct Coherence {
-    /// Its locks.
+    /// The locks of the target.
     pub locks: Locks,
     /// Tokens for the names and attributes of the target.
     pub tokens: Tokens,
-    /// Questions to those who write its objects.
+    /// Queries to the writers of the target's objects.
     pub glimpses: Glimpses,
-    /// Locks of applications on its files.
+    /// Locks of applications on the target's files.
     pub file_locks: FileLockTable,
-    /// Mounts that are to look for directories that were moved or removed.
+    /// Mounts that have to look up directories that were moved or removed, until they have answered.
     pub changed_directories: Questions,
     /// The changes below kernel pages that mounts could not drop in time.
     pub left_pages: RefCell<LeftPages>,

@@ -69,10 +69,10 @@ impl Machine {
 /// The handling of a data folder without zones, which may be empty or belong to a disk that is not mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewZones {
-    /// Zones are made in it.
+    /// Zones are made in the folder.
     #[default]
     Made,
-    /// It is refused.
+    /// The folder is refused.
     Refused,
     /// Zones are made in the folder, as was requested. A folder that has zones is refused.
     Wanted,
@@ -100,7 +100,7 @@ pub enum AuditFull {
 pub struct ServerConfig {
     /// Folder with the zones.
     pub data_dir: String,
-    /// Whether zones are made in it if it has none.
+    /// Whether zones are made in the folder if it has none.
     pub new_zones: NewZones,
     /// Number of targets, for the first start. A later start uses the zones that it finds, and refuses to start if this
     /// number differs.
@@ -111,7 +111,7 @@ pub struct ServerConfig {
     pub secure: Secure,
     /// Addresses of `listen` for which that is different.
     pub secure_exceptions: BTreeMap<String, Secure>,
-    /// The least protection of connections that this server makes to others.
+    /// The least protection of connections that this server makes to other servers.
     pub peers_secure: Secure,
     /// Addresses of the master, for a server that is not the master: it has none of target 0 and joins a cluster.
     /// Empty: this server is the master.
@@ -161,7 +161,7 @@ pub struct ServerConfig {
     pub tunables: Vec<(String, String)>,
     /// Returns whether a session's process is known to have ended, so that the session need not be kept.
     pub holder_gone: HolderGone,
-    /// The machine that it runs on.
+    /// The machine on which the server runs.
     pub machine: Machine,
     /// The behaviour when a zone fails. By default nothing: its target answers EIO until the server is started again.
     pub zone_failed: ZoneFailed,

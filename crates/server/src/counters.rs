@@ -85,9 +85,9 @@ impl Sizes {
 /// Distributions of a worker's requests for file data, as `brw_stats` of Lustre has them.
 #[derive(Default)]
 pub struct Histograms {
-    /// Of reads.
+    /// Distributions of reads.
     pub read: Sizes,
-    /// Of writes.
+    /// Distributions of writes.
     pub write: Sizes,
 }
 

@@ -29,7 +29,7 @@ pub enum ServerErrorKind {
 /// An error with its place and the way out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerError {
-    /// What kind.
+    /// The kind of the error.
     pub kind: ServerErrorKind,
     /// The whole line for people.
     pub line: String,

@@ -92,7 +92,7 @@ pub fn check_complete(dir: &str, found: &[u16]) -> Result<u16, ServerError> {
 
 /// The purpose for which a folder was prepared.
 pub(crate) struct Prepared {
-    /// Its targets, ascending.
+    /// The targets of the folder, ascending.
     pub(crate) targets: Vec<TargetId>,
     /// The master's data for a server that is new in its cluster.
     pub(crate) enlisted: Option<Enlisted>,
@@ -154,7 +154,7 @@ fn free_near<E: Env>(env: &E, dir: &str) -> Option<u64> {
     }
 }
 
-/// It is called before the folder is made, so that a refusal changes nothing.
+/// Called before the folder is made, so that a refusal changes nothing.
 fn check_room<E: Env>(env: &E, config: &ServerConfig, count: u16) -> Result<(), ServerError> {
     match free_near(env, &config.data_dir) {
         Some(free) => config.new_zone_bytes(count, free).map(drop),

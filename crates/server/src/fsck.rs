@@ -30,12 +30,12 @@ use std::fmt;
 /// Most findings that a report keeps; a damaged folder could have millions.
 pub const FINDINGS_MAX: usize = 1000;
 
-/// Something that must not be.
+/// Something that a sound folder does not contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Where.
+    /// The place of the fault, for people.
     pub place: String,
-    /// What is wrong there.
+    /// What is wrong at that place.
     pub reason: String,
 }
 
@@ -52,9 +52,9 @@ pub struct Report {
     pub cluster: u64,
     /// Zones read.
     pub zones: u64,
-    /// Inodes, directories among them, and inodes without a name.
+    /// All inodes, including directories and inodes without a name.
     pub inodes: u64,
-    /// Directories among them.
+    /// Inodes that are directories.
     pub directories: u64,
     /// Inodes without a name: they go with the sessions that have them open.
     pub orphans: u64,
@@ -65,9 +65,9 @@ pub struct Report {
     /// Blocks of file data that were read and match their checksums; blocks that have none; blocks that do not match or
     /// cannot be read. Without a check of data these are 0.
     pub verified_blocks: u64,
-    /// As above.
+    /// Blocks of file data without a checksum.
     pub unverified_blocks: u64,
-    /// As above.
+    /// Blocks of file data that do not match their checksums or cannot be read.
     pub damaged_blocks: u64,
     /// Sessions that may come back.
     pub sessions: u64,
@@ -97,7 +97,7 @@ impl Report {
 /// One zone as read.
 struct ZoneImage {
     path: String,
-    /// If its file data is to be read.
+    /// The means to read the zone's file data, if the data is to be read.
     store: Option<data::ZoneData>,
     target: TargetId,
     meta: MetaStore,
@@ -106,7 +106,7 @@ struct ZoneImage {
     committed: BTreeSet<TxId>,
     decided: BTreeMap<TxId, cluster::Decided>,
     applied: BTreeSet<TxId>,
-    /// The zone has items, so the first start reached this point.
+    /// The zone has items: the first start of the server got as far as writing them.
     begun: bool,
     /// The basis of a repair.
     basis: repair::Basis,
@@ -118,9 +118,9 @@ struct ZoneImage {
 /// Whether file data is read and verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckData {
-    /// Only what describes it.
+    /// Only the metadata of the file data is checked.
     No,
-    /// All of it.
+    /// All file data is read.
     Yes,
 }
 

@@ -24,17 +24,17 @@ use serde::{Deserialize, Serialize};
 pub enum Message {
     /// A client's request for a target of the receiver.
     Call {
-        /// Under which the sender waits.
+        /// The token under which the sender waits for the answer.
         token: u64,
-        /// Whose.
+        /// The session of the client.
         session: SessionId,
         /// Identity of the request.
         id: RequestId,
-        /// What.
+        /// The request, with its target and its user.
         call: Box<Call>,
         /// Payload.
         payload: Option<Buf>,
-        /// On what terms.
+        /// The terms on which the call is executed.
         terms: Terms,
     },
     /// The answer to a `Call`.
@@ -48,11 +48,11 @@ pub enum Message {
     },
     /// A question to a target of the receiver.
     Ask {
-        /// Under which the sender waits.
+        /// The token under which the sender waits for the answer.
         token: u64,
-        /// Which target.
+        /// The target that is asked.
         target: TargetId,
-        /// What.
+        /// The request to the target.
         question: Box<TargetRequest>,
     },
     /// The answer to an `Ask`.
@@ -64,14 +64,14 @@ pub enum Message {
     },
     /// To the worker with the sessions: send this push to the session's client.
     Push {
-        /// Whose client.
+        /// The session to whose client the push is sent.
         session: SessionId,
-        /// What.
+        /// The message.
         push: Push,
     },
     /// To the worker with the sessions: the session did not answer a callback in time.
     Overdue {
-        /// Which.
+        /// The session.
         session: SessionId,
     },
     /// Between the workers with connections and the one with the sessions, in their own message types
@@ -87,7 +87,7 @@ pub enum Message {
 pub enum TargetRequest {
     /// `View`: an inode as stat shows it.
     View {
-        /// Which.
+        /// The inode.
         ino: Ino,
         /// The session for which the view is requested. The request then waits until no operation over several targets
         /// is changing the inode, sends glimpses to its writers, and grants a token. Without a session, the operation
@@ -105,33 +105,33 @@ pub enum TargetRequest {
     Place(Ino, Name),
     /// `Ancestors`: whether `sought` is `from` or above it, as far as the target can say.
     Ancestors {
-        /// Where to start.
+        /// The directory from which the search goes upwards.
         from: Ino,
-        /// Which directory.
+        /// The directory that is searched for.
         sought: Ino,
     },
     /// `Ino`: a number for an inode that another target makes. A repetition wastes one.
     NewIno,
     /// `View`: the session opens an inode, after a check of permissions. Counted once for each request.
     Open {
-        /// Who.
+        /// The session that opens the inode.
         session: SessionId,
-        /// On whose behalf.
+        /// The user on whose behalf the inode is opened.
         cred: Cred,
-        /// What.
+        /// The inode.
         ino: Ino,
-        /// How.
+        /// The access for which the inode is opened.
         access: Access,
-        /// Which request of the session, at which target.
+        /// The request of the session that opens the inode, and the target to which it was sent.
         by: (TargetId, RequestId),
     },
     /// `Done` or `Conflict`: promise to make these changes.
     Prepare {
         /// The operation.
         tx: TxId,
-        /// Whose it is.
+        /// The session that requested the operation.
         session: SessionId,
-        /// Its time stamp.
+        /// The time stamp of the operation.
         now: Timespec,
         /// The changes.
         parts: Vec<Part>,
@@ -214,9 +214,9 @@ pub enum TargetRequest {
     Hold {
         /// The operation.
         tx: TxId,
-        /// Whose it is.
+        /// The session that requested the operation.
         session: SessionId,
-        /// Its time stamp.
+        /// The time stamp of the operation.
         now: Timespec,
         /// The changes.
         parts: Vec<Part>,
@@ -225,7 +225,7 @@ pub enum TargetRequest {
     Redo {
         /// The operation.
         tx: TxId,
-        /// Its time stamp.
+        /// The time stamp of the decision.
         now: Timespec,
         /// The changes.
         parts: Vec<Part>,
@@ -258,20 +258,20 @@ pub enum TargetRequest {
 pub enum QuotaRequest {
     /// `Share`: a target needs a larger share of a limit. It is sent to target 0 only.
     Share {
-        /// Whose limit.
+        /// The account that has the limit.
         account: Account,
-        /// Which target.
+        /// The target that needs a larger share.
         from: TargetId,
         /// The usage of the account on that target, including the reservations of requests under way.
         used: Amount,
-        /// How much more.
+        /// The additional amount that is wanted.
         wanted: Amount,
         /// No request waits for the share yet.
         ahead: bool,
     },
     /// `Collected`: the part of the target's share that the account does not use is returned.
     Collect {
-        /// Which.
+        /// The account.
         account: Account,
         /// Number of the call.
         number: u64,
@@ -290,7 +290,7 @@ pub enum QuotaRequest {
 /// Whether a target is about to have more free space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Freeing {
-    /// Not that it knows of.
+    /// The target does not know of any.
     #[default]
     No,
     /// Files without a name are open. Their last close may be on its way, because no program waits for it.
@@ -306,13 +306,13 @@ pub struct Cut {
     pub by: (SessionId, u64),
     /// The file.
     pub ino: Ino,
-    /// Its layout.
+    /// The layout of the file.
     pub layout: Layout,
-    /// Its new size.
+    /// The new size of the file.
     pub size: u64,
     /// Generation of the truncate.
     pub generation: u64,
-    /// Its time.
+    /// The time of the cut.
     pub mtime: Timespec,
 }
 
@@ -354,32 +354,32 @@ impl TargetRequest {
 /// The answer of a coordinator about an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Decision {
-    /// It happens.
+    /// The operation happens.
     Committed,
-    /// It is not decided: the operation was given up, or the coordinator does not know it.
+    /// The operation does not happen: it was given up, or the coordinator does not know it.
     Aborted,
-    /// It still runs.
+    /// The operation still runs.
     Undecided,
 }
 
 /// The state in which a target was opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OpenReport {
-    /// Cluster of its zone.
+    /// Cluster to which the target's zone belongs.
     pub cluster: u64,
     /// Number of targets of that cluster.
     pub pool: u16,
-    /// Sessions that it remembers.
+    /// Sessions that the target remembers.
     pub sessions: Vec<(SessionId, SessionRecord)>,
     /// Whether answered changes that were not stable may be lost (`Recovered::lost`).
     pub lost: bool,
     /// Whether sessions were cut off a short time ago and may still use what they were granted.
     pub cut_off: bool,
-    /// The server that it belongs to; none if it was never begun.
+    /// The server to which the target belongs; none if the target was never begun.
     pub home: Option<HomeRecord>,
-    /// The cluster map, if it keeps one.
+    /// The cluster map, if the target keeps one.
     pub map: Option<ClusterMap>,
-    /// The registry of keys, if it keeps one.
+    /// The registry of keys, if the target keeps one.
     pub keys: Option<KeyRegistry>,
 }
 
@@ -409,7 +409,7 @@ pub enum TargetReply {
     Ino(Ino),
     /// Yes or no.
     Outcome(bool),
-    /// What objects say.
+    /// The sum over the objects of a file.
     Objects(Gathered),
     /// The move lock, under this number.
     Moving(u64),
@@ -437,7 +437,7 @@ pub enum TargetReply {
         number: u64,
         /// The share.
         share: Share,
-        /// There is no more.
+        /// There is no more to share.
         refused: bool,
     },
     /// What an account uses.
@@ -446,10 +446,10 @@ pub enum TargetReply {
     Collected {
         /// The use, including what requests under way hold.
         used: Amount,
-        /// Whether it may be less in a moment.
+        /// Whether the usage may be lower in a moment.
         freeing: Freeing,
     },
-    /// Accounts with what they use, ascending.
+    /// Accounts and what each of them uses, ascending.
     Accounts(Vec<(Account, Amount)>),
     /// Owners, in the order of the request. `None` for inodes that do not exist any more.
     Owners(Vec<Option<Owner>>),
@@ -462,6 +462,6 @@ pub struct Place {
     pub dir: Facts,
     /// The inode to which the name leads.
     pub child: Option<(Ino, Kind)>,
-    /// Facts of that, if it lives on the directory's target.
+    /// Facts of the inode to which the name leads, if the inode lives on the directory's target.
     pub facts: Option<Facts>,
 }

@@ -28,7 +28,7 @@ use std::task::{Context, Waker};
 
 /// Most extents and objects that one record removes.
 const ITEMS_A_RECORD: usize = 4096;
-/// Files with at most so many extents are destroyed in the record that takes their last name.
+/// Files with at most this many extents are destroyed in the record that removes their last name.
 const SMALL_EXTENTS: usize = 512;
 /// In the smallest log, a record that removes an inode has space for this many deletions, for all its attributes, and
 /// for more than 4 KiB of other items.
@@ -71,7 +71,7 @@ pub async fn gather<E: Env>(
     Ok(sum)
 }
 
-/// Stores what the objects say, after the last writer has closed.
+/// Stores the size and the times that the objects report, after the last writer has closed the file.
 pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
@@ -104,8 +104,7 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
     });
 }
 
-/// Cuts the objects of a file on this target. Returns the last record that has to last for that, which need not be
-/// written yet.
+/// Cuts the objects of a file on this target. Returns the last record of the cut, which need not be written yet.
 pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> {
     let Cut { ino, ref layout, size, generation, mtime, .. } = *cut;
     target.coherence.left_pages.borrow_mut().changed(ino, cut.by.0, ByteRange::new(size, u64::MAX));
@@ -251,7 +250,7 @@ pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()>
     }
 }
 
-/// The work that follows when inodes lose their last name, beside the items in the transaction.
+/// The work that follows when inodes lose their last name, in addition to the items in the transaction.
 #[derive(Default)]
 pub struct Orphans {
     freed: Freed,

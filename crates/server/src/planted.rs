@@ -33,7 +33,7 @@ pub enum Mistake {
     ShardLeftOut,
     /// The removal of a directory does not hold the gate of its shards.
     ShardUnguarded,
-    /// Mounts are told of shards while names of the directory itself may be cached.
+    /// Mounts are informed of shards while names of the directory itself may be cached.
     ShardsToldEarly,
     /// A server that was started again tells of shards before all mounts have come back.
     ShardsToldAtStart,

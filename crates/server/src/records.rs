@@ -26,7 +26,7 @@ pub struct TxId {
 pub struct SessionRecord {
     /// `host:pid`.
     pub name: String,
-    /// Random number of its begin: an id may begin again after its session was ended.
+    /// Random number of the session's begin: an id may begin again after its session was ended.
     pub start: u64,
 }
 
@@ -161,7 +161,7 @@ pub fn quota_value(standing: Standing) -> Vec<u8> {
     encode(&(standing.limits, standing.over_since_s))
 }
 
-/// Key of the registry of keys: where the cluster map is kept, so is this.
+/// Key of the registry of keys. The target that keeps the cluster map keeps the registry too.
 pub fn keys_key() -> Key {
     vec![tag::CONFIG, b'k']
 }

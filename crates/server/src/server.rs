@@ -58,15 +58,15 @@ pub struct Server<E: Env> {
     stop_listening: RefCell<Vec<oneshot::Sender<()>>>,
 }
 
-/// What a server says of itself.
+/// What a server reports about itself.
 pub struct Observed {
-    /// Its number in the map.
+    /// The number of the server in the map.
     pub id: u64,
-    /// The servers of the cluster, as it knows them.
+    /// The servers of the cluster, as this server knows them.
     pub map: ClusterMap,
-    /// Its answer to `Request::Status`.
+    /// The server's answer to `Request::Status`.
     pub status: Reply,
-    /// Its counters, summed over its targets and workers.
+    /// The server's counters, summed over its targets and workers.
     pub counters: Vec<(String, u64)>,
 }
 
@@ -81,9 +81,9 @@ pub struct WorkerSeed {
 
 /// The shared state of all workers of a server, made before any of them starts.
 pub struct Seeds {
-    /// For worker 0.
+    /// The seed of worker 0.
     pub lead: WorkerSeed,
-    /// For the others, in order.
+    /// The seeds of the other workers, in order.
     pub others: Vec<WorkerSeed>,
 }
 
@@ -241,7 +241,7 @@ impl<E: Env> Server<E> {
         let mut early = None;
         let mut joined = true;
         if !is_master {
-            // The master looks whether it reaches this server.
+            // The master checks whether it can reach this server.
             let manager = SessionManager::new(worker.clone(), front.clone(), id, Vec::new());
             manager.hold_mounts(true);
             attach(&worker, &manager, &cluster);
@@ -301,12 +301,12 @@ impl<E: Env> Server<E> {
         self.dialer.clone()
     }
 
-    /// Addresses that it listens on, in the order of the configuration.
+    /// Addresses on which the server listens, in the order of the configuration.
     pub fn addrs(&self) -> &[String] {
         &self.addrs
     }
 
-    /// What the server says of itself to its own process.
+    /// What the server reports about itself to its own process.
     ///
     /// Errors: a target does not answer any more.
     pub async fn observe(&self) -> amphi_types::Result<Observed> {
@@ -441,7 +441,7 @@ struct Serving<E: Env> {
     env: E,
     auth: ServerAuth,
     connections: Rc<Connections>,
-    /// Dropping one ends its listener.
+    /// Dropping one of these senders ends its listener.
     stops: Vec<oneshot::Sender<()>>,
 }
 

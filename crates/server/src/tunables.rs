@@ -95,7 +95,7 @@ impl Tunables {
         self.get(Tunable::CallbackDeadlineMs) * 1_000_000
     }
 
-    /// After so long without an answer or progress a callback is sent again, ns.
+    /// A callback without an answer or progress is sent again after this time, ns.
     pub fn callback_again_ns(&self) -> u64 {
         self.callback_deadline_ns() / 6
     }

@@ -22,7 +22,7 @@ pub struct Turns(Rc<RefCell<Inner>>);
 pub struct Turn(Rc<RefCell<Inner>>);
 
 impl Turns {
-    /// `most` at a time, at least one.
+    /// A queue with `most` turns at a time, at least one.
     pub fn new(most: usize) -> Turns {
         Turns(Rc::new(RefCell::new(Inner { free: most.max(1), waiting: VecDeque::new() })))
     }

@@ -53,15 +53,15 @@ pub type Called = (Answer, Option<Buf>);
 
 /// One worker.
 pub struct Worker<E: Env> {
-    /// Its environment.
+    /// The environment of the worker.
     pub env: E,
     /// The server's configuration.
     pub config: SharedConfig,
     /// The server's tunables.
     pub tunables: SharedTunables,
-    /// What it counts.
+    /// The counters of the worker.
     pub counters: Rc<Counters>,
-    /// Its number.
+    /// The number of the worker.
     pub index: u16,
     /// Number of workers.
     pub workers: u16,
@@ -72,7 +72,7 @@ pub struct Worker<E: Env> {
     failure: Option<ServerError>,
     above: Above<E>,
     mesh: MeshTx<Message>,
-    /// Messages that found their ring full.
+    /// Messages that found the ring to their worker full.
     full: RefCell<VecDeque<(usize, Lane, Message)>>,
     turns: Turns,
     stopped: Cell<bool>,
@@ -159,7 +159,7 @@ impl<E: Env> Worker<E> {
         *self.above.clients.borrow_mut() = Some(clients);
     }
 
-    /// Tells worker 0 of the other servers.
+    /// Sets worker 0's interface to the other servers.
     pub fn set_peers(&self, peers: Weak<dyn Peers>) {
         *self.above.peers.borrow_mut() = Some(peers);
     }
@@ -392,7 +392,7 @@ impl<E: Env> Worker<E> {
         });
     }
 
-    /// Whether there were any.
+    /// Sends the callbacks that wait to be sent. Returns whether there were any.
     fn push_callbacks(self: &Rc<Self>, locks: &Locks) -> bool {
         let outbox = locks.take_outbox();
         add(&self.counters.callbacks, outbox.len() as u64);

@@ -78,11 +78,11 @@ pub const DELAYED_SHARE: u64 = 4;
 
 /// The counters of a target.
 pub struct TargetCounts {
-    /// Counters of its zone when they were last reset.
+    /// Counters of the target's zone when they were last reset.
     pub zone: RefCell<ZoneStats>,
-    /// As above, of its lock server.
+    /// Counters of the target's lock server when they were last reset.
     pub locks: Cell<LockCounts>,
-    /// Counts of its worker.
+    /// Counters of the target's worker.
     pub worker: Rc<Counters>,
     /// Bytes that were answered and are not stable.
     pub unstable: Unstable,
@@ -92,21 +92,21 @@ pub struct TargetCounts {
 
 /// One target.
 pub struct Target<E: Env> {
-    /// Which.
+    /// The number of the target.
     pub id: TargetId,
     /// The log, and the memory for kept records.
     pub zone: Zone<E>,
     /// The disk, for file data.
     pub storage: DataStorage<E>,
-    /// Its name space.
+    /// The name space of the target.
     pub meta: RefCell<MetaStore>,
-    /// Its objects.
+    /// The objects of the target.
     pub data: RefCell<DataStore>,
     /// The rights of clients to cache from the target.
     pub coherence: Coherence,
     /// Which tasks wait for each other, and which objects they work on.
     pub queues: TargetQueues,
-    /// Sessions that it knows.
+    /// Sessions that the target knows.
     pub sessions: KnownSessions,
     /// Sessions of an earlier run that have not presented what they hold.
     pub reclaim: Reclaim,

@@ -40,7 +40,7 @@ impl Export {
         Ok(Export { memory, filling, used_bytes: AtomicU64::new(0) })
     }
 
-    /// Its number.
+    /// The number of the export.
     pub fn id(&self) -> u64 {
         self.memory.head().id
     }
@@ -50,7 +50,7 @@ impl Export {
         self.memory.slots().len()
     }
 
-    /// Whether it is in use, and shows as much of a file of `size` bytes as any export can.
+    /// Whether the export is in use, and shows as much of a file of `size` bytes as any export can.
     pub fn fits(&self, size: u64) -> bool {
         let is_long_enough = self.slots() == SLOTS_MAX || size.div_ceil(UNIT) <= self.slots() as u64;
         is_long_enough && !self.is_given_up()
@@ -61,7 +61,7 @@ impl Export {
         rules::is_given_up(&self.memory.head().state)
     }
 
-    /// Bytes of memory that it has taken.
+    /// Bytes of memory that the export has taken.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Relaxed)
     }
@@ -141,7 +141,7 @@ impl Export {
         rules::block(&self.memory.head().state);
     }
 
-    /// That call has ended.
+    /// The call that took the file against readers has ended.
     pub fn unblock(&self) {
         rules::unblock(&self.memory.head().state);
     }

@@ -40,7 +40,7 @@ pub const EXPORT_MAGIC: u64 = u64::from_le_bytes(*b"amphiexp");
 pub const VERSION: u64 = 2;
 /// Marks a ring.
 pub const RING_MAGIC: u64 = u64::from_le_bytes(*b"amphirng");
-/// Slots of a ring: so many writes are posted before a call of the kernel has the mount take them.
+/// Slots of a ring: this many writes are posted before a call of the kernel makes the mount take them.
 pub const RING_SLOTS: usize = 64;
 /// Longest write that is posted. Longer ones cost less through the kernel than two copies.
 pub const POST_BYTES: usize = 64 << 10;
@@ -112,9 +112,9 @@ pub struct Head {
 #[repr(C, align(64))]
 #[derive(Default)]
 pub struct Slot {
-    /// Odd while it shows nothing; grows with each change.
+    /// Odd while the slot shows nothing; grows with each change.
     pub sequence: AtomicU64,
-    /// The epoch in which it was filled.
+    /// The epoch in which the slot was filled.
     pub epoch: AtomicU64,
     /// The number of the unit.
     pub unit: AtomicU64,

@@ -54,9 +54,9 @@ fn state(position: u64, kind: u64) -> u64 {
 pub enum Refusal {
     /// Nothing may be posted.
     Stopped,
-    /// It ends beyond the limit.
+    /// The write ends beyond the limit.
     Beyond,
-    /// The mount has to take something first.
+    /// The ring is full: the mount has to take earlier writes out of it first.
     Full,
 }
 
@@ -64,16 +64,16 @@ pub enum Refusal {
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
     position: u64,
-    /// Its slot.
+    /// The slot of the write.
     pub slot: usize,
 }
 
 /// A write, as a program describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Post {
-    /// Where in the file it begins.
+    /// Where in the file the write begins.
     pub offset: u64,
-    /// Its length.
+    /// The length of the write.
     pub len: u32,
     /// The handle of the open file.
     pub handle: u32,
@@ -84,9 +84,9 @@ pub struct Post {
 pub enum Found {
     /// A write, which is now taken: `release` or `refuse` has to follow.
     Post(Post),
-    /// It is claimed, and perhaps posted later.
+    /// The position is claimed, and the write is perhaps posted later.
     Open,
-    /// It was taken or called off.
+    /// The write was taken or called off.
     Over,
 }
 
@@ -174,7 +174,7 @@ pub fn span(head: &RingHead, slots: &[PostSlot], first: u64) -> (u64, u64) {
     (tail.wrapping_sub(claimed), tail)
 }
 
-/// Looks at a position, and takes the write there.
+/// Examines a position, and takes the write at that position.
 pub fn take(slots: &[PostSlot], position: u64) -> Found {
     let slot = &slots[(position % slots.len() as u64) as usize];
     let posted = state(position, POSTED);
@@ -185,7 +185,7 @@ pub fn take(slots: &[PostSlot], position: u64) -> Found {
                 let (len, handle) = ((what >> 32) as u32, what as u32);
                 Found::Post(Post { offset: slot.offset.load(Relaxed), len, handle })
             }
-            // It was called off.
+            // The program called the write off.
             Err(_) => Found::Over,
         },
         now if now == state(position, FREE) => Found::Open,
@@ -210,7 +210,7 @@ pub fn refuse_all(slots: &[PostSlot]) {
         let now = slot.state.load(SeqCst);
         if now & KIND == POSTED {
             let refused = now & !KIND | REFUSED;
-            // Its program may be calling it off.
+            // The program may be calling the write off.
             let _ = slot.state.compare_exchange(now, refused, SeqCst, SeqCst);
         }
     }

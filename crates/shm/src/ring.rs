@@ -17,13 +17,13 @@ use std::os::fd::BorrowedFd;
 pub struct Ring {
     memory: RingMemory,
     id: u64,
-    /// As the limit in the memory says, which programs can change.
+    /// Whether programs may post. The limit in the memory says the same, but programs can change that.
     may_post: AtomicBool,
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Programs may keep it mapped for long.
+        // Programs may keep the memory mapped for long.
         self.set_limit(0);
         self.memory.empty();
     }
@@ -51,7 +51,7 @@ impl Ring {
         Ok(Ring { memory, id, may_post: AtomicBool::new(false) })
     }
 
-    /// Its number.
+    /// The number of the ring.
     pub fn id(&self) -> u64 {
         self.id
     }

@@ -31,20 +31,20 @@ pub struct Identity {
     pub is_shared: u32,
     /// The handle of the open file.
     pub handle: u32,
-    /// Its generation.
+    /// The generation of the handle.
     pub generation: u32,
     /// The number of the export or the ring.
     pub export: u64,
-    /// The secret in exchange for which its memory is given.
+    /// The secret in exchange for which the mount gives the memory of the export or the ring.
     pub secret: [u8; 16],
-    /// The rest of the name of the socket at which it is given.
+    /// The rest of the name of the socket at which the mount gives that memory.
     pub socket: [u8; 16],
     /// Number of slots.
     pub slots: u64,
 }
 
 impl Identity {
-    /// As bytes.
+    /// The identity as bytes.
     pub fn to_bytes(&self) -> [u8; size_of::<Identity>()] {
         let mut bytes = [0; size_of::<Identity>()];
         bytes[0..4].copy_from_slice(&self.version.to_ne_bytes());
@@ -81,7 +81,7 @@ impl Request {
         is_known.then_some(request)
     }
 
-    /// As bytes.
+    /// The request as bytes.
     pub fn to_bytes(&self) -> [u8; size_of::<Request>()] {
         let mut bytes = [0; size_of::<Request>()];
         bytes[..8].copy_from_slice(&self.magic.to_ne_bytes());

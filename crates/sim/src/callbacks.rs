@@ -42,7 +42,7 @@ use std::time::Duration;
 const WHOLE: Duration = Duration::from_secs(4);
 /// Shorter faults do not count as long ones: other mounts need not wait because of them.
 const SHORT: Duration = Duration::from_millis(100);
-/// A server sends again what was lost within so long.
+/// A server sends a lost message again within this time.
 const SENT_AGAIN_WITHIN: Duration = Duration::from_nanos(CALLBACK_DEADLINE.as_nanos() as u64 / 3);
 /// Longest time for which a connection lives that has lost a message.
 const DEAF: Duration = Duration::from_secs(2);
@@ -52,13 +52,13 @@ const DEAF: Duration = Duration::from_secs(2);
 pub struct Counts {
     /// Pushes that were held back.
     pub late: u64,
-    /// Of them, for more than half of the time in which they have to be answered.
+    /// Pushes that were held back for more than half of the time in which they have to be answered.
     pub very_late: u64,
     /// Copies of pushes that came.
     pub repeated: u64,
-    /// Of them, callbacks of locks that had been returned.
+    /// Copies that were callbacks of locks that had been returned.
     pub after_return: u64,
-    /// Of these, callbacks to mounts that had a newer lock on the same object.
+    /// Copies of that kind that came to mounts with a newer lock on the same object.
     pub with_newer: u64,
     /// Pushes that were lost alone.
     pub lost: u64,
@@ -71,7 +71,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds those of another run.
+    /// Adds the counts of another run.
     pub fn add(&mut self, of: &Counts) {
         self.late += of.late;
         self.very_late += of.very_late;
@@ -102,7 +102,7 @@ struct Seen {
 /// Faults of callbacks; see the module.
 pub struct Callbacks {
     dice: Dice,
-    /// A fault meets one message in so many.
+    /// One message in this many meets a fault.
     one_in: u64,
     pipes: BTreeMap<(u64, bool), Frames>,
     /// When the present stretch of long faults between two nodes began.
@@ -183,7 +183,7 @@ impl Callbacks {
         }
     }
 
-    /// Two nodes are kept from each other for so long from now on, or a message between them is.
+    /// For this long from now on, two nodes are kept from each other, or a message between them is kept back.
     pub fn keeps_apart(&mut self, now: Time, a: &str, b: &str, long: Duration) {
         if long < SHORT {
             return;

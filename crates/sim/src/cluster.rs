@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub const GRACE: Duration = Duration::from_secs(30);
 /// How long a mount may take to return a lock or token that another one waits for.
 pub const CALLBACK_DEADLINE: Duration = Duration::from_secs(10);
-/// How often the controller looks whether something has happened.
+/// How often the controller checks whether something has happened.
 const LOOK: Duration = Duration::from_micros(500);
 
 thread_local! {
@@ -73,7 +73,7 @@ pub struct Shape {
     pub servers: usize,
     /// Mounts, at most as many as `MOUNTS`.
     pub mounts: usize,
-    /// Targets, if there is one server.
+    /// Targets of the server, if there is only one server.
     pub targets: u16,
     /// Workers of each server.
     pub workers: u16,
@@ -198,9 +198,9 @@ impl Shape {
 
 /// A mount.
 pub struct Mount {
-    /// Its client.
+    /// The client of the mount.
     pub client: Client,
-    /// Environment of its node.
+    /// Environment of the mount's node.
     pub env: SimEnv,
     name: String,
     ended: Rc<RefCell<Option<Result<(), String>>>>,
@@ -210,7 +210,7 @@ pub struct Mount {
 pub struct Cluster {
     /// The world.
     pub sim: Sim,
-    /// How it is built.
+    /// How the cluster is built.
     pub shape: Shape,
     /// Environment of the controller, which never crashes.
     pub env: SimEnv,

@@ -49,7 +49,7 @@ impl Dice {
         if of.is_empty() { None } else { of.get(self.below(of.len() as u64) as usize) }
     }
 
-    /// An index into `weights`, each as likely as its weight.
+    /// An index into `weights`, each with a probability proportional to its weight.
     pub fn weighted(&mut self, weights: &[u32]) -> usize {
         let total: u64 = weights.iter().map(|&w| u64::from(w)).sum();
         let mut at = self.below(total);

@@ -11,9 +11,9 @@ use amphi_client::{Fallocate, OpenFlags};
 use amphi_types::{Cred, Ino, Kind, Timespec};
 use amphi_wire::{RenameMode, XattrMode};
 
-/// Inodes of a program beyond which it mostly removes.
+/// With more inodes than this a program mostly removes.
 const NODES_MANY: usize = 28;
-/// Open files of a program beyond which it closes one.
+/// With more open files than this a program closes one.
 const OPENS_MANY: usize = 6;
 /// Longest file of a program, bytes.
 const FILE_MOST: u64 = 3 << 20;
@@ -32,42 +32,42 @@ struct Temper {
     sizes: u32,
     syncs: u32,
     looks: u32,
-    /// One call in so many is made by another user than the owner.
+    /// One call in this many is made by another user than the owner.
     strangers: u64,
-    /// One write or read in so many is forced direct.
+    /// One write or read in this many is forced direct.
     direct: u64,
     /// Whether opens are mostly O_DIRECT, mostly not, or mixed.
     o_direct: u64,
-    /// One write in so many is large.
+    /// One write in this many is large.
     large: u64,
-    /// One open in so many is O_SYNC or O_DSYNC.
+    /// One open in this many is O_SYNC or O_DSYNC.
     sync: u64,
-    /// One call in so many is interrupted.
+    /// One call in this many is interrupted.
     interrupts: u64,
-    /// One call in so many begins a burst of small files.
+    /// One call in this many begins a burst of small files.
     bursts: u64,
-    /// One call in so many begins to read the files of a directory in the order of their names.
+    /// One call in this many begins to read the files of a directory in the order of their names.
     walks: u64,
-    /// One in so many writes is of whole units.
+    /// One write in this many is of whole units.
     pieces: u64,
 }
 
 /// Most small files of a burst.
 const BURST_MOST: u64 = 8;
-/// Longest write to one of them, bytes.
+/// Longest write to a file of a burst, bytes.
 const BURST_LEN: u64 = 6000;
 
 /// Small files that are made, written and closed one after the other, as an unpacked archive is.
 #[derive(Clone, Copy, Debug, Default)]
 struct Burst {
     left: u64,
-    /// The one that is being made, and whether it was written.
+    /// The file that is being made, and whether it was written.
     open: Option<(Handle, bool)>,
 }
 
 /// Least files of a directory that is read in order.
 const WALK_LEAST: usize = 4;
-/// While a directory is read, one call in so many is another one.
+/// While a directory is read, one call in this many does something else.
 const WALK_OTHERS: u64 = 4;
 
 /// The files of a directory that are listed, looked up, opened, read and closed one after the other, as `cat *` does.
@@ -78,7 +78,7 @@ struct Walk {
     names: Vec<Name>,
     /// The inode that was looked up.
     found: Option<Ino>,
-    /// The one that is open, and whether it was read.
+    /// The file that is open, and whether it was read.
     open: Option<(Handle, bool)>,
 }
 
@@ -146,7 +146,7 @@ impl Generator {
         }
     }
 
-    /// Whose files they are.
+    /// The owner of the program's files.
     pub fn owner(&self) -> &Cred {
         &self.owner
     }
@@ -162,7 +162,7 @@ impl Generator {
 
     /// Whether a signal ends the wait for the call, and after how many microseconds.
     pub fn interrupt_us(&mut self, r: &Reference, op: &Op) -> Option<u64> {
-        // Whether it has happened can be seen only where a name leads.
+        // Whether an interrupted call has happened can be seen only if a name leads to the file.
         let ino = match op {
             Op::Close { .. } => return None,
             Op::Write { handle, .. } | Op::Fallocate { handle, .. } | Op::Copy { to: handle, .. } => {
@@ -518,7 +518,7 @@ impl Generator {
             1 => XattrMode::Replace,
             _ => XattrMode::Set,
         };
-        // An existing one, mostly, unless that would be refused.
+        // Mostly an existing attribute, unless that would be refused.
         let one_there = (what > 3 || mode != XattrMode::Create) && !self.dice.one_in(4);
         let there: Vec<(Ino, Name)> = (r.nodes.iter().filter(|_| one_there))
             .flat_map(|(ino, node)| node.xattrs.keys().map(|name| (*ino, name.clone())))

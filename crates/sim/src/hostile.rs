@@ -31,7 +31,7 @@ use std::time::Duration;
 /// The identity of the hostile peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guise {
-    /// It does not complete the handshake.
+    /// A peer that does not complete the handshake.
     Stranger,
     /// A mount of another user of the machine.
     User,
@@ -46,7 +46,7 @@ pub enum Guise {
 }
 
 impl Guise {
-    /// All of them.
+    /// All identities.
     pub const ALL: [Guise; 6] = [Guise::Stranger, Guise::User, Guise::Mount, Guise::Bound, Guise::Server, Guise::Admin];
 
     fn role(self) -> Role {
@@ -57,18 +57,18 @@ impl Guise {
         }
     }
 
-    /// Whether it may touch nothing of the honest mount.
+    /// Whether the peer may touch nothing of the honest mount.
     fn is_bound(self) -> bool {
         matches!(self, Guise::Stranger | Guise::User | Guise::Bound | Guise::Admin)
     }
 }
 
-/// What came of it.
+/// What the attack has led to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Frames sent.
     pub inputs: u64,
-    /// Requests among them that decode.
+    /// Requests that decode.
     pub sound: u64,
     /// Answers.
     pub answered: u64,
@@ -79,7 +79,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Both together.
+    /// Adds the counts of another attack.
     pub fn add(&mut self, other: &Tally) {
         self.inputs += other.inputs;
         self.sound += other.sound;
@@ -118,7 +118,7 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         let mut config = ServerConfig::new("data");
         (config.targets, config.workers, config.zone_bytes) = (Some(2), 2, Some(64 << 20));
         (config.log_bytes, config.listen) = (4 << 20, vec![ADDR.into()]);
-        // Its bytes have to be readable as frames.
+        // The bytes on the connection have to be readable as frames.
         config.secure = amphi_transport::Secure::Off;
         // Only a peer without the key is a stranger: the others are admitted, as their names on the socket allow.
         config.key = (guise == Guise::Stranger).then(|| KEY.to_vec());
@@ -299,7 +299,7 @@ impl Honest {
         }
     }
 
-    /// Inodes that there are.
+    /// Existing inodes.
     fn inodes(&self) -> Vec<u64> {
         vec![Ino::ROOT.0, self.file.0, self.dir.0]
     }
@@ -362,7 +362,7 @@ impl Honest {
     }
 }
 
-/// A connection of the hostile one.
+/// A connection of the hostile peer.
 struct There {
     way: Way,
     /// Slots with a request in flight; all of them when the connection has ended.
@@ -371,9 +371,9 @@ struct There {
     seq: u64,
 }
 
-/// How it sends.
+/// How the peer sends.
 enum Way {
-    /// Frames, as it makes them.
+    /// Frames in the form in which the attack makes them.
     Raw(amphi_env::sim::SimTx),
     /// Requests behind a handshake that was proved.
     Proved(Rc<Link<SimEnv>>),
@@ -389,13 +389,13 @@ struct Attack {
     tally: Rc<Cell<Tally>>,
 }
 
-/// Which choices of a seed are these.
+/// The number that separates these choices of a seed from others.
 const DICE: u64 = 0x0068_6f73_7469_6c65;
 /// More than there are requests: what is beyond decodes to none.
 const REQUESTS: u64 = 90;
 /// The key of the mount that is bound to a tree.
 const SECRET: [u8; 32] = [77; 32];
-/// Slots that it uses: the first of the normal lane.
+/// Slots that the peer uses: the first of the normal lane.
 const SLOTS: u64 = 16;
 
 impl Attack {
@@ -432,7 +432,7 @@ impl Attack {
         }
         let there = There { way: Way::Raw(tx), busy: Rc::default(), ended: Rc::default(), seq: 0 };
         self.env.spawn(hear(rx, there.busy.clone(), there.ended.clone(), self.tally.clone()));
-        // Sometimes it speaks before it is welcomed.
+        // Sometimes the peer speaks before it is welcomed.
         if self.below(20) > 0 {
             self.env.sleep(Duration::from_millis(2)).await;
         }
@@ -600,7 +600,7 @@ impl Attack {
         }
     }
 
-    /// A question of a server, most of which decode there.
+    /// A query to a server, most of which decode there.
     fn question(&self, before: &[u8]) -> Option<Call> {
         let (call, _) = postcard::take_from_bytes::<Call>(&[before, &[0, 1, 1, b'x']].concat()).ok()?;
         let mut question = vec![self.below(10) as u8];

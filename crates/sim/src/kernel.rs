@@ -58,11 +58,12 @@ const ARRIVED_NS: u64 = 100_000_000;
 const LOOK: Duration = Duration::from_micros(20);
 
 enum Page {
-    /// A request for it is under way.
+    /// A request for the page is under way.
     Reading,
     There {
         bytes: Vec<u8>,
-        /// The time of its arrival, if the file ended before it by then: its bytes are zeros that no program wrote.
+        /// The time at which the page arrived, if the file ended before the page by then: the bytes are zeros that no
+        /// program wrote.
         short_ns: Option<u64>,
         stored: stores::Stored,
     },
@@ -71,7 +72,7 @@ enum Page {
 /// The result of a read of a page.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// These bytes.
+    /// The bytes of the page.
     Bytes(Vec<u8>),
     /// Nothing: the file ends before.
     Nothing,
@@ -101,12 +102,12 @@ struct Inode {
     taken_back: u64,
     /// Answers with attributes that are on their way.
     telling: u32,
-    /// Open files, and calls that hold it.
+    /// Open files of the inode, and calls that hold it.
     users: u32,
     /// The inode's lock: the number of shared holders; `EXCLUSIVE` for one exclusive holder.
     lock: u32,
     write_back: stores::WriteBack,
-    /// Of a directory.
+    /// The listings of a directory.
     listings: Listings,
 }
 
@@ -213,7 +214,7 @@ fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
 /// A file that is open through the kernel.
 pub struct Opened {
     file: Arc<OpenFile>,
-    /// The kernel serves its reads.
+    /// Whether the kernel serves reads of the file.
     pub serves: bool,
     kernel: Rc<Kernel>,
 }
@@ -261,12 +262,12 @@ impl Kernel {
         kernel
     }
 
-    /// What it did.
+    /// What the kernel did.
     pub fn tally(&self) -> Tally {
         self.tally.get()
     }
 
-    /// Ends it; nothing is taken back any more.
+    /// Ends the kernel; nothing is taken back any more.
     pub fn unmounted(&self) {
         self.client.set_pages(None);
     }
@@ -370,7 +371,7 @@ impl Kernel {
         }
     }
 
-    /// Holds an inode, which becomes known by its attributes as by a walk to its name.
+    /// Holds an inode. The inode becomes known by its attributes, as by a walk to its name.
     async fn hold(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
         loop {
             if let Some(inode) = lock(&self.kept).inodes.get_mut(&ino) {

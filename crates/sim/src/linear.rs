@@ -21,21 +21,21 @@ pub enum CellOp {
         at: usize,
         /// Number of cells.
         n: usize,
-        /// What they hold then.
+        /// What the cells hold then.
         tag: u64,
     },
     /// Writes a cell, if there is one.
     Store {
         /// The cell.
         at: usize,
-        /// What it holds then.
+        /// What the cell holds then.
         tag: u64,
     },
     /// Writes `n` cells behind the last one.
     Append {
         /// Number of cells.
         n: usize,
-        /// What they hold.
+        /// What the cells hold.
         tag: u64,
     },
     /// Reads up to `n` cells from `at` on.
@@ -144,7 +144,7 @@ impl Linear {
 
     /// The call returns.
     ///
-    /// Errors: no order of the calls explains what it returned.
+    /// Errors: no order of the calls explains what the call returned.
     pub fn end(&mut self, call: CallId, returned: &Cells) -> Result<(), String> {
         let Some(op) = self.under_way.get(&call).cloned() else { return Err(format!("call {call} is not under way")) };
         let mut after = BTreeSet::new();

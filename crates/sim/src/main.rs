@@ -60,7 +60,7 @@ struct Args {
     /// Mounts with kernels in front that keep pages, attributes and names, and give them back late.
     #[arg(long)]
     kernel: bool,
-    /// The same around directories that are kept open, whose listings the kernels keep.
+    /// As --kernel, with directories that are kept open, and whose listings the kernels keep.
     #[arg(long)]
     directories: bool,
     /// Instead of seeds: this many hostile inputs from each of an unauthenticated client, a mount of a user, a mount of

@@ -36,12 +36,12 @@ pub struct Node {
     pub xattrs: BTreeMap<Name, Vec<u8>>,
 }
 
-/// A directory with everything below it.
+/// A directory and everything below it.
 #[derive(Clone, Debug)]
 pub struct Tree {
     /// The top.
     pub root: Ino,
-    /// By number.
+    /// Inodes by number.
     pub nodes: BTreeMap<Ino, Node>,
     /// One path of each, for messages.
     paths: BTreeMap<Ino, String>,

@@ -47,7 +47,7 @@ pub enum Plant {
 }
 
 impl Plant {
-    /// All of them but those of callbacks.
+    /// All bugs except those of callbacks.
     pub const ALL: [Plant; 11] = [
         Plant::SyncLies,
         Plant::LostWrites,

@@ -33,11 +33,11 @@ pub type SharedProgram = Rc<RefCell<Program>>;
 
 /// A program.
 pub struct Program {
-    /// Its number.
+    /// The number of the program.
     pub index: u64,
-    /// What it does next.
+    /// Decides what the program does next.
     pub generator: Generator,
-    /// The true state of its directory.
+    /// The true state of the program's directory.
     pub reference: Reference,
     /// The possible states after a crash, by level.
     pub written: Survival,
@@ -45,11 +45,11 @@ pub struct Program {
     pub stable: Survival,
     /// The call whose outcome is not known.
     pub under_way: Option<(Cred, Op)>,
-    /// Calls still to make before it rests.
+    /// Calls that the program still makes before it rests.
     pub left: u64,
     /// Asked to rest after the present call.
     pub stop: bool,
-    /// It is idle: all files are closed.
+    /// The program is idle: all files are closed.
     pub rests: bool,
     /// Which mount makes the next call.
     mount_dice: Dice,
@@ -159,7 +159,7 @@ impl Program {
         let done = match then.apply(&cred, &op, span, made) {
             Ok(_) => {
                 let effects = then.effects().to_vec();
-                // Its open has been closed again.
+                // The open of this call has been closed again.
                 if let Op::Create { handle, .. } | Op::Open { handle, .. } | Op::Tmpfile { handle, .. } = &op {
                     then.forget_open(*handle);
                 }

@@ -64,9 +64,9 @@ pub struct Inode {
 /// An open file.
 #[derive(Clone, Copy, Debug)]
 pub struct Open {
-    /// Which.
+    /// The inode that is open.
     pub ino: Ino,
-    /// How.
+    /// The flags with which it was opened.
     pub flags: OpenFlags,
 }
 
@@ -75,7 +75,7 @@ pub struct Open {
 pub enum Reach {
     /// Perhaps no further than the cache of the mount.
     Cache,
-    /// The server has acknowledged them.
+    /// The server has acknowledged the bytes.
     Server,
     /// The data is on stable storage.
     Disk,
@@ -106,7 +106,7 @@ pub enum Effect {
     Findable(Ino),
     /// The directory is on stable storage.
     SyncedDir(Ino),
-    /// Everything is.
+    /// Everything is on stable storage.
     SyncedAll,
 }
 

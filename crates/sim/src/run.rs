@@ -175,7 +175,7 @@ enum End {
     AllCrash,
     /// Power is lost; of several servers perhaps that of some alone.
     Power,
-    /// The same while programs rest, and the mounts live on.
+    /// Power is lost while programs rest, and the mounts live on.
     PowerOutlived,
     /// A mount is killed, or stopped for so long that others need not wait for it; then programs are idle.
     Stopped,

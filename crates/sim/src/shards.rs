@@ -38,7 +38,7 @@ pub(crate) fn is_root_alone(inodes: u64) -> bool {
 pub(crate) async fn give(client: &Client, dir: Ino) {
     if are_on() && (dir == Ino::ROOT || !dir.local().is_multiple_of(3)) {
         let count = count_of(dir).to_string();
-        // It may have shards already, or names, or be gone.
+        // The directory may have shards already, or names, or be gone.
         let _ = client.setxattr(&Ctx::root(), dir, SHARDS, count.as_bytes(), XattrMode::Set).await;
     }
 }

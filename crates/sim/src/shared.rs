@@ -40,7 +40,7 @@ use std::time::Duration;
 pub const DIR: &str = "shared";
 /// Directories that are moved about.
 const MOVED: [&str; 4] = ["t0", "t1", "t2", "t3"];
-/// Files that are always there.
+/// Files that always exist.
 const KEPT: u64 = 12;
 /// Records of the shared file.
 const RECORDS: usize = 5;
@@ -93,7 +93,7 @@ pub struct Happened {
     pub wrong: Option<String>,
     /// What happened, newest last.
     pub history: VecDeque<String>,
-    /// Print it as it happens.
+    /// Print the history as it happens.
     pub talks: bool,
 }
 
@@ -445,9 +445,9 @@ async fn whole(client: &Client, ino: Ino) -> Told<Vec<u8>> {
 /// The requirement on names that tasks compete for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
-    /// The held names are there, and no others.
+    /// The held names exist, and no others.
     Exact,
-    /// The certainly held names are there.
+    /// The certainly held names exist.
     Least,
     /// Nothing.
     Any,

@@ -25,7 +25,7 @@ pub const KEY_BYTES_MIN: usize = 16;
 /// Fewest different bytes of a key. 16 random hexadecimal digits have 10 on average, and fewer than 7 once in 10,000
 /// times.
 const KEY_DIFFERENT_MIN: usize = 7;
-/// If a piece is repeated for at least so many bytes, that is no coincidence.
+/// If a piece is repeated for at least this many bytes, the repetition is no coincidence.
 const KEY_REPEATED_MIN: usize = 4;
 /// Fewest different steps from one byte to the next. A key that was typed along a row of the keyboard, or counted up,
 /// has one or two.
@@ -41,10 +41,10 @@ pub struct ClusterKey(Vec<u8>);
 /// Why a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeakKey {
-    /// It has this many bytes, fewer than `KEY_BYTES_MIN`.
+    /// The key has this many bytes, fewer than `KEY_BYTES_MIN`.
     Short(usize),
-    /// It is one short piece repeated, a row of adjacent characters, or made of very few different ones. Such keys are
-    /// guessed.
+    /// The key is one short piece repeated, a row of adjacent characters, or made of very few different ones. Such keys
+    /// are guessed.
     Guessable,
 }
 
@@ -76,7 +76,7 @@ fn is_guessable(key: &[u8]) -> bool {
 impl ClusterKey {
     /// A key from the content of a key file, without white space at both ends.
     ///
-    /// Errors: it is too short, or can be guessed.
+    /// Errors: the key is too short, or can be guessed.
     pub fn new(content: &[u8]) -> Result<ClusterKey, WeakKey> {
         let key = content.trim_ascii();
         if key.len() < KEY_BYTES_MIN {
@@ -153,11 +153,12 @@ pub struct ServerAuth {
 /// The proof of a client in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proved {
-    /// None: it is in this process, or the kernel names its user.
+    /// No proof: the client is in this process, or the kernel names its user.
     Nothing,
-    /// That it knows the cluster key.
+    /// The client has proved that it knows the cluster key.
     ClusterKey,
-    /// That it has the secret of this key. The handler has to check whether the cluster knows the key.
+    /// The client has proved that it has the secret of this key. The handler has to check whether the cluster knows the
+    /// key.
     Identity(Fingerprint),
 }
 

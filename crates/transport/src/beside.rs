@@ -22,7 +22,7 @@ use std::time::Duration;
 pub(crate) const BESIDE_MIN_BYTES: usize = 32 << 10;
 /// Bytes that are copied at once; other tasks run in between.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
-/// Pauses between looks whether a server has closed its end.
+/// Shortest pause between two checks whether a server has closed its end.
 const LOOK_MIN: Duration = Duration::from_millis(1);
 const LOOK_MAX: Duration = Duration::from_millis(100);
 
@@ -61,7 +61,7 @@ impl<E: Env> Taken<E> {
         Taken { memory, ends, rooms: RefCell::default() }
     }
 
-    /// The client has named a place for the reply to a request; false if there is none.
+    /// The client has named a place for the reply to a request. Returns false if the memory has no such place.
     pub(crate) fn note_room(&self, id: RequestId, at: u64, len: usize) -> bool {
         let is_there = self.memory.has(at, len);
         if is_there {
@@ -148,7 +148,7 @@ impl OtherEnd {
         OtherEnd(Rc::new(ends))
     }
 
-    /// From now on nothing counts that the server reads of the memory by this connection.
+    /// From now on, whatever the server reads from the memory through this connection is ignored.
     pub(crate) fn abandon(&self) {
         self.0.abandon();
     }
@@ -178,7 +178,7 @@ impl Lost {
 impl Drop for Lost {
     fn drop(&mut self) {
         if !self.rooms.is_empty() && !self.end.0.is_closed() {
-            // The process goes on without the task that held it: the memory is never used again.
+            // The process continues without the task that held the memory, so the memory is never used again.
             std::mem::forget(std::mem::take(&mut self.rooms));
         }
     }

@@ -141,13 +141,13 @@ pub(crate) async fn agree_for_tests<E: Env>(
 pub(crate) struct Proves<'a> {
     /// The cluster key.
     pub(crate) key: Option<&'a ClusterKey>,
-    /// Its own key.
+    /// The client's own key.
     pub(crate) identity: Option<&'a Identity>,
     /// Any server at the address will do.
     pub(crate) any_server: bool,
-    /// The least protection with which it continues.
+    /// The least protection with which the client continues.
     pub(crate) secure: Secure,
-    /// The server may have the memory of this process's buffers.
+    /// Whether the server may have the memory of this process's buffers.
     pub(crate) passes_memory: bool,
 }
 
@@ -262,9 +262,9 @@ pub(crate) async fn greet<E: Env>(
 /// A client that may be admitted. The server decides about its session, then calls `admit`.
 pub(crate) struct Guest {
     pub(crate) hello: Hello,
-    /// What it has proved.
+    /// What the client has proved.
     pub(crate) proved: Proved,
-    /// Whether the cluster key is among that.
+    /// Whether the client has proved that it knows the cluster key.
     pub(crate) knows_cluster_key: bool,
     challenge: Challenge,
     nonce: Nonce,
@@ -331,7 +331,7 @@ pub(crate) async fn challenge<E: Env>(
             let words = format!("the client does not have the secret of the key {key}, or somebody is in between");
             return Err(refuse(out, words).await);
         }
-        // It proves more than the cluster key does.
+        // A proof of a key pair proves more than the cluster key does.
         proved = Proved::Identity(*key);
     }
     if proved == Proved::Nothing && !auth.unix_without_key && (keyed || server_key.is_some()) {

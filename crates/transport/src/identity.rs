@@ -63,7 +63,7 @@ impl Transcript<'_> {
         bytes
     }
 
-    /// Whether `signature` is that of `key` over this.
+    /// Whether `signature` is that of `key` over these values.
     pub(crate) fn verify(&self, end: Signing, key: Fingerprint, signature: &Signature) -> bool {
         let mut whole = [0; 64];
         whole[..32].copy_from_slice(&signature.first);
@@ -92,7 +92,7 @@ impl Identity {
         Identity { key: Arc::new(SigningKey::from_bytes(&secret)), servers: Arc::default() }
     }
 
-    /// The same key pair, which trusts these servers as well.
+    /// The same key pair, whose holder trusts these servers as well.
     pub fn trusting(&self, more: impl IntoIterator<Item = Fingerprint>) -> Identity {
         let mut servers: Vec<Fingerprint> = self.servers.iter().copied().chain(more).collect();
         servers.sort_unstable();
@@ -122,7 +122,7 @@ impl Identity {
         IdentityProof { key: self.fingerprint(), signature: self.sign(Signing::Client, transcript) }
     }
 
-    /// The content of a file with it.
+    /// The content of a file with this identity.
     pub fn to_text(&self) -> String {
         let secret: String = self.key.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let servers: String = self.servers.iter().map(|server| format!("server {server}\n")).collect();
@@ -131,7 +131,7 @@ impl Identity {
 
     /// Reads what `to_text` wrote; lines that begin with `#` are passed over.
     ///
-    /// Errors: what is wrong with it, without its secret.
+    /// Errors: what is wrong with the text, without its secret.
     pub fn parse(text: &str) -> Result<Identity, String> {
         let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
         if lines.next() != Some(HEAD) {

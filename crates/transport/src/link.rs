@@ -40,12 +40,12 @@ pub const WAITING_MAX: usize = 65_536;
 /// How long `close` waits for the last bytes to be sent.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Times of a link. All can be changed while it runs.
+/// Time limits of a link. All can be changed while the link runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// Limit of one attempt to dial and shake hands.
     pub connect: Duration,
-    /// How long `Link::connect` keeps trying. Zero: it tries every address once.
+    /// How long `Link::connect` keeps trying. Zero: every address is tried once.
     pub first_connect: Duration,
     /// After this time without a connection calls fail, until there is one again.
     pub give_up: Duration,
@@ -95,14 +95,15 @@ pub struct LinkConfig {
 /// Which of a session's connections to a server a link has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbered {
-    /// Its number, from 0, below `amphi_wire::slots::LINKS_MAX`. Connection 0 begins the session at the server.
+    /// The number of the connection, from 0, below `amphi_wire::slots::LINKS_MAX`. Connection 0 begins the session at
+    /// the server.
     pub link: u16,
     /// Connections that the client has to the server, or would open, see `Hello::links`.
     pub links: u16,
 }
 
 impl Numbered {
-    /// The only one.
+    /// The number of a session's only connection.
     pub const ONLY: Numbered = Numbered { link: 0, links: 1 };
 }
 
@@ -120,7 +121,8 @@ pub trait LinkEvents<E: Env>: 'static {
     fn late(&self, _call: Call, _answer: Answer) {}
     /// A message of the server has arrived. Must not block.
     fn heard(&self) {}
-    /// The number carried since the last call; reported with the messages that arrive. Must not block.
+    /// The bytes of payloads that were carried since the last call; reported with the messages that arrive. Must not
+    /// block.
     fn carried(&self, _carried: Carried) {}
     /// The server has answered the hello on a new connection. Must not block.
     fn welcomed(&self, _welcome: &Welcome) {}
@@ -150,7 +152,7 @@ impl<E: Env> Recovery<E> {
 /// Options of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallOptions {
-    /// The lane whose credits it uses.
+    /// The lane whose credits the call uses.
     pub lane: Lane,
     /// Where the payload of the reply has to be: this many bytes after an aligned address (file offset % 4096).
     pub pad: usize,
@@ -164,14 +166,14 @@ pub struct CallOptions {
 /// Bytes of payloads that a link has carried, sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// In memory of this process that the server has.
+    /// Bytes that were passed in memory of this process, to which the server has access.
     pub beside_bytes: u64,
-    /// In the stream.
+    /// Bytes that were sent in the stream.
     pub inline_bytes: u64,
 }
 
 impl Carried {
-    /// Adds those of another link, or of another time.
+    /// Adds the counts of another link, or of another period of the same link.
     pub fn add(&mut self, other: Carried) {
         self.beside_bytes += other.beside_bytes;
         self.inline_bytes += other.inline_bytes;
@@ -183,11 +185,11 @@ pub type Outcome = Result<(Answer, Option<Buf>), LinkError>;
 
 /// A call whose outcome is passed to a function, so that no task waits for it.
 pub struct ToldCall {
-    /// The lane whose credits it uses.
+    /// The lane whose credits the call uses.
     pub lane: Lane,
     /// The request.
     pub call: Call,
-    /// Bytes that are sent with it.
+    /// The payload of the request.
     pub payload: Option<Buf>,
     /// As in `CallOptions`.
     pub pad: usize,
@@ -204,7 +206,7 @@ pub struct Link<E: Env> {
     /// Addresses of the server, which may move.
     addrs: RefCell<Vec<String>>,
     local: Option<LocalDialer>,
-    /// The number of the connection in its hello, and how many there are.
+    /// The number of the connection, as its hello names it, and how many connections the session has.
     numbered: Cell<Numbered>,
     timeouts: Cell<Timeouts>,
     state: RefCell<State>,
@@ -347,17 +349,17 @@ impl<E: Env> Link<E> {
         self.state.borrow().is_up()
     }
 
-    /// Whether no server was reachable for so long that calls fail, except for those that insist.
+    /// Whether no server was reachable for so long that calls fail, except for calls that insist.
     pub fn has_given_up(&self) -> bool {
         matches!(self.state.borrow().phase, Phase::Failed(_))
     }
 
-    /// Whether the server has the memory of this process's buffers by the present connection.
+    /// Whether the server has access to the memory of this process's buffers through the present connection.
     pub fn passes_memory(&self) -> bool {
         self.state.borrow().payloads.other_end.is_some()
     }
 
-    /// What it has carried so far.
+    /// What the link has carried so far.
     pub fn carried(&self) -> Carried {
         self.state.borrow().payloads.carried
     }
@@ -392,7 +394,7 @@ impl<E: Env> Link<E> {
         self.numbered.set(Numbered { links, ..self.numbered.get() });
     }
 
-    /// Changes the times. Waits that have begun end as they were.
+    /// Changes the times. Waits that have begun end after the earlier times.
     pub fn set_timeouts(&self, timeouts: Timeouts) {
         self.timeouts.set(timeouts);
     }

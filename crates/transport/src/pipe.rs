@@ -164,7 +164,7 @@ impl<E: Env> StreamTx<E> {
         Ok(())
     }
 
-    /// The last possible end of frames, which leaves space for the tags of the last one.
+    /// The last possible end of frames in the buffer, which leaves space for the tags of the last frame.
     fn room(&self) -> usize {
         match self.channel {
             SendChannel::Mac(_) => self.stage.len().saturating_sub(TAGS_BYTES_MAX).max(self.filled),
@@ -186,7 +186,7 @@ impl<E: Env> StreamTx<E> {
         head
     }
 
-    /// A frame of `bytes` bytes was encoded behind the others.
+    /// A frame of `bytes` bytes was encoded behind the earlier frames.
     fn add(&mut self, bytes: usize, payload: Option<&Buf>) {
         let frame = &mut self.stage[self.filled..];
         self.filled += match &mut self.channel {
@@ -266,7 +266,7 @@ pub(crate) struct StreamRx<E: Env> {
     channel: ReceiveChannel,
     /// The record that was received last.
     record: Buf,
-    /// The part of it that has been opened and not been delivered.
+    /// The part of `record` that has been opened and not been delivered.
     opened: Range<usize>,
     beside: Beside<E>,
     /// The payload of the last message did not come in the stream.
@@ -334,7 +334,7 @@ pub(crate) struct Moved<E: Env> {
 
 /// Takes a connection off this thread. No message of it may be under way, and none may wait to be received or sent.
 ///
-/// Errors: why it cannot be moved; an in-process connection never can.
+/// Errors: why the connection cannot be moved; an in-process connection never can.
 pub(crate) fn detach<E: Env>((out, inb): (Outbound<E>, Inbound<E>)) -> io::Result<Moved<E>> {
     let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb) else {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "a connection inside a thread stays there"));

@@ -26,22 +26,22 @@ use std::fmt;
 
 /// Bytes of a key, of both levels.
 const KEY_BYTES: usize = 16;
-/// Bytes of the number that makes each use of a key another one.
+/// Bytes of the number that makes each use of a key unique.
 const IV_BYTES: usize = 12;
 
 /// The input of the proofs for a channel: its level, whether the server wants the cluster key, and the binding.
 pub(crate) type Bound = [u8; 34];
 
-/// Why a channel is not gone on with. Each ends its connection.
+/// Why a channel cannot continue. Each reason ends the connection of the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelError {
     /// A frame or record was changed, repeated, left out or moved, or is not the peer's.
     Forged,
-    /// A record longer than it may be, or of another protocol.
+    /// A record longer than a record may be, or of another protocol.
     Foreign,
     /// The peer ended the channel.
     Ended,
-    /// Its keys have reached the limit of their use.
+    /// The keys of the channel have reached the limit of their use.
     WornOut,
 }
 
@@ -75,7 +75,7 @@ pub(crate) enum SendChannel {
     Off,
     /// A tag behind each.
     Mac(Tagger),
-    /// Records around them.
+    /// Records around the frames.
     Tls(Box<Sealer>),
 }
 
@@ -87,7 +87,7 @@ pub(crate) enum ReceiveChannel {
     Off,
     /// A tag behind each.
     Mac(Verifier),
-    /// Records around them.
+    /// Records around the frames.
     Tls(Box<Opener>),
 }
 

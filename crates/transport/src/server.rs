@@ -50,21 +50,21 @@ pub const SILENCES_MAX: u32 = 4;
 pub struct Peer {
     /// Address, or `local` for an in-process connection; for log lines.
     pub addr: String,
-    /// Whether it is in this process.
+    /// Whether the client is in this process.
     pub in_process: bool,
-    /// Whether it came over a Unix socket.
+    /// Whether the client came over a Unix socket.
     pub unix: bool,
     /// The user as whom the client may act. `None`: it may act as any user, because it is in this process, runs as root
     /// or as the server's user, or has proved the cluster key over a network. Any other client came over a Unix socket,
     /// and is the user that the kernel reports.
     pub bound: Option<Arc<Cred>>,
-    /// What it has proved.
+    /// What the client has proved.
     pub proved: Proved,
-    /// Whether it has proved the cluster key, together with a key of its own or alone.
+    /// Whether the client has proved the cluster key, together with a key of its own or alone.
     pub knows_cluster_key: bool,
     /// How the connection is protected.
     pub secure: Secure,
-    /// It has passed its memory, in which large payloads lie.
+    /// The client has passed memory to the server, in which large payloads lie.
     pub memory: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct Peer {
 pub struct Guest {
     /// The session.
     pub session: SessionId,
-    /// Its role.
+    /// The role of the session.
     pub role: Role,
     /// Which of the session's connections it is (`Hello::link`).
     pub link: u16,
@@ -84,17 +84,17 @@ pub struct Guest {
 /// A request that has arrived.
 #[derive(Debug)]
 pub struct Incoming {
-    /// Its session.
+    /// The session of the request.
     pub session: SessionId,
     /// The role of the session.
     pub role: Role,
-    /// The user as whom its client may act, see `Peer::bound`.
+    /// The user as whom the client of the session may act, see `Peer::bound`.
     pub bound: Option<Arc<Cred>>,
     /// The connection of the session on which it arrived (`Hello::link`).
     pub link: u16,
     /// Where the reply is sent: `Connections::reply`.
     pub route: ReplyRoute,
-    /// Its lane.
+    /// The lane of the request.
     pub lane: Lane,
     /// How long the client waits from now on; `None` if without a bound. A request that has not begun by then must not
     /// begin.

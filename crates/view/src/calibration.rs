@@ -15,11 +15,11 @@ pub const SCHEMA: &str = "amphi.calibration/1";
 /// The machine that was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Machine {
-    /// Its name.
+    /// The name of the machine.
     pub host: String,
     /// Cores that the process might use.
     pub cores: u64,
-    /// Its memory, bytes.
+    /// The memory of the machine, bytes.
     pub memory_bytes: u64,
 }
 
@@ -36,33 +36,33 @@ pub struct Disk {
     pub small_reads_per_s: f64,
     /// Writes of 4 KiB at random, a second.
     pub small_writes_per_s: f64,
-    /// A write of 4 KiB and its sync, us.
+    /// Time of a write of 4 KiB and the sync after it, us.
     pub sync_us: f64,
 }
 
 /// A server that was measured.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ServerLink {
-    /// Its name.
+    /// The name of the server.
     pub server: String,
-    /// Its address.
+    /// The address of the server.
     pub address: String,
-    /// A question and its answer, us.
+    /// Time of a small request and its answer, us.
     pub round_trip_us: f64,
     /// Questions and answers a second, many at a time.
     pub messages_per_s: f64,
-    /// Payload sent to it, bytes a second.
+    /// Payload sent to the server, bytes a second.
     pub stream_bytes_per_s: f64,
 }
 
 /// What `amphi calibrate` has measured.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Calibration {
-    /// Its schema.
+    /// The schema of this record.
     pub schema: String,
-    /// When, for people: date and time, UTC.
+    /// When the measurement was made, for people: date and time, UTC.
     pub date: String,
-    /// When, seconds since 1970.
+    /// When the measurement was made, seconds since 1970.
     pub unix_s: u64,
     /// The version of the program.
     pub version: String,

@@ -6,7 +6,7 @@
 use crate::snapshot::{Counter, OfServer, Snapshot, Way};
 use std::collections::BTreeMap;
 
-/// Two looks at the same mount.
+/// Two samples of the same mount.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     /// The first.
@@ -20,7 +20,7 @@ fn grown(before: u64, after: u64) -> u64 {
 }
 
 impl Change<'_> {
-    /// Seconds between them, not 0.
+    /// Seconds between the two samples, not 0.
     pub fn seconds(&self) -> f64 {
         self.after.at.saturating_sub(self.before.at).as_secs_f64().max(1e-3)
     }
@@ -30,12 +30,12 @@ impl Change<'_> {
         Counter { samples: grown(before.samples, after.samples), sum: grown(before.sum, after.sum) }
     }
 
-    /// How often it happened at the mount, a second.
+    /// How often an event happened at the mount, per second.
     pub fn often(&self, name: &str) -> f64 {
         self.delta(name).samples as f64 / self.seconds()
     }
 
-    /// How much of it there was at the mount, a second: bytes, or ns.
+    /// The sum that a counter has gained at the mount, per second: bytes, or ns.
     pub fn much(&self, name: &str) -> f64 {
         self.delta(name).sum as f64 / self.seconds()
     }

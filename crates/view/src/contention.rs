@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub struct Contention {
     /// Calls of this mount that waited for a lock.
     pub lock_waits: f64,
-    /// Seconds that they waited: more than 1 if several wait.
+    /// Seconds that these calls waited: more than 1 if several wait.
     pub lock_wait: f64,
     /// Locks that servers asked this mount to give back.
     pub callbacks: f64,
@@ -18,7 +18,7 @@ pub struct Contention {
     pub conflicts: f64,
     /// Locks that went to and fro between mounts.
     pub ping_pongs: f64,
-    /// Seconds that this took.
+    /// Seconds that ping-pongs took.
     pub ping_pong: f64,
     /// Writers of this mount that were held until there was room in the cache.
     pub throttled: f64,

@@ -1,6 +1,7 @@
 //! The files of a mount that have the most to do, as rates.
 //!
-//! Owns: their order and what is told of each. Does not own: which files the mount names (`user.amphi.hot`).
+//! Owns: the order of the files, and what is reported of each. Does not own: which files the mount names
+//! (`user.amphi.hot`).
 
 use crate::change::Change;
 use crate::snapshot::HotFile;
@@ -13,11 +14,11 @@ const FILES_MAX: usize = 20;
 /// A file between two looks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Busy {
-    /// Its inode number.
+    /// The inode number of the file.
     pub ino: u64,
-    /// Its path, if a process of this machine has it open; otherwise its inode number.
+    /// The path of the file, if a process of this machine has it open; otherwise its inode number.
     pub name: String,
-    /// How often it is open on this mount.
+    /// How often the file is open on this mount.
     pub open: u64,
     /// Bytes read a second.
     pub read: f64,

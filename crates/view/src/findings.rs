@@ -21,15 +21,15 @@ pub enum Weight {
 /// What stands out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The rule that found it.
+    /// The rule that found this.
     pub rule: &'static str,
-    /// How much it matters.
+    /// How much the finding matters.
     pub weight: Weight,
-    /// What, with numbers.
+    /// The finding in words, with numbers.
     pub what: String,
     /// The advice, if there is one.
     pub advice: Option<String>,
-    /// A command that does it, if one does.
+    /// A command that follows the advice, if there is one.
     pub command: Option<String>,
 }
 

@@ -7,11 +7,11 @@ use crate::change::Change;
 /// A rate beside what was measured to be possible.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
-    /// Of what.
+    /// What is limited.
     pub what: &'static str,
     /// Now, a second.
     pub rate: f64,
-    /// At most, a second.
+    /// The highest rate that was measured, per second.
     pub limit: f64,
 }
 

@@ -12,9 +12,9 @@ use crate::unit::share;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Most jobs that are told.
+/// Most jobs that are reported.
 const JOBS_MAX: usize = 16;
-/// Most mounts that are told.
+/// Most mounts that are reported.
 const MOUNTS_MAX: usize = 32;
 
 /// Names of operations, and the counters of a mount that they are the sums of.
@@ -81,7 +81,7 @@ fn side(change: &Change<'_>, prefix: &str) -> Value {
     json!({ "requests_per_s": requests, "bytes_per_s": bytes, "ways": ways })
 }
 
-/// Times that are known: of the servers' disks as quantiles, of others as means.
+/// The known times: those of the servers' disks as quantiles, all others as means.
 fn latencies(change: &Change<'_>) -> Vec<Value> {
     let mut all = Vec::new();
     for (what, rows) in [("disk read", "disk_us_read"), ("disk write", "disk_us_write")] {

@@ -32,10 +32,10 @@ pub enum Screen {
 }
 
 impl Screen {
-    /// All, in the order of their keys.
+    /// All screens, in the order of their keys.
     pub const ALL: [Screen; 5] = [Screen::Overview, Screen::Cluster, Screen::Jobs, Screen::Files, Screen::Counters];
 
-    /// Its name.
+    /// The name of the screen.
     pub fn name(self) -> &'static str {
         match self {
             Screen::Overview => "overview",

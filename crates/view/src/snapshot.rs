@@ -21,7 +21,7 @@ pub struct Counter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Mount {
-    /// Since they began, ns.
+    /// Time since the counters began, ns.
     pub elapsed_ns: u64,
     /// Events by name.
     pub counters: BTreeMap<String, Counter>,
@@ -33,13 +33,13 @@ pub struct Mount {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Server {
-    /// Its number, in hexadecimal.
+    /// The number of the server, in hexadecimal.
     pub id: String,
-    /// Its name.
+    /// The name of the server.
     pub name: String,
-    /// It answers.
+    /// Whether the server answers.
     pub up: bool,
-    /// Since its start, seconds.
+    /// Seconds since the start of the server.
     pub uptime_s: u64,
 }
 
@@ -47,15 +47,15 @@ pub struct Server {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Target {
-    /// Its number.
+    /// The number of the target.
     pub target: u16,
-    /// Its server's name.
+    /// The name of the target's server.
     pub server: String,
     /// Blocks of 4 KiB.
     pub blocks: u64,
-    /// Those that are free.
+    /// Blocks that are free.
     pub blocks_free: u64,
-    /// Inodes that there are.
+    /// Inodes that can exist.
     pub inodes: u64,
     /// The number of inodes that can still be made.
     pub inodes_free: u64,
@@ -73,11 +73,11 @@ pub struct Target {
 pub struct Session {
     /// Host and process.
     pub name: String,
-    /// Whether it is connected.
+    /// Whether the mount is connected.
     pub connected: bool,
     /// Opens of files.
     pub opens: u64,
-    /// Locks that it holds.
+    /// Locks that the mount holds.
     pub locks: u64,
 }
 
@@ -85,9 +85,9 @@ pub struct Session {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Cluster {
-    /// Its number, in hexadecimal.
+    /// The number of the cluster, in hexadecimal.
     pub cluster: String,
-    /// Since its master began, seconds.
+    /// Seconds since the start of the master.
     pub uptime_s: u64,
     /// Servers.
     pub servers: Vec<Server>,
@@ -117,7 +117,7 @@ impl Cluster {
 pub struct OfServer {
     /// The server's label.
     pub label: String,
-    /// Its counters, by name.
+    /// The counters of the server, by name.
     pub rows: BTreeMap<String, u64>,
 }
 
@@ -125,23 +125,23 @@ pub struct OfServer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct HotFile {
-    /// Its inode number.
+    /// The inode number of the file.
     pub ino: u64,
-    /// How often it is open.
+    /// How often the file is open.
     pub open: u64,
     /// Reads.
     pub read_requests: u64,
-    /// Their bytes.
+    /// Bytes that were read.
     pub read_bytes: u64,
     /// Writes.
     pub write_requests: u64,
-    /// Their bytes.
+    /// Bytes that were written.
     pub write_bytes: u64,
-    /// Time that calls have waited for its locks, ns.
+    /// Time that calls have waited for locks of the file, ns.
     pub lock_wait_ns: u64,
-    /// How often a server asked for one of its locks back.
+    /// How often a server asked for one of the file's locks back.
     pub lock_callbacks: u64,
-    /// How often a server said that others want it too.
+    /// How often a server said that other mounts want the file too.
     pub contended_told: u64,
     /// Bytes that are not with the servers.
     pub dirty_bytes: u64,
@@ -161,13 +161,13 @@ pub struct JobCounter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Job {
-    /// Its name; `-` for processes that name none.
+    /// The name of the job; `-` for processes that name none.
     pub job: String,
     /// Reads and writes by way and reason.
     pub counters: BTreeMap<String, JobCounter>,
-    /// Files that it has open.
+    /// Files that the job has open.
     pub open: u64,
-    /// Files that it has opened.
+    /// Files that the job has opened.
     pub opens: u64,
 }
 
@@ -216,17 +216,17 @@ struct Files {
 /// The texts that make a snapshot. All but the first may be empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Texts<'a> {
-    /// Of the mount's counters.
+    /// The text of the mount's counters.
     pub mount: &'a str,
-    /// Of the servers' counters, their sums; not read if `by_server` has any.
+    /// The text of the sums of the servers' counters; not read if `by_server` has any.
     pub servers: &'a str,
-    /// Of the counters of each server, behind its label.
+    /// For each server, its label and the text of its counters.
     pub by_server: &'a [(String, String)],
-    /// Of the cluster.
+    /// The text of the cluster's state.
     pub cluster: &'a str,
-    /// Of the jobs.
+    /// The text of the jobs.
     pub jobs: &'a str,
-    /// Of the files that have the most to do.
+    /// The text of the files with the most activity.
     pub files: &'a str,
 }
 
@@ -303,7 +303,7 @@ impl Snapshot {
 pub struct Way {
     /// `direct`, `buffered` or `cache`.
     pub way: &'static str,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 

@@ -10,7 +10,7 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Style};
 use ratatui::widgets::{Paragraph, Sparkline, Tabs};
 
-/// How many looks back are drawn.
+/// How many earlier samples are drawn.
 const LOOKS_MAX: usize = 240;
 
 /// Rates of the last looks, bytes a second, the newest first.

@@ -12,7 +12,7 @@ pub(crate) fn bytes(n: f64) -> String {
     format!("{n:.1} PiB")
 }
 
-/// A count, or how often a second.
+/// A count, or a number per second.
 pub(crate) fn count(n: f64) -> String {
     match n.max(0.0) {
         n if n >= 1e6 => format!("{:.2} M", n / 1e6),

@@ -12,9 +12,10 @@ pub struct ServerInfo {
     pub id: u64,
     /// For people.
     pub name: String,
-    /// Where it listens; empty for a server without listeners, which only its own process uses.
+    /// The addresses on which the server listens; empty for a server without listeners, which only its own process
+    /// uses.
     pub addrs: Vec<String>,
-    /// Its targets.
+    /// The targets of the server.
     pub targets: Vec<TargetId>,
 }
 

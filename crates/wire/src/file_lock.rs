@@ -12,7 +12,7 @@ pub enum FileLockFamily {
     Posix,
     /// `fcntl(F_OFD_SETLK)`: as the first, but deadlocks are not looked for.
     OpenFile,
-    /// `flock`: whole files, conflicts with its like alone.
+    /// `flock`: locks whole files, and conflicts only with other locks of `flock`.
     Flock,
 }
 
@@ -30,7 +30,7 @@ pub struct FileLockOwner {
 pub struct FileLockSpec {
     /// The file.
     pub ino: Ino,
-    /// Whose.
+    /// The owner of the lock.
     pub owner: FileLockOwner,
     /// Process that asked, for `FileLockTest`.
     pub pid: u32,

@@ -84,7 +84,7 @@ impl FrameKind {
         matches!(self, FrameKind::Challenge | FrameKind::Hello | FrameKind::Welcome | FrameKind::Refuse)
     }
 
-    /// Most bytes of its body.
+    /// Most bytes of the body of a frame of this kind.
     pub fn body_max(self) -> usize {
         match self {
             FrameKind::Request | FrameKind::Reply | FrameKind::Push => limits::BODY_MAX,
@@ -93,7 +93,7 @@ impl FrameKind {
         }
     }
 
-    /// Most bytes of its payload.
+    /// Most bytes of the payload of a frame of this kind.
     pub fn payload_max(self) -> usize {
         match self {
             FrameKind::Request | FrameKind::Reply => limits::PAYLOAD_MAX,
@@ -106,7 +106,7 @@ impl FrameKind {
 /// (docs/design/shared_memory.md). Pages are counted from its start; `Head::pad` is the place within the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The `payload_len` bytes of the payload lie there.
+    /// The `payload_len` bytes of the payload begin on this page of the passed memory.
     At(u32),
     /// The frame is a request without a payload, and that of its reply may be put there: `payload_len` bytes at most.
     ForReply(u32),
@@ -117,9 +117,9 @@ pub enum Place {
 pub struct Head {
     /// What the frame is.
     pub kind: FrameKind,
-    /// Whose credits it uses.
+    /// The lane whose credits the frame uses.
     pub lane: Lane,
-    /// Which request; zeros for kinds other than request and reply.
+    /// The request to which the frame belongs; zeros for kinds other than request and reply.
     pub id: RequestId,
     /// Which target executes the request; repeats the body's, so that a router need not decode it.
     pub target: TargetId,
@@ -149,22 +149,22 @@ pub enum FrameError {
     },
     /// The peer speaks another version.
     Version {
-        /// Which.
+        /// The version that the peer speaks.
         found: u16,
     },
     /// No such kind of frame.
     Kind {
-        /// Its code.
+        /// The code that was found.
         found: u8,
     },
     /// No such lane.
     Lane {
-        /// Its code.
+        /// The code that was found.
         found: u8,
     },
     /// `pad` is not below 4096.
     Pad {
-        /// What came.
+        /// The value that came.
         found: u16,
     },
     /// Bytes that must be zero are not.
@@ -185,16 +185,16 @@ pub enum FrameError {
     },
     /// The checksum of header and body does not fit.
     Checksum {
-        /// In the header.
+        /// The checksum in the header.
         found: u32,
-        /// Of the bytes.
+        /// The checksum of the bytes that arrived.
         computed: u32,
     },
     /// The payload is not what was sent.
     PayloadDamaged {
-        /// In the header.
+        /// The checksum in the header.
         found: u32,
-        /// Of the bytes.
+        /// The checksum of the bytes that arrived.
         computed: u32,
     },
     /// The body is not a message of its kind.

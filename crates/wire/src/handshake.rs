@@ -34,9 +34,9 @@ pub struct Challenge {
 /// A signature of Ed25519.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// Its first half.
+    /// The first half of the signature.
     pub first: [u8; 32],
-    /// Its second half.
+    /// The second half of the signature.
     pub second: [u8; 32],
 }
 
@@ -58,7 +58,7 @@ pub struct SignedHello {
     pub nonce: [u8; NONCE_BYTES],
     /// The client's proof over both nonces, the channel and `hello`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
-    /// The same with its own key, if it has one.
+    /// The client's proof with its own key, if it has one.
     pub identity: Option<IdentityProof>,
 }
 
@@ -80,7 +80,7 @@ pub struct SignedWelcome {
 /// Body of the `Refuse` frame. Its form is the same in all versions of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refuse {
-    /// Why, for people.
+    /// Why the server refuses, for people.
     pub reason: String,
 }
 

@@ -59,7 +59,7 @@ impl Fingerprint {
 /// The role of the holder of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeyRole {
-    /// It mounts.
+    /// The holder mounts the file system.
     Client,
     /// The holder is a server of the cluster.
     Server,
@@ -77,7 +77,7 @@ impl fmt::Display for KeyRole {
     }
 }
 
-/// A user and a group as whom others count.
+/// The user and the group that replace those of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SquashTo {
     /// User.
@@ -86,7 +86,7 @@ pub struct SquashTo {
     pub gid: u32,
 }
 
-/// Numbers of a client and those that they are on the servers.
+/// How a range of user or group numbers of a client is mapped to numbers on the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdRange {
     /// First number at the client.
@@ -104,7 +104,7 @@ pub enum AddressRange {
     Unix,
     /// IPv4 addresses that begin with this many bits of this one.
     V4([u8; 4], u8),
-    /// The same of IPv6.
+    /// IPv6 addresses that begin with this many bits of this one.
     V6([u8; 16], u8),
 }
 
@@ -117,7 +117,7 @@ pub struct Squash {
     pub all: Option<SquashTo>,
     /// How users of the client are mapped to users of the servers; empty if they are the same.
     pub uids: Vec<IdRange>,
-    /// The same of groups.
+    /// How groups of the client are mapped to groups of the servers; empty if they are the same.
     pub gids: Vec<IdRange>,
 }
 
@@ -125,11 +125,11 @@ pub struct Squash {
 /// for the holder of the key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subtree {
-    /// Its top, which is the root of mounts with the key.
+    /// The top directory of the tree, which is the root of mounts with the key.
     pub root: Ino,
-    /// The project to which everything in it belongs; not 0.
+    /// The project to which everything in the tree belongs; not 0.
     pub project: u32,
-    /// Where the administrator saw it, for people.
+    /// The path at which the administrator saw the tree, for people.
     pub path: String,
 }
 
@@ -138,17 +138,17 @@ pub struct Subtree {
 pub struct KeyEntry {
     /// The name of the key: letters, digits, `.`, `_`, `-` and `@`.
     pub name: String,
-    /// It.
+    /// The fingerprint of the key.
     pub fingerprint: Fingerprint,
-    /// The key that is taking its place: both count.
+    /// The key that is replacing this one: both are valid.
     pub next: Option<Fingerprint>,
-    /// The role of its holder.
+    /// The role of the key's holder.
     pub role: KeyRole,
     /// The holder cannot change anything in the file system.
     pub read_only: bool,
-    /// As whom its users count.
+    /// As whom the users of clients with this key count.
     pub squash: Squash,
-    /// The addresses from which it may be used; empty: from anywhere.
+    /// The addresses from which the key may be used; empty: from anywhere.
     pub addresses: Vec<AddressRange>,
     /// The most mounts at a time; 0 if the key has no bound of its own.
     pub sessions_max: u32,
@@ -180,11 +180,11 @@ pub struct KeySettings {
     pub root: Option<Option<SquashTo>>,
     /// `Squash::all`.
     pub all: Option<Option<SquashTo>>,
-    /// `Squash::uids`, all of them.
+    /// All of `Squash::uids`.
     pub uids: Option<Vec<IdRange>>,
-    /// `Squash::gids`, all of them.
+    /// All of `Squash::gids`.
     pub gids: Option<Vec<IdRange>>,
-    /// `KeyEntry::addresses`, all of them.
+    /// All of `KeyEntry::addresses`.
     pub addresses: Option<Vec<AddressRange>>,
     /// `KeyEntry::sessions_max`.
     pub sessions_max: Option<u32>,
@@ -203,14 +203,14 @@ pub enum KeyChange {
     Set {
         /// Name.
         name: String,
-        /// What is changed.
+        /// The settings that change.
         settings: Box<KeySettings>,
     },
-    /// A second key for this name.
+    /// Adds a second key under the same name.
     Rotate {
         /// Name.
         name: String,
-        /// The key that shall take the place of the present one.
+        /// The key that will replace the present one.
         next: Fingerprint,
     },
     /// The second key of this name is its only one from now on.

@@ -57,7 +57,7 @@ pub struct Hello {
     pub name: String,
     /// Boot id of the server this session spoke to last, 0 at first.
     pub last_boot: u64,
-    /// What its clock says.
+    /// The time of the client's clock.
     pub clock: Timespec,
     /// Which of the session's connections to this server this is, from 0; below `LINKS_MAX`. All but connection 0 join
     /// a session that connection 0 began.
@@ -115,11 +115,11 @@ pub const ROTATING_MAX: usize = 1000;
 /// A request with its address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// Which target executes it.
+    /// The target that executes the request.
     pub target: TargetId,
-    /// Who asks.
+    /// The user who makes the request.
     pub cred: Cred,
-    /// What is asked.
+    /// The operation that is requested.
     pub op: Request,
 }
 
@@ -128,7 +128,7 @@ pub struct Call {
 pub enum Make {
     /// A regular file, opened for the caller with the given access.
     File {
-        /// How the caller opens it.
+        /// How the caller opens the file.
         open: Option<Access>,
         /// Fail if the name exists (`O_EXCL`); otherwise the existing file is opened.
         exclusive: bool,
@@ -139,7 +139,7 @@ pub enum Make {
     Symlink(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Fifo, socket or device node.
     Node {
-        /// Which kind.
+        /// The kind of the node.
         kind: Kind,
         /// Device number.
         rdev: u32,
@@ -158,7 +158,7 @@ pub struct Access {
 /// The effect of rename on an existing destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
-    /// Replace it.
+    /// Replace the destination.
     Replace,
     /// `RENAME_NOREPLACE`: fail with `Exist`.
     NoReplace,
@@ -184,7 +184,7 @@ pub enum LockMode {
 pub enum LockExtent {
     /// Granted as wide as nothing conflicts.
     Grown,
-    /// Granted as asked.
+    /// Granted exactly as requested, for callers that know their pattern.
     Exact,
     /// Lock-ahead: granted exactly as requested, or refused with `Again` if anything conflicts. It calls no lock back.
     Ahead,
@@ -193,11 +193,11 @@ pub enum LockExtent {
 /// A lock as a client re-presents it after a restart of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldLock {
-    /// On which object.
+    /// The object of the lock.
     pub object: ObjectId,
-    /// In which mode.
+    /// The mode of the lock.
     pub mode: LockMode,
-    /// On which bytes.
+    /// The bytes that the lock covers.
     pub range: ByteRange,
     /// The group of a group lock, which covers all bytes.
     pub group: Option<u64>,

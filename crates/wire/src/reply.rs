@@ -19,9 +19,9 @@ pub enum Reply {
     Inode(InodeView),
     /// An inode that was made, or found by a non-exclusive create.
     Made {
-        /// It.
+        /// The inode.
         inode: InodeView,
-        /// Whether it is new.
+        /// Whether the inode is new.
         created: bool,
         /// A write lock on all of stripe 0, for a client that creates a file to write it. Not in an answer repeated
         /// after a restart of the server.
@@ -72,7 +72,7 @@ pub enum Reply {
     Extents {
         /// Extents of the whole object.
         total: u64,
-        /// Bytes that they hold on the storage.
+        /// Bytes of storage that these extents hold.
         bytes: u64,
         /// Extents from the offset on, ascending; the first may begin before it.
         extents: Vec<ExtentView>,
@@ -80,14 +80,14 @@ pub enum Reply {
         more: bool,
         /// Bytes that the target has accepted into memory and neither written nor logged.
         accepted: u64,
-        /// Bytes that were written, or logged, and not synced: rather too many than too few.
+        /// Bytes that were written, or logged, and not synced. The number may be too high, but not too low.
         unsynced: u64,
     },
     /// The name of a target's note about pages that were left behind; never used again.
     PagesLeft(u64),
     /// A granted lock.
     Locked {
-        /// Its id.
+        /// The id of the lock.
         lock: u64,
         /// Granted bytes.
         range: ByteRange,
@@ -105,11 +105,11 @@ pub enum Reply {
         uptime_s: u64,
         /// Cluster id.
         cluster: u64,
-        /// Its targets.
+        /// The targets of the server.
         targets: Vec<TargetStatus>,
-        /// Its sessions.
+        /// The sessions of the server.
         sessions: Vec<SessionStatus>,
-        /// Epoch of its cluster map.
+        /// Epoch of the server's cluster map.
         map_epoch: u64,
         /// The master's data about the servers, itself first; empty from other servers.
         servers: Vec<ServerStatus>,
@@ -148,7 +148,7 @@ pub enum Reply {
     Owner(Owner),
     /// Accounts, ascending.
     Accounts {
-        /// Them.
+        /// The accounts.
         accounts: Vec<AccountView>,
         /// Whether more follow.
         more: bool,
@@ -175,8 +175,8 @@ pub struct Answer {
     pub result: Result<Reply, Errno>,
     /// The object of the request is contended.
     pub contended: bool,
-    /// The same for a batch, if it holds for any of its parts; a separate field, so that all other answers stay small.
-    /// Not logged.
+    /// For a batch, the parts whose objects are contended, if there are any; a separate field, so that all other
+    /// answers stay small. Not logged.
     pub contended_parts: Option<Box<ContendedParts>>,
     /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
     pub tokens: Option<Box<Tokens>>,
@@ -229,11 +229,11 @@ impl Answer {
 pub enum Push {
     /// Give a lock back: flush what is dirty under it, then send `LockCancel` to `target`.
     Callback {
-        /// Which target asks.
+        /// The target that asks for the lock.
         target: TargetId,
-        /// On which object.
+        /// The object of the lock.
         object: ObjectId,
-        /// Which lock.
+        /// The id of the lock.
         lock: u64,
     },
     /// Say what you know of an object's size and time: send `GlimpseReply`.
@@ -245,13 +245,13 @@ pub enum Push {
     },
     /// Drop what these keys show and answer with `Request::Revoked` to `target`. May come twice.
     Revoke {
-        /// Which target says so.
+        /// The target that sends this.
         target: TargetId,
         /// Name of the revocation.
         id: u64,
         /// Grants up to this number are void; later ones are not meant.
         upto: u64,
-        /// What is concerned.
+        /// The keys whose cached values must be dropped.
         keys: Vec<TokenKey>,
     },
     /// The session became, or is no longer, the only mount; answered with `Request::CompanyKnown` when data cached
@@ -259,20 +259,20 @@ pub enum Push {
     Company {
         /// Number of the change.
         change: u64,
-        /// Whether it is alone now.
+        /// Whether the session is the only mount now.
         alone: bool,
     },
     /// The cluster map has changed: request it.
     Map {
-        /// Its epoch.
+        /// The epoch of the new map.
         epoch: u64,
     },
     /// A group lock that waited is granted, or its request was removed: the client asks again. May come twice or be
     /// lost.
     GroupLockNews {
-        /// On which object.
+        /// The object of the lock.
         object: ObjectId,
-        /// Under which id it waited.
+        /// The id under which the request waited.
         lock: u64,
     },
     /// A request for a file lock that was answered `FileLock(false)` may now be granted: send it again. The message may
@@ -293,7 +293,7 @@ pub enum Push {
     /// The target needs space: the session has to return granted blocks that it does not need. It is answered with
     /// `Request::Grant`. It may come twice or be lost; no session is evicted for leaving it unanswered.
     GrantWanted {
-        /// Which target says so.
+        /// The target that sends this.
         target: TargetId,
     },
     /// Bytes of this file that the session wrote and the target accepted into memory cannot be written to the disk.
@@ -301,24 +301,24 @@ pub enum Push {
     /// `Request::WriteFailedKnown`; until then it is repeated on each new connection, and no further one is sent. It
     /// may come twice.
     WriteFailed {
-        /// Which target says so.
+        /// The target that sends this.
         target: TargetId,
-        /// Number of these news, which the target gives once.
+        /// Number of this news. The target uses each number once.
         id: u64,
         /// The file.
         ino: Ino,
     },
-    /// Another session has moved a directory or removed it. It is answered with `DirectoryShown` when the front end has
-    /// made its kernel look the directory up, or cannot do so at once. It may be lost; no session is evicted for
-    /// leaving it unanswered.
+    /// Another session has moved a directory or removed it. This message is answered with `DirectoryShown` when the
+    /// front end has made its kernel look the directory up, or cannot do so at once. The message may be lost; no
+    /// session is evicted for leaving it unanswered.
     DirectoryChanged {
-        /// Which target says so.
+        /// The target that sends this.
         target: TargetId,
         /// Number of the question.
         id: u64,
         /// The directory.
         ino: Ino,
-        /// Its new parent and name, or those that it had, for clients that may see all names.
+        /// The new parent and name of the directory, or those that it had, for clients that may see all names.
         place: Option<(Ino, Name)>,
     },
 }

@@ -56,16 +56,16 @@ pub enum Request {
     SetAttr {
         /// Inode.
         ino: Ino,
-        /// What to change.
+        /// The attributes that change.
         set: SetAttr,
     },
-    /// `Made`: makes an inode and its name.
+    /// `Made`: makes an inode and a name for it.
     Make {
         /// Directory.
         dir: Ino,
         /// Name.
         name: Name,
-        /// What.
+        /// What is made.
         make: Make,
         /// Permission bits that the caller requests.
         perm: u16,
@@ -78,9 +78,9 @@ pub enum Request {
         dir: Ino,
         /// Permission bits that the caller requests.
         perm: u16,
-        /// As of `Make`.
+        /// The caller's umask, as in `Make`.
         umask: u16,
-        /// How it is opened.
+        /// How the new file is opened.
         open: Access,
     },
     /// `Inode`: a further name for `ino`; sent to the directory's target.
@@ -132,14 +132,14 @@ pub enum Request {
         cookie: u64,
         /// Most entries to return.
         max: u32,
-        /// With attributes where the inode lives on the same target.
+        /// Return attributes of inodes that live on the same target, too.
         plus: bool,
     },
     /// `Inode`: registers an open. Permission is checked.
     Open {
         /// Inode.
         ino: Ino,
-        /// How.
+        /// The access for which the inode is opened.
         access: Access,
         /// Opened to be executed (`FMODE_EXEC`): needs the permission to execute in place of that to read.
         exec: bool,
@@ -148,7 +148,7 @@ pub enum Request {
     Close {
         /// Inode.
         ino: Ino,
-        /// As opened.
+        /// The access for which the inode was opened.
         access: Access,
         /// Time of the last read, if the access time is to be brought forward to it: lazily, it may be lost in a crash.
         atime: Option<Timespec>,
@@ -304,7 +304,7 @@ pub enum Request {
         mode: LockMode,
         /// Bytes needed.
         range: ByteRange,
-        /// How wide it is granted.
+        /// How much larger than the needed bytes the granted range may be.
         extent: LockExtent,
     },
     /// `Locked`, or `LockWaits`: a group lock of an object, which excludes all but locks and requests of the same
@@ -317,7 +317,7 @@ pub enum Request {
         group: u64,
         /// Wait in the queue for conflicting locks.
         wait: bool,
-        /// What `LockWaits` said before.
+        /// The id that an earlier `LockWaits` gave to this request; `None` if there was none.
         asked: Option<u64>,
     },
     /// `Done`: the client no longer uses these locks; all data that was dirty under them has been written.
@@ -325,7 +325,7 @@ pub enum Request {
         /// Lock ids.
         locks: Vec<u64>,
     },
-    /// `Done`: these were asked back and are still in use, because calls under them wait for other servers.
+    /// `Done`: locks that were called back and are still in use, because calls under them wait for other servers.
     LockKept {
         /// Lock ids.
         locks: Vec<u64>,
@@ -376,11 +376,11 @@ pub enum Request {
     Map,
     /// `Joined`: a server registers its targets; to the master.
     Join {
-        /// Who.
+        /// The server, with its addresses and targets.
         server: ServerInfo,
-        /// Cluster of its zones; 0 = it has none yet.
+        /// Cluster of the server's zones; 0: the server has none yet.
         cluster: u64,
-        /// Numbers of new targets that it wants to make.
+        /// Numbers of new targets that the server wants to make.
         new_targets: u16,
         /// Epoch of the map that it knows; 0 = it has none yet.
         epoch: u64,
@@ -404,7 +404,7 @@ pub enum Request {
     },
     /// `FileLock`: the caller no longer waits for it. `true`: it was granted before, and stands.
     FileLockCancel {
-        /// As asked for.
+        /// The lock, exactly as it was requested.
         lock: FileLockSpec,
         /// Name of the request.
         number: u64,
@@ -413,7 +413,7 @@ pub enum Request {
     FileLockUnlock {
         /// The file.
         ino: Ino,
-        /// Whose.
+        /// The owner that gives up locks.
         owner: FileLockOwner,
         /// Bytes.
         range: ByteRange,
@@ -452,7 +452,7 @@ pub enum Request {
     ReadBatch {
         /// Directory.
         dir: Ino,
-        /// In the order in which they are expected, at most `BATCH_PARTS_MAX`.
+        /// The parts, in the order in which their answers are expected; at most `BATCH_PARTS_MAX`.
         parts: Vec<ReadPart>,
         /// Files with more bytes are left out.
         bytes_max: u32,
@@ -546,7 +546,7 @@ pub enum Request {
     /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if the change is not possible. To the
     /// master: other servers answer `Map`.
     Keys {
-        /// What is to change.
+        /// The change, if there is one.
         change: Option<KeyChange>,
     },
     /// `Evicted`: ends sessions of mounts as if they did not answer; `Refused` if there are none. To the master: other
@@ -562,7 +562,7 @@ pub enum Request {
         /// Number of the question.
         id: u64,
     },
-    /// `Owner`: to whom an inode is charged. To its target.
+    /// `Owner`: to whom an inode is charged. Sent to the target of the inode.
     Charged {
         /// Inode.
         ino: Ino,
@@ -570,7 +570,7 @@ pub enum Request {
     /// `Accounts`: an account. A user sees the accounts of the user, of the user's groups and of trees; the super-user
     /// sees all. To target 0.
     Account {
-        /// Which.
+        /// The account.
         account: Account,
     },
     /// `Accounts`: the accounts after this one that use something or have limits, as many as fit. Only root may request
@@ -581,9 +581,9 @@ pub enum Request {
     },
     /// `Done`: limits an account from now on; without limits it is free again. For the super-user alone. To target 0.
     SetLimits {
-        /// Which. User 0 has no limits: `Inval`.
+        /// The account. User 0 has no limits: `Inval`.
         account: Account,
-        /// Its limits.
+        /// The limits of the account.
         limits: Limits,
     },
     /// `Project`: a number that no tree has. For the super-user alone. To target 0.
@@ -599,8 +599,8 @@ impl Request {
         }
     }
 
-    /// Whether its answer may create something that the session has from then on, until the session returns it: an
-    /// open, a lock of an object.
+    /// Whether the answer to the request may create something that the session has from then on, until the session
+    /// returns it: an open, a lock of an object.
     pub fn may_bring(&self) -> bool {
         matches!(
             self,
@@ -644,9 +644,9 @@ pub enum ReadAdvice {
 pub struct ReadPart {
     /// Name.
     pub name: Name,
-    /// The inode that the client expects; if another one is found, it is left out.
+    /// The inode that the client expects; if another inode is found, the part is left out.
     pub ino: Ino,
-    /// With its bytes, and a lock on them; otherwise it is just opened.
+    /// Read the file's bytes too, under a lock; otherwise the file is just opened.
     pub data: bool,
 }
 
@@ -657,7 +657,7 @@ pub struct BatchPart {
     pub object: ObjectId,
     /// File offset of the first byte.
     pub offset: u64,
-    /// Bytes of the payload that are this part's.
+    /// Bytes of the payload that belong to this part.
     pub len: u32,
     /// Truncation generation of the file the client knows, as for `Write`.
     pub generation: u64,
@@ -676,9 +676,9 @@ pub enum Cover {
     /// space.
     #[default]
     None,
-    /// None, but it has a cache for which it needs a grant.
+    /// No grant, but the mount has a cache for which it needs one.
     Wanted,
-    /// Each of their blocks is one that was granted to the session, so there must be space.
+    /// Each block of the bytes was granted to the session, so there must be space.
     Granted,
 }
 

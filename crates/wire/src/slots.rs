@@ -27,12 +27,12 @@ pub const LINKS_MAX: u16 = 32;
 /// under the connection's number times this, plus the slot.
 pub const LINK_SLOTS: u16 = 2 * CREDITS_MAX;
 const _: () = assert!(LINKS_MAX as u32 * LINK_SLOTS as u32 <= 1 << 16, "every slot of a session has a number");
-/// Share of the urgent slots that a client reserves for answers: one in so many.
+/// Of the urgent slots, a client reserves one in this many for answers.
 const ANSWER_SHARE: u16 = 4;
-/// Share of the normal slots that a client reserves for requests that wait for no lock: one in so many.
+/// Of the normal slots, a client reserves one in this many for requests that wait for no lock.
 const LOCKLESS_SHARE: u16 = 4;
 
-/// Credits that no table can be built from, or that differ from what the session had.
+/// Credits for which no table can be made, or that differ from the credits of the session before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadCredits {
     /// Normal lane.
@@ -132,7 +132,7 @@ impl SlotTable {
         Some(self.issue(slot))
     }
 
-    /// Takes the reserve, if no request is outstanding in it.
+    /// Takes the reserve, if no request is outstanding in the reserve.
     pub fn acquire_reserve(&mut self) -> Option<RequestId> {
         let slot = self.reserve();
         (self.slots[usize::from(slot)].issued == 0).then(|| self.issue(slot))
@@ -188,7 +188,7 @@ impl SlotTable {
 pub enum Violation {
     /// The slot is not of the lane, or beyond the credits.
     Slot {
-        /// Which.
+        /// The request that names the slot.
         id: RequestId,
         /// The lane that was named.
         lane: Lane,
@@ -224,11 +224,11 @@ impl fmt::Display for Violation {
 /// The stage of the last request of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// It is executed.
+    /// The request is being executed.
     Open,
-    /// Its reply waits to be sent.
+    /// The reply waits to be sent.
     Answered,
-    /// Its reply was sent, or there was none.
+    /// The reply was sent, or there was none.
     Free,
 }
 
@@ -236,7 +236,7 @@ enum Stage {
 /// client that does not read has no more replies in memory than credits.
 pub struct Window {
     normal: u16,
-    /// Last sequence number of each slot, and where its request is.
+    /// Last sequence number of each slot, and the stage of that request.
     slots: Vec<(u64, Stage)>,
 }
 
@@ -262,12 +262,14 @@ impl Window {
         }
     }
 
-    /// Its reply waits to be sent from now on. Returns false if the request is not (or no longer) open here.
+    /// The reply to the request waits to be sent from now on. Returns false if the request is not (or no longer) open
+    /// here.
     pub fn handle_reply(&mut self, id: RequestId) -> bool {
         self.advance(id, Stage::Open, Stage::Answered)
     }
 
-    /// Its reply is about to be sent, so the slot is free. Returns false if no reply for it waits here.
+    /// The reply to the request is about to be sent, so the slot is free. Returns false if no reply for the request
+    /// waits here.
     pub fn handle_sent(&mut self, id: RequestId) -> bool {
         self.advance(id, Stage::Answered, Stage::Free)
     }
@@ -291,7 +293,7 @@ impl Window {
 /// The next step of a target for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Begin<'a, T> {
-    /// Execute it.
+    /// Execute the request.
     Execute,
     /// The request was executed: this was the reply.
     Replay(&'a T),
@@ -304,7 +306,7 @@ pub enum Begin<'a, T> {
 enum Kept<T> {
     Running,
     Done(T),
-    /// Answered, and the client has gone on since.
+    /// The request was answered, and the client has sent later requests in the slot since.
     Past,
 }
 

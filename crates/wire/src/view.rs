@@ -63,9 +63,9 @@ pub struct DirEntry {
 /// The right to cache something, with a reply that shows it (docs/locking/tokens.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenGrant {
-    /// Number of the grant at its target.
+    /// Number of the grant at the target that made it.
     pub number: u64,
-    /// How long it counts from when the request was sent, milliseconds.
+    /// How long the grant is valid from when the request was sent, milliseconds.
     pub life_ms: u32,
 }
 
@@ -83,7 +83,7 @@ pub struct Tokens {
 /// A directory right after a request has changed a name in it, at its own target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryAfter {
-    /// It.
+    /// The inode of the directory.
     pub inode: InodeView,
     /// Place of the change in the target's log: of several changes the one with the highest place was the last.
     pub place: u64,
@@ -94,9 +94,9 @@ pub struct DirectoryAfter {
 /// A file that was opened for reading ahead of its reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileAhead {
-    /// It.
+    /// The inode of the file.
     pub inode: InodeView,
-    /// Tokens for its name and its attributes.
+    /// Tokens for the file's name and attributes.
     pub tokens: Tokens,
     /// A read lock on stripe 0: its id and its range, at least all bytes that the file has.
     pub lock: Option<(u64, ByteRange)>,
@@ -110,7 +110,7 @@ pub struct FileAhead {
 pub struct TargetSpace {
     /// Data blocks of 4096 bytes.
     pub blocks: u64,
-    /// Free ones.
+    /// Free inodes.
     pub free: u64,
     /// Inodes in use.
     pub inodes: u64,
@@ -124,9 +124,9 @@ pub const FINDINGS_MAX: usize = 4;
 /// One target in `Status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetStatus {
-    /// Which.
+    /// The target.
     pub target: TargetId,
-    /// Worker that owns it.
+    /// Worker that owns the target.
     pub worker: u16,
     /// Space.
     pub space: TargetSpace,
@@ -134,7 +134,7 @@ pub struct TargetStatus {
     pub log: (u64, u64),
     /// Checkpoints since start.
     pub checkpoints: u64,
-    /// Whether its zone lies on rotating storage.
+    /// Whether the zone of the target lies on rotating storage.
     pub rotating: bool,
     /// Blocks of file data that were found damaged since the start, and still are.
     pub damaged: u64,
@@ -159,26 +159,28 @@ pub struct SessionStatus {
     pub locks: u64,
     /// Name of the key with which the session connected; empty if it has no key of its own.
     pub key: String,
-    /// The tree to which that key is bound, as its administrator named it; empty if to none.
+    /// The tree to which the key of the session is bound, as the administrator of the tree named it; empty if the key
+    /// is bound to none.
     pub subtree: String,
-    /// How its connection is protected; `None` if there is none, or it does not leave the machine.
+    /// How the connection of the session is protected. `None` if the session is not connected, or if the connection
+    /// does not leave the machine.
     pub secure: Option<Secure>,
-    /// It has passed its memory to the server, in which large payloads lie.
+    /// The client has passed memory to the server, in which large payloads lie.
     pub memory: bool,
 }
 
 /// One server in `Status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStatus {
-    /// As in the map.
+    /// The server, as the cluster map describes it.
     pub info: ServerInfo,
-    /// Whether the master has heard of it lately.
+    /// Whether the master has heard of the server lately.
     pub up: bool,
-    /// Epoch of the map that it knows.
+    /// Epoch of the map that the server knows.
     pub epoch: u64,
-    /// Since when the master has not heard of it, milliseconds.
+    /// For how long the master has not heard of the server, milliseconds.
     pub silent_ms: u64,
-    /// Its targets in its last report; empty for a server that has not reported since the master started.
+    /// The targets of the server in its last report; empty for a server that has not reported since the master started.
     pub targets: Vec<TargetStatus>,
 }
 
@@ -191,6 +193,6 @@ pub struct ExtentView {
     pub len: u64,
     /// The first byte in the zone.
     pub address: u64,
-    /// Whether it holds data; otherwise it is preallocated and reads as zeros.
+    /// Whether the extent holds data; otherwise it is preallocated and reads as zeros.
     pub written: bool,
 }

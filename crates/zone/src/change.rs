@@ -45,7 +45,7 @@ struct Place {
 /// The entry of a key in the table.
 #[derive(Clone, Copy)]
 struct Entry {
-    /// Of the key.
+    /// Hash of the key.
     hash: u32,
     place: Place,
     /// Bytes at this place: as many as the longest change that was put there.
@@ -69,7 +69,7 @@ pub struct Changes {
     /// Bytes of the arena in use, and of those out of use.
     live: usize,
     dead: usize,
-    /// What they cost (`cost`).
+    /// The cost of all changes (`cost`).
     cost: u64,
 }
 
@@ -89,7 +89,7 @@ impl Changes {
         self.insert_hashed(hash_of(change.key()), change);
     }
 
-    /// The same, if the hash of the key is known.
+    /// As `insert`, if the hash of the key is known.
     pub fn insert_hashed(&mut self, hash: u32, change: Change<'_>) {
         self.cost += cost(change);
         let chunks = &self.chunks;
@@ -239,7 +239,7 @@ pub fn hash_of(key: &[u8]) -> u32 {
     hasher.finish() as u32
 }
 
-/// A hash over all of the bits that the table looks at.
+/// A hash over all of the bits that the table uses.
 fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

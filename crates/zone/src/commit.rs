@@ -108,7 +108,7 @@ async fn commit_loop<E: Env>(shared: &Shared<E>) {
                     st.waiting.writing_hashes = std::mem::take(&mut group.hashes);
                     group
                 }
-                // All is written; the root will say that all is stable.
+                // All records are written; the root will say that all are stable.
                 None if st.life.closing => return,
                 None => {
                     let mut mark = st.waiting.spare.pop().unwrap_or_else(Group::new);

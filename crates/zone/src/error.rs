@@ -22,7 +22,7 @@ pub enum ZoneErrorKind {
     Io,
     /// Another process has the zone open.
     Busy,
-    /// There is something already where a zone should be made.
+    /// There is already something where a zone should be made.
     Exists,
     /// There is nothing to open.
     Missing,
@@ -39,7 +39,7 @@ pub struct ZoneError {
     pub kind: ZoneErrorKind,
     /// The place: the path, and the structure with its block number.
     pub place: String,
-    /// The fault there, for users.
+    /// The fault at that place, for users.
     pub text: String,
 }
 
@@ -49,7 +49,7 @@ impl ZoneError {
         ZoneError { kind, place: place.into(), text: text.into() }
     }
 
-    /// The same error with `path` in front of the place.
+    /// This error with `path` in front of the place.
     pub(crate) fn at(mut self, path: &str) -> ZoneError {
         if !self.place.starts_with(path) {
             self.place = format!("{path}: {}", self.place);

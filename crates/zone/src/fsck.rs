@@ -18,7 +18,7 @@ pub struct Report {
     pub target: TargetId,
     /// Blocks of the data region.
     pub data_blocks: u64,
-    /// Where they begin, bytes.
+    /// Where the data region begins, bytes.
     pub data_offset: u64,
     /// Groups and records in the log.
     pub log_groups: u64,

@@ -18,7 +18,7 @@ pub struct Group {
     pub first_lsn: u64,
     /// Whether a record points at data that may not be synced.
     pub fresh: bool,
-    /// The area in which its records are kept.
+    /// The area in which the records of the group are kept.
     pub area: Option<usize>,
     /// Bytes of that area in use.
     pub area_bytes: usize,
@@ -27,7 +27,7 @@ pub struct Group {
     /// Hashes of the keys of its changes, in their order: found without looking into `buf`, which the disk has while it
     /// is written, and needed when they are taken over into the map of changes.
     pub hashes: Vec<u32>,
-    /// Whether it gets a parity block: in every zone that has been opened.
+    /// Whether the group gets a parity block: in every zone that has been opened.
     pub parity: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct Group {
 const CAPACITY_FIRST: usize = 32 << 10;
 
 impl Group {
-    /// An empty group with memory of its own.
+    /// An empty group, with new memory.
     pub fn new() -> Group {
         let buf = Buf::zeroed(CAPACITY_FIRST);
         Group {
@@ -52,7 +52,7 @@ impl Group {
         }
     }
 
-    /// Empties it, keeping the memory.
+    /// Empties the group, keeping its memory.
     pub fn reset(&mut self) {
         let all = 0..self.buf.capacity();
         self.buf.set_window(all);
@@ -65,7 +65,7 @@ impl Group {
         self.hashes.clear();
     }
 
-    /// Number of its last record; the one before its first if it has none.
+    /// Number of the group's last record, or of the record before its first one if the group is empty.
     pub fn last_lsn(&self) -> u64 {
         self.first_lsn + u64::from(self.records) - 1
     }
@@ -82,17 +82,17 @@ impl Group {
         self.area_bytes = area_bytes;
     }
 
-    /// Bytes so far, header included.
+    /// Bytes of the group so far, header included.
     pub fn bytes(&self) -> usize {
         self.len
     }
 
-    /// Blocks it will take, with its parity.
+    /// Blocks that the group will take, with its parity.
     pub fn blocks(&self) -> u64 {
         blocks_for(self.len) + u64::from(self.parity)
     }
 
-    /// Bytes of its records.
+    /// Bytes of the group's records.
     pub fn changes_bytes(&self) -> u64 {
         (self.len - GROUP_HEADER) as u64
     }
@@ -102,7 +102,7 @@ impl Group {
         4 + txn.encoded().len()
     }
 
-    /// Adds a record: its changes, encoded.
+    /// Adds a record to the group: the changes of the record, encoded.
     pub fn push(&mut self, record: &[u8]) {
         self.grow(self.len + 4 + record.len());
         self.put(&(record.len() as u32).to_le_bytes());
@@ -111,7 +111,7 @@ impl Group {
         self.records += 1;
     }
 
-    /// The changes of its records, in order.
+    /// The changes of the group's records, in order.
     pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         let mut rest = &self.buf[GROUP_HEADER..self.len];
         let records = std::iter::from_fn(move || {

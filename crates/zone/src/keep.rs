@@ -176,7 +176,7 @@ pub enum Found {
 
 /// Reads the memory of `opening` of the zone at `path`.
 ///
-/// Errors: it is there and cannot be read.
+/// Errors: the memory exists and cannot be read.
 pub fn read<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> io::Result<Found> {
     let bytes = match env.kept(&name_of(zone_id, opening), path, area_offset(AREAS)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Gone),

@@ -137,7 +137,7 @@ pub struct SegmentRef {
 pub struct IndexRef {
     /// Slot of the page in which the index begins, behind the last change.
     pub slot: U32,
-    /// Its bytes; 0: the segment has no index.
+    /// Bytes of the index; 0: the segment has no index.
     pub bytes: U32,
 }
 
@@ -308,7 +308,7 @@ pub struct GroupHeader {
     pub crc: U32,
     /// Random number of the opening that wrote the group.
     pub opening: U64,
-    /// The same and the checksum of the group before.
+    /// `opening` and `crc` of the group before.
     pub prev_opening: U64,
     pub prev_crc: U32,
     pub records: U32,
@@ -327,12 +327,12 @@ impl GroupHeader {
         blocks_for(GROUP_HEADER + self.body_bytes.get() as usize)
     }
 
-    /// Whether a parity block follows them.
+    /// Whether a parity block follows the data blocks.
     pub fn has_parity(&self) -> bool {
         self.flags.get() & GROUP_PARITY != 0
     }
 
-    /// All its blocks.
+    /// All blocks of the group.
     pub fn blocks(&self) -> u64 {
         self.data_blocks() + u64::from(self.has_parity())
     }
@@ -361,7 +361,7 @@ pub const PAGE_HEADER: usize = size_of::<PageHeader>();
 const _: () = assert!(PAGE_HEADER == 32);
 /// Most payload bytes of a page.
 pub const PAGE_PAYLOAD: usize = SLOT_BYTES as usize - BLOCK as usize - PAGE_HEADER;
-/// The same of a page without parity.
+/// Most payload bytes of a page without parity.
 pub const PAGE_PAYLOAD_BARE: usize = SLOT_BYTES as usize - PAGE_HEADER;
 
 /// Checksum of whole blocks whose crc field (bytes 4..8) counts as zero.

@@ -3,12 +3,12 @@
 //! Owns: the point and the link by which a group names its predecessor. Does not own: how groups are written (`group`,
 //! `commit`) or followed (`log_reader`).
 
-/// Link to the group before: the next one must name it.
+/// The link to a group: the group behind it must contain this link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Opening that wrote it.
+    /// The opening that wrote the group.
     pub opening: u64,
-    /// Its checksum.
+    /// The checksum of the group.
     pub crc: u32,
 }
 

@@ -29,7 +29,7 @@ impl<'a, D: Disk> Merge<'a, D> {
         Ok(Merge::of(log, segments))
     }
 
-    /// The same of segments that are at the change with which the merge begins.
+    /// A merge of the log and of segments that are already at the change with which the merge begins.
     pub fn of(log: Order<'a>, segments: Vec<SegmentReader<'a, D>>) -> Merge<'a, D> {
         let mut merge = Merge { log: log.peekable(), segments, has_key: [false; SEGMENTS_MAX + 1] };
         merge.look();
@@ -79,7 +79,7 @@ impl<'a, D: Disk> Merge<'a, D> {
         self.segments
     }
 
-    /// The segments, the newest first: what was read of them.
+    /// The segments, the newest first, to see what was read of them.
     pub fn segments(&mut self) -> &mut [SegmentReader<'a, D>] {
         &mut self.segments
     }

@@ -22,7 +22,7 @@ const BLOCK_BYTES: usize = BLOCK as usize;
 pub struct Mended {
     /// The structure to which the block belongs, for users.
     pub place: String,
-    /// Its 4096 bytes.
+    /// The 4096 bytes of the block.
     pub block: Vec<u8>,
     /// The block belongs to the last group of the log, which a crash may have torn.
     pub torn: bool,

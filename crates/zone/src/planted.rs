@@ -7,7 +7,7 @@ pub enum Mistake {
     RootBeforeSync,
     /// Log space is returned before the root is stable.
     TrimBeforeRoot,
-    /// A group may follow any other.
+    /// A group may follow any other group, not only the one that it names.
     NoChain,
     /// After power loss, records whose data was never proven to be synced are replayed.
     FreshReplayed,

@@ -50,7 +50,7 @@ pub struct State {
     pub log: LogBounds,
     /// The changes of the log over the segments.
     pub changes: Unmerged,
-    /// The contents of the medium beside the log.
+    /// The contents of the medium in addition to the log.
     pub medium: Medium,
     /// Syncs, counted.
     pub syncs: Syncs,
@@ -117,9 +117,9 @@ pub struct Shared<E: Env> {
     pub path: String,
     pub disk: Rc<E::Disk>,
     pub geometry: Geometry,
-    /// Which zone it is.
+    /// The identity of the zone.
     pub ids: Identity,
-    /// Sizes and intervals that bound its work.
+    /// Sizes and intervals that bound the zone's work.
     pub bounds: Bounds,
     pub on_failure: OnFailure,
     /// Slots are being given storage.
@@ -266,7 +266,7 @@ impl<E: Env> Shared<E> {
         self.notify_all();
     }
 
-    /// Queues a record; its number.
+    /// Queues a record. Returns its number.
     pub fn append(&self, txn: Txn, after_data: bool) -> u64 {
         let bytes = Group::record_bytes(&txn);
         assert!(!txn.is_empty(), "an empty record");
@@ -336,7 +336,7 @@ impl<E: Env> Shared<E> {
         else {
             return;
         };
-        // For each group a part of a block for its records, one for its header and one for its parity.
+        // For each group, part of a block for the records, a block for the header and a block for the parity.
         let blocks = st.waiting.bytes / BLOCK + 3 * (st.waiting.groups.len() as u64 + 1);
         if st.log.head.position - st.log.start_position + blocks > self.geometry.log_blocks {
             return;
@@ -541,7 +541,7 @@ impl<E: Env> Shared<E> {
         st.unsynced() + blocks <= self.bounds.unsynced_max
     }
 
-    /// Waits until `blocks` more may be written to the log or the zone has failed, with a sync.
+    /// Waits until `blocks` more blocks may be written to the log, or the zone has failed, with a sync.
     pub async fn wait_near(&self, blocks: u64) {
         self.events
             .synced

@@ -11,7 +11,7 @@ pub struct ZoneStats {
     pub kept: u64,
     /// Groups written.
     pub groups: u64,
-    /// Empty groups among them, written for their mark.
+    /// Empty groups among the groups written: they only carry the mark.
     pub marks: u64,
     /// Bytes of groups written.
     pub log_bytes: u64,
@@ -21,7 +21,7 @@ pub struct ZoneStats {
     pub checkpoints: u64,
     /// Bytes of segments written by checkpoints.
     pub segment_bytes: u64,
-    /// Blocks of the log ring in use, and its size.
+    /// Blocks of the log ring in use.
     pub log_used_blocks: u64,
     /// Blocks of the log ring.
     pub log_blocks: u64,

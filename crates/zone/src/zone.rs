@@ -101,7 +101,7 @@ impl<E: Env> Found<E> {
             if at == Step::Syncing {
                 commit::note_doubt(&*disk, zone_id, boot).await;
             }
-            // A root that may have been written may name it.
+            // The kept memory is forgotten, unless a root that names it may have been written.
             if keep.is_some() && at != Step::WritingRoot {
                 keep::forget(&env, zone_id, kept);
             }
@@ -185,7 +185,7 @@ impl<E: Env> Zone<E> {
             zeros = buf;
             at += zeros.len() as u64;
         }
-        // So has the place for the note that a sync failed.
+        // The place for the note that a sync failed is filled with zeros, too.
         disk.write(DOUBT_OFFSET, Buf::zeroed(BLOCK as usize)).await.0.map_err(io)?;
         disk.sync().await.map_err(io)?;
         let mut root = Superblock::first(&geometry, env.rand(), params);
@@ -239,7 +239,7 @@ impl<E: Env> Zone<E> {
         format!("{:016x}-{number:016x}-data", self.shared.ids.zone)
     }
 
-    /// The file that it lies in.
+    /// The file in which the zone lies.
     pub fn path(&self) -> &str {
         &self.shared.path
     }

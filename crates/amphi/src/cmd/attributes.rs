@@ -19,7 +19,7 @@ pub trait Attributes {
     /// Errors: it cannot be read, or the mount has none of this name.
     fn attribute(&self, name: &str) -> Outcome<String>;
 
-    /// The status of its cluster.
+    /// The status of the mount's cluster.
     fn status(&self) -> Outcome<String>;
 }
 

@@ -82,7 +82,7 @@ impl Calibrate {
     }
 
     fn measure(&self, long: Duration) -> Outcome<Calibration> {
-        // Without a mount there is the machine itself.
+        // Without a mount only the machine is measured.
         let none = self.mount.is_none() && control::mounts().is_empty();
         let mount = if none { None } else { Some(control::find_mount(self.mount.clone(), "")?) };
         let source = mount.as_deref().map(control::source_of);

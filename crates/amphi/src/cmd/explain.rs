@@ -30,7 +30,7 @@ struct About {
     /// A job of the mount, as `amphi stats --jobs` names it
     #[arg(long, value_name = "NAME")]
     job: Option<String>,
-    /// Of a mount: look at the next so many seconds alone, not at all since its counters began
+    /// Of a mount: observe only the next N seconds, not the time since its counters began
     #[arg(long = "for", value_name = "SECONDS", conflicts_with = "job")]
     seconds: Option<f64>,
 }
@@ -50,7 +50,7 @@ pub struct Explain {
 pub struct Advise {
     #[command(flatten)]
     about: About,
-    /// Carry them out, asking before each
+    /// Carry the commands out, asking before each
     #[arg(long)]
     apply: bool,
 }
@@ -168,7 +168,7 @@ fn file(path: &Path, name: &str, cluster: &Cluster) -> Outcome<Explanation> {
     let mode = control::read(path, "user.amphi.mode")?;
     let layout = control::read(path, "user.amphi.layout")?;
     let consistency = control::read_if_any(path, "user.amphi.consistency")?.unwrap_or_default();
-    // Before it is opened here, which counts.
+    // Read before the file is opened here, because that open is counted too.
     let counters = control::read_if_any(path, "user.amphi.counters.json")?.unwrap_or_default();
     let portrait = control::read_if_any(path, "user.amphi.portrait")?.unwrap_or_default();
     let size = std::fs::metadata(path).during(|| format!("look at {name}"))?.len();
@@ -195,7 +195,7 @@ fn process(pid: u32) -> Outcome<Vec<Explanation>> {
         else {
             continue;
         };
-        // A descriptor that was closed meanwhile is not looked at.
+        // A descriptor that was closed meanwhile is skipped.
         if !std::fs::metadata(&link).is_ok_and(|m| m.is_file()) || !seen.insert(at.clone()) {
             continue;
         }

@@ -112,7 +112,7 @@ struct Add {
     /// What its holder is: a client mounts, a server serves, an admin does neither and changes keys and tunables
     #[arg(long)]
     role: RoleArg,
-    /// Nothing is changed by it
+    /// Read only: no request with this key changes anything
     #[arg(long)]
     read_only: bool,
     /// As whom root counts: keep, or another user and group. Then nobody of that client has capabilities [default for a
@@ -125,11 +125,11 @@ struct Add {
     /// Users of the client, what they are on the servers, and how many; may be repeated. Others are refused
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     uids: Vec<IdRange>,
-    /// The same of groups. Others count as 65534
+    /// As --uids, for groups. Others count as 65534
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     gids: Vec<IdRange>,
-    /// From where it counts: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be repeated [default:
-    /// from anywhere]
+    /// From where the key may be used: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be repeated
+    /// [default: from anywhere]
     #[arg(long, value_name = "RANGE", value_parser = address)]
     from: Vec<AddressRange>,
     /// Most mounts at a time [default: no bound]
@@ -148,7 +148,7 @@ struct Add {
 struct Set {
     /// Name
     name: String,
-    /// Whether nothing is changed by it
+    /// Whether the key is read-only: no request with it changes anything
     #[arg(long, value_name = "on|off")]
     read_only: Option<Switch>,
     /// As whom root counts: keep, or another user and group
@@ -161,10 +161,10 @@ struct Set {
     /// that there are
     #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
     uids: Vec<Listed<IdRange>>,
-    /// The same of groups
+    /// As --uids, for groups
     #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
     gids: Vec<Listed<IdRange>>,
-    /// From where it counts: an address, a range, or unix; may be repeated. From everywhere: anywhere
+    /// From where the key may be used: an address, a range, or unix; may be repeated. From everywhere: anywhere
     #[arg(long, value_name = "RANGE|anywhere", value_parser = addresses)]
     from: Vec<Listed<AddressRange>>,
     /// Most mounts at a time; 0: no bound. Mounts that are there stay
@@ -339,7 +339,7 @@ fn changed(reach: &Reach, change: KeyChange) -> Outcome<KeyRegistry> {
 }
 
 impl Key {
-    /// Does it.
+    /// Carries the command out.
     pub fn run(self) -> Outcome {
         match self.what {
             What::Make { file, server } => {

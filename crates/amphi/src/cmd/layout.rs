@@ -162,7 +162,7 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, name: &str) -> Outcome<T>
 /// The bytes of a file that would not survive a loss of power; then, once this mount has sent it, the place of the
 /// data: a line for each object that has any, and for each extent on request.
 fn placement(path: &Path, each: bool) -> Outcome<String> {
-    // Targets tell it to mounts that have the file open.
+    // The targets inform mounts that have the file open.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let _open = open(path, flags, Mode::empty()).during(|| format!("open {}", path.display()))?;
     let mut out = String::new();
@@ -195,7 +195,7 @@ fn placement(path: &Path, each: bool) -> Outcome<String> {
 /// Sets the layout of a path, if one is given, and each attribute that has a value: its name, the value, and which
 /// there are.
 fn set(path: &Path, layout: Option<&str>, asked: &[(&str, Option<String>, &str)]) -> Outcome {
-    // Another file system would take the attributes and mean nothing by them.
+    // Another file system would accept these attributes and ignore them.
     control::read(path, "user.amphi.mode")?;
     if let Some(layout) = layout {
         set_layout(path, layout)?;
@@ -225,7 +225,7 @@ fn set_shards(path: &Path, shards: &str) -> Outcome {
 fn set_layout(path: &Path, layout: &str) -> Outcome {
     control::write(path, "user.amphi.layout", layout, |e| match e {
         Errno::BUSY => format!("{}: has data and keeps its layout; copy it to a new file instead", path.display()),
-        // The mount gives the reason; not every caller may read it.
+        // The mount gives the reason, but not every caller may read it.
         _ => match control::read_if_any(path, "user.amphi.error") {
             Ok(Some(why)) if !why.is_empty() => format!("{}: '{layout}' is no layout: {why}", path.display()),
             _ => format!(

@@ -20,7 +20,7 @@ pub struct Manual {
 pub struct Page {
     title: String,
     section: &'static str,
-    /// As roff.
+    /// The text of the page, as roff.
     pub text: Vec<u8>,
 }
 

@@ -40,7 +40,7 @@ pub struct Metrics {
     /// List the sockets of the mounts and servers of this machine: kind, process, path
     #[arg(long, conflicts_with_all = ["mount", "socket", "listen"])]
     list: bool,
-    /// Serve them at http://ADDR/metrics until it is ended; port 0 takes a free one
+    /// Serve the metrics at http://ADDR/metrics until the command is ended; port 0 takes a free one
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
     /// File with a token that scrapers have to send (`Authorization: Bearer`); readable by its user alone

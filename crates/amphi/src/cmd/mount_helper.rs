@@ -84,7 +84,7 @@ pub struct MountHelper {
 /// The request in the words of an fstab line.
 #[derive(Debug, Default, PartialEq)]
 struct Asked {
-    /// Change a mount that is there.
+    /// Change an existing mount (`-o remount`).
     remount: bool,
     /// Words for the mount.
     words: Vec<MountWord>,

@@ -54,7 +54,8 @@ impl Mpiio {
     }
 }
 
-/// The use of the file by jobs, or else its own lines of statistics.
+/// What to show for `path`: the caches of the jobs of this machine that have the file open, or, if there are none, the
+/// lines of statistics in the file itself (what `AMPHI_MPIIO_STATS` wrote).
 fn of_file(path: &Path) -> Outcome<Vec<Shown>> {
     let live = live::find(path).during(|| format!("look at {}", path.display()))?;
     if !live.is_empty() {

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Descriptors that are looked at.
+/// Most descriptors that are examined.
 const DESCRIPTORS_MAX: usize = 100_000;
 
-/// The paths of those of these inodes of the mount at `mount` that some process has open.
+/// The paths of inodes of the mount at `mount`: of those among `inodes` that some process has open.
 pub fn paths(mount: &Path, wanted: &BTreeSet<u64>) -> BTreeMap<u64, String> {
     let mut found = BTreeMap::new();
     let mut left = DESCRIPTORS_MAX;

@@ -24,7 +24,7 @@ pub struct Publish {
 enum Action {
     /// Make an empty tree beside DIR and print its path, for the ranks to write into
     Begin {
-        /// The name that it shall get; what is there now stays until the commit
+        /// The name that the tree will get; what has that name now stays until the commit
         dir: PathBuf,
         /// How many processes have to be ready before the commit
         #[arg(long, default_value_t = 1)]
@@ -32,9 +32,9 @@ enum Action {
     },
     /// A rank is done: what it names is made stable, and may not change any more
     Ready {
-        /// What `begin` has printed
+        /// The path of the tree, as `begin` has printed it
         tree: PathBuf,
-        /// Which rank, from 0
+        /// The rank, counted from 0
         #[arg(long, default_value_t = 0)]
         rank: u32,
         /// Files and folders of this rank, within the tree
@@ -42,7 +42,7 @@ enum Action {
     },
     /// Make the whole tree stable, whoever wrote it, and give it its name in one step; interrupted, say it again
     Commit {
-        /// What `begin` has printed
+        /// The path of the tree, as `begin` has printed it
         tree: PathBuf,
         /// Seconds to wait for ranks that are not ready
         #[arg(long, default_value_t = 0, value_name = "SECONDS")]
@@ -53,14 +53,14 @@ enum Action {
     },
     /// Remove a tree that shall not be published
     Abort {
-        /// What `begin` has printed
+        /// The path of the tree, as `begin` has printed it
         tree: PathBuf,
     },
     /// Give the name back to the generation before; the same again undoes it
     Rollback {
         /// The name
         dir: PathBuf,
-        /// To this generation, as `list` shows it
+        /// Give the name to this generation, numbered as in `list`
         #[arg(long, value_name = "N")]
         to: Option<u64>,
     },
@@ -73,7 +73,7 @@ enum Action {
     Clean {
         /// The name
         dir: PathBuf,
-        /// Only those in whose folder nothing has changed for so many minutes
+        /// Only trees in whose folder nothing has changed for this many minutes
         #[arg(long, default_value_t = 60, value_name = "MINUTES")]
         idle: u64,
     },
@@ -87,7 +87,7 @@ fn failure(e: Error) -> Failure {
 }
 
 impl Publish {
-    /// Does it.
+    /// Carries the command out.
     pub fn run(self) -> Outcome {
         self.act().map_err(failure)
     }

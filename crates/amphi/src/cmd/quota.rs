@@ -36,7 +36,7 @@ enum Action {
     Show {
         #[command(flatten)]
         who: Who,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -45,7 +45,7 @@ enum Action {
         /// Mount point, or any file or directory there; default: the only mount here
         #[arg(long, short)]
         mount: Option<PathBuf>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -56,16 +56,16 @@ enum Action {
         /// Most bytes on storage; whoever writes more gets "Disk quota exceeded"
         #[arg(long, value_parser = size::parse, value_name = "SIZE")]
         bytes: Option<u64>,
-        /// Most bytes that it may use for longer than the grace time
+        /// Most bytes that may be used for longer than the grace time
         #[arg(long, value_parser = size::parse, value_name = "SIZE")]
         soft_bytes: Option<u64>,
         /// Most files, directories and links, such as 5000 or 2M
         #[arg(long, value_parser = count, value_name = "N")]
         inodes: Option<u64>,
-        /// Most of them for longer than the grace time
+        /// Most files, directories and links that may exist for longer than the grace time
         #[arg(long, value_parser = count, value_name = "N")]
         soft_inodes: Option<u64>,
-        /// How long it may stay above a soft limit, such as 7d, 12h or 30m
+        /// How long the usage may stay above a soft limit, such as 7d, 12h or 30m
         #[arg(long, value_parser = duration, value_name = "TIME")]
         grace: Option<u64>,
     },
@@ -94,7 +94,7 @@ struct Who {
     /// A group, by name or number
     #[arg(long, short, group = "who", value_name = "GROUP")]
     group: Option<String>,
-    /// A directory with all that is in it
+    /// A directory and everything in it
     #[arg(long, short, group = "who", value_name = "DIR")]
     tree: Option<PathBuf>,
     /// Mount point, or any file or directory there; default: the only mount here
@@ -203,7 +203,7 @@ fn is_top(dir: &Path, of: u32) -> Outcome<bool> {
 }
 
 fn set_limits(mount: &Path, kind: &str, id: u32, words: &str) -> Outcome {
-    // Another file system would take the attribute and mean nothing by it.
+    // Another file system would accept the attribute and ignore it.
     control::read(mount, "user.amphi.mode")?;
     control::write(mount, QUOTA, &format!("{kind} {id} {words}"), |_| {
         let why = control::read_if_any(mount, "user.amphi.error").ok().flatten().filter(|why| !why.is_empty());
@@ -338,11 +338,11 @@ fn list(mount: &Path) -> Outcome<Vec<Account>> {
 
 /// Something below a directory, found by way of descriptors, so that nobody leads the walk elsewhere meanwhile.
 struct Found<'a> {
-    /// Through which it, or the directory of a name, is reached.
+    /// The directory through which the thing, or the directory that contains its name, is reached.
     by: &'a Path,
     /// The name of what has no attributes of its own in that directory: a symbolic link or a special file.
     name: Option<&'a [u8]>,
-    /// For people.
+    /// The path of the thing, for people.
     shown: &'a Path,
 }
 
@@ -421,7 +421,7 @@ pub(super) fn tree_of(dir: &Path) -> Outcome<u32> {
     }
 }
 
-/// Makes a tree of a directory, unless it is one; its number.
+/// Makes a directory a tree, unless it is one already. Returns the number of the tree.
 fn make_tree(dir: &Path) -> Outcome<u32> {
     let before = project(dir)?;
     if before != 0 {
@@ -438,7 +438,7 @@ fn make_tree(dir: &Path) -> Outcome<u32> {
     if !dir.is_dir() {
         return Err(Failure::refused(format!("{}: is no directory", dir.display())));
     }
-    // From here on new files below inherit it; existing ones follow.
+    // From here on new files below the directory inherit the project; existing ones follow.
     control::write(dir, PROJECT, "new", |e| format!("{}: cannot become a tree: {e}", dir.display()))?;
     let id = project(dir)?;
     put_all(dir, id)?;
@@ -453,7 +453,7 @@ fn untrack(dir: &Path) -> Outcome {
     if !is_top(dir, id)? {
         return Err(Failure::refused(format!("{}: is not the top of tree {id}", dir.display())));
     }
-    // If it may not be, nothing has changed.
+    // If the caller may not change the directory, nothing has changed.
     put(&Found { by: dir, name: None, shown: dir }, 0)?;
     set_limits(dir, "project", id, "bytes=0 soft_bytes=0 inodes=0 soft_inodes=0")?;
     put_all(dir, 0)
@@ -488,7 +488,7 @@ fn show(accounts: &[Account], json: bool) -> Outcome {
     Ok(())
 }
 
-/// The state of an account beside its numbers.
+/// The state of an account, shown in addition to its numbers.
 fn note(a: &Account) -> String {
     let is_full = (a.bytes != 0 && a.used_bytes >= a.bytes) || (a.inodes != 0 && a.used_inodes >= a.inodes);
     if is_full {

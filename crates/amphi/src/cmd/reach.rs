@@ -89,7 +89,7 @@ impl Reach {
             let first = ask_one(&link, op.clone(), PATIENCE).await;
             link.close().await;
             let Ok(Reply::Map(map)) = first else { return Ok(first.map_err(|e| failed(addr, e))) };
-            // It is not the master, but knows its address.
+            // The server is not the master, but knows the address of the master.
             let master = map.servers.first().map(|s| s.addrs.clone()).unwrap_or_default();
             let (addr, link) = connect(&env, &master, &proves).await?;
             let answer = ask_one(&link, op, PATIENCE).await;

@@ -31,11 +31,11 @@ use std::time::Duration;
 
 /// Most bytes of a trace.
 const TRACE_MAX: u64 = 1 << 30;
-/// Pause after the mount had nothing.
+/// Pause after the mount had no further block.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The end of a recording waits so long for calls that are just being answered.
+/// How long the end of a recording waits for calls that are just being answered.
 const LAST_PAUSE: Duration = Duration::from_millis(30);
-/// Names of files that are looked for at a time.
+/// Most names of files that are searched for at a time.
 const NAMELESS_MAX: usize = 4096;
 
 /// Entries of the mount that are gone through for names that no call has shown.
@@ -79,7 +79,7 @@ impl Record {
             return show(file, self.json);
         }
         let status = self.record()?;
-        // As a shell says it.
+        // With the exit code that a shell would report.
         std::process::exit(exit_of(status));
     }
 
@@ -201,7 +201,7 @@ fn random() -> Outcome<[u64; 2]> {
     Ok([number as u64 | 1, (number >> 64) as u64])
 }
 
-/// As a shell says it.
+/// The exit code that a shell would report.
 fn exit_of(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
@@ -273,9 +273,9 @@ struct Nameless {
     mount: PathBuf,
     named: BTreeSet<u64>,
     wanted: BTreeSet<u64>,
-    /// Processes that may have them open.
+    /// Recorded processes, which may have files without a name open.
     processes: BTreeSet<u32>,
-    /// Something is wanted that was not looked for.
+    /// Whether `wanted` has an entry that was not searched for yet.
     is_new: bool,
 }
 
@@ -303,7 +303,7 @@ impl Recording {
             let ended = child.try_wait().during(|| "wait for the program".into())?;
             if early.is_empty() {
                 match self.fetch().and_then(|block| self.keep(block, file)) {
-                    // There may be more at once.
+                    // There may be further blocks at once.
                     Ok(true) => {
                         if let Some(status) = ended {
                             return Ok(status);

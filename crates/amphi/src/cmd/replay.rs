@@ -99,7 +99,7 @@ impl Replay {
 
 /// An empty directory at this path. Returns whether it was made.
 ///
-/// Errors: there is something in it.
+/// Errors: the directory is not empty.
 pub fn fresh(dir: &Path) -> Outcome<bool> {
     match std::fs::read_dir(dir) {
         Ok(mut entries) => match entries.next() {

@@ -49,7 +49,7 @@ impl Run {
         let there = std::env::var_os("LD_PRELOAD");
         let library = match find_preload() {
             Ok(library) => Some(library),
-            // Programs with the MPI-IO cache do without it.
+            // Programs with the MPI-IO cache do not need the library.
             Err(_) if self.mpiio => None,
             Err(missing) => return Err(missing),
         };

@@ -57,9 +57,9 @@ enum Kept {
     Possible,
 }
 
-/// Time between two looks at the counters.
+/// Time between two checks of the counters.
 const LOOK: Duration = Duration::from_millis(100);
-/// Notes of a kind that are said.
+/// Most notes of a kind that are printed.
 const SAID_MAX: usize = 10;
 
 impl Stage {
@@ -117,7 +117,7 @@ impl Stage {
         }
     }
 
-    /// The reason why there is no complete target, and advice.
+    /// Why there is no complete target, and what to do.
     fn incomplete(&self, options: &Options, progress: &Progress) -> Failure {
         let target = amphi_stage::show(&options.target);
         let state = if self.update { "is not up to date in all" } else { "was not made" };

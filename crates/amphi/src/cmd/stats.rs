@@ -76,7 +76,7 @@ pub fn jobs(path: &Path) -> Outcome<Vec<Value>> {
     jobs_of(&path)
 }
 
-/// All jobs, part by part: an attribute holds so many.
+/// All jobs, read in several parts, because an attribute can hold only some of them.
 pub fn jobs_of(mount: &impl Attributes) -> Outcome<Vec<Value>> {
     let mut all: Vec<Value> = Vec::new();
     loop {

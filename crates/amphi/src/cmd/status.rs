@@ -23,7 +23,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a mount may take, which gives each server two seconds.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(8);
-/// How long each other one may.
+/// How long each other server may take to answer.
 const OTHERS: Duration = Duration::from_secs(2);
 
 /// Show servers, targets, space and clients of a cluster.
@@ -37,7 +37,7 @@ pub struct Status {
     /// File with the cluster key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// File with a key pair of one's own
+    /// File with your own key pair
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
     #[command(flatten)]

@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Shortest time between two looks, seconds: a look asks every server.
+/// Shortest time between two samples, seconds: each sample asks every server.
 const INTERVAL_MIN: f64 = 0.1;
 /// Where the page is served unless something else is said: at any free port, for this machine alone.
 const WEB_DEFAULT: &str = "127.0.0.1:0";
@@ -31,13 +31,13 @@ const WEB_DEFAULT: &str = "127.0.0.1:0";
 pub struct Top {
     /// Mount point, or any file or directory there; default: the only mount here
     mount: Option<PathBuf>,
-    /// Seconds between two looks
+    /// Seconds between two samples
     #[arg(long, short, default_value_t = 1.0, value_name = "SECONDS")]
     interval: f64,
-    /// Print one look and end
+    /// Print one sample and exit
     #[arg(long)]
     once: bool,
-    /// Print so many looks and end
+    /// Print N samples and exit
     #[arg(long, value_name = "N", conflicts_with = "once")]
     batch: Option<u64>,
     /// Print JSON, one object a line
@@ -63,7 +63,7 @@ pub struct Top {
 }
 
 impl Top {
-    /// Samples until it is told to end.
+    /// Takes samples until a signal or a key ends the command, or the wanted number is reached.
     pub fn run(self) -> Outcome {
         let path = control::find_mount(self.mount, "")?;
         let interval = Duration::from_secs_f64(self.interval.clamp(INTERVAL_MIN, 3600.0));

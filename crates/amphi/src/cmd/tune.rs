@@ -15,7 +15,7 @@ pub struct Get {
     /// Mount point, or any file or directory there; default: the only mount here
     #[arg(long, short)]
     mount: Option<PathBuf>,
-    /// Also print what each means
+    /// Also print what each tunable means
     #[arg(long, short)]
     verbose: bool,
 }

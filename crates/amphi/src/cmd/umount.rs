@@ -22,7 +22,7 @@ const WRITE_BACK_S: i64 = 600;
 pub struct Umount {
     /// Mount point; default: the only mount here
     mount: Option<PathBuf>,
-    /// Detach it also if it is in use or its process does not answer, and wait for nothing
+    /// Detach the mount even if it is in use or its process does not answer, and wait for nothing
     #[arg(long)]
     force: bool,
 }

@@ -44,13 +44,13 @@ pub struct Mounting {
     /// How long a reader of the kernel's requests polls before it sleeps, microseconds, if nobody else needs the core
     #[arg(long, default_value_t = FUSE_SPIN_US, value_parser = spin_us())]
     pub fuse_spin_us: u64,
-    /// Leave the session of the caller when the mount is there: for mount(8)
+    /// As soon as the file system is mounted, start a process session of its own (`setsid`); used by mount(8)
     #[arg(long, hide = true)]
     pub background: bool,
 }
 
 impl Mounting {
-    /// As the client wants it.
+    /// The configuration that the client needs for these options.
     pub fn client_config(&self) -> Outcome<ClientConfig> {
         let words = MountWords(self.words.clone());
         for (yes, no, word) in [(MountWord::Dev, MountWord::NoDev, "dev"), (MountWord::Suid, MountWord::NoSuid, "suid")]
@@ -79,7 +79,7 @@ impl Mounting {
         amphi_host::say::say_ready(dir.display());
     }
 
-    /// As the mount wants it. `shared`: others than this process can change what is mounted.
+    /// The options that the mount needs. `shared`: others than this process can change what is mounted.
     pub fn options(&self, source: String, dir: &std::path::Path, shared: bool) -> MountOptions {
         MountOptions {
             shared,
@@ -128,9 +128,9 @@ pub struct Up {
 /// Which cores the threads of an embedded cluster use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Placement {
-    /// Workers and the readers that wait for them use different ones
+    /// Workers use other cores than the readers that wait for them
     Apart,
-    /// Those that the scheduler chooses
+    /// All threads use the cores that the scheduler chooses
     Free,
 }
 
@@ -189,7 +189,7 @@ impl Up {
         let data = self.storage.data.clone();
         let ended = self.serve(config, client, around, stop, &site, &known);
         if new && ended.is_err() {
-            // Only if nothing was made in it.
+            // Only if nothing was made in the folder.
             let _ = std::fs::remove_dir(data);
         }
         ended

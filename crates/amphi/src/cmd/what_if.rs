@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-/// A cluster has at least so much room, bytes, beside twice what the trace reads and writes.
+/// Room that a cluster has at least, bytes, in addition to twice what the trace reads and writes.
 const ROOM_BYTES: u64 = 1 << 30;
 /// Least size of a zone.
 const ZONE_BYTES: u64 = 256 << 20;
@@ -234,7 +234,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a new one, or that which is there.
+    /// Starts a new cluster, or the one that exists in the folder.
     ///
     /// Errors: what `amphi up` said.
     fn start(scratch: &Path, settings: &[String], new: Option<Zones>) -> Outcome<Cluster> {
@@ -269,7 +269,7 @@ impl Cluster {
             let _ = child.wait();
             return Err(Failure::refused(format!("a cluster with these settings does not start: {}", said.trim())));
         }
-        // Nobody waits for its log.
+        // Nobody reads the child's log, so it is thrown away.
         if let Some(mut err) = child.stderr.take() {
             let drain = move || drop(std::io::copy(&mut err, &mut std::io::sink()));
             let _ = std::thread::Builder::new().spawn(drain);
@@ -281,7 +281,7 @@ impl Cluster {
         self.mount.join("replay")
     }
 
-    /// Makes what has to be there before.
+    /// Makes what has to exist before the replay.
     fn make(&self, plan: &Plan, layout: Option<&str>) -> Outcome {
         let dir = self.dir();
         std::fs::create_dir(&dir).during(|| format!("make {}", dir.display()))?;
@@ -301,7 +301,7 @@ impl Cluster {
         Ok(report)
     }
 
-    /// Ends it in order.
+    /// Stops the cluster in order.
     fn stop(mut self) {
         let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
         if let Some(pid) = pid {

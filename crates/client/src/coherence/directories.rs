@@ -76,7 +76,7 @@ impl Change {
             Reach::One(ino) => {
                 state.ended(ino, self.rule, after(ino));
                 if self.mount.coherence.shards.has(ino) {
-                    // This mount has learned of its shards meanwhile, which have changed with it.
+                    // This mount has learned meanwhile that the directory has shards, which have changed with it.
                     state.forget_all();
                 }
             }

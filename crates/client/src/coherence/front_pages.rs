@@ -37,11 +37,11 @@ const PATIENCE_NS: u64 = 40_000_000;
 /// wait of 40 ms was over before the kernel had dropped a clean page where 15 threads wanted each processor, and a
 /// program that counted in a mapping under file locks read the page of before.
 const PATIENCE_STEPS: u64 = 8;
-/// The same if no page can be dirty, because no program here has the file open for writing. The kernel drops clean
-/// pages at once, except for pages that are being read, and such reads wait for no lock. Only a server that does not
-/// answer them makes it take longer. Reads that the kernel serves show nothing old meanwhile.
+/// As `PATIENCE_NS`, if no page can be dirty, because no program here has the file open for writing. The kernel drops
+/// clean pages at once, except for pages that are being read, and such reads wait for no lock. Only a server that does
+/// not answer them makes it take longer. Reads that the kernel serves show nothing old meanwhile.
 const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
-/// Pages are kept for so long after a read, in nanoseconds, so that a program can do some stores in its turn.
+/// How long pages are kept after a read, in nanoseconds, so that a program can do some stores in its turn.
 const TURN_NS: u64 = 5_000_000;
 
 /// Drops all pages of a file before `locks` are returned to `target`. Returns when that is done. If the target takes a

@@ -43,7 +43,7 @@ impl Making {
         (rule & 1 == 1).then_some(making)
     }
 
-    /// It has given a directory these shards, which were empty.
+    /// The mount has given a directory these shards, which were empty.
     pub(crate) fn made(&mut self, shards: &[Ino]) {
         self.made.extend_from_slice(shards);
     }

@@ -46,7 +46,7 @@ pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) 
     let view = inode_reply(told.take()?)?;
     told.keep_view(view);
     drop(told);
-    // The shards are there, whether it is known where or not.
+    // The shards exist, whether this mount knows where they are or not.
     if let (Some(making), Ok(Some(shards))) = (&mut making, of(mount, cred, dir).await) {
         making.made(&shards);
     }

@@ -274,8 +274,8 @@ impl Question {
         Question { mount: mount.clone(), ask, change, names }
     }
 
-    /// It has to be awaited before the message is sent, because a renamed entry would keep its timeout in the front
-    /// end.
+    /// The future has to be awaited before the message is sent, because a renamed entry would keep its timeout in the
+    /// front end.
     async fn take_names_back(&mut self) {
         lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }

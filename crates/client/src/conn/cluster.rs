@@ -41,7 +41,7 @@ impl Cluster {
         }
     }
 
-    /// Takes what the server says of itself.
+    /// Applies what the server reports about itself.
     pub(crate) fn learn(&self, welcome: &Welcome) {
         self.pool.store(welcome.pool, Relaxed);
         self.id.store(welcome.cluster, Relaxed);

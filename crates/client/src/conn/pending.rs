@@ -241,7 +241,7 @@ impl Interrupt {
         }
     }
 
-    /// Whether it has fired.
+    /// Whether the interrupt has fired.
     pub fn has_fired(&self) -> bool {
         self.fired.load(Ordering::SeqCst)
     }

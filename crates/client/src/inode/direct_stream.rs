@@ -25,7 +25,7 @@ pub(crate) struct DirectStream {
     pub(crate) step: u64,
     /// Number of consecutive reads that were shorter than `step`.
     pub(crate) shorter: u32,
-    /// Number of consecutive reads that followed each other.
+    /// Number of consecutive reads each of which followed the one before.
     pub(crate) matches: u32,
     /// This many more reads must follow each other before the next one is requested ahead.
     pub(crate) caution: u32,
@@ -38,15 +38,15 @@ pub(crate) struct DirectStream {
 /// A read that was requested ahead.
 pub(crate) struct Ahead {
     owner: Weak<dyn AheadOwner>,
-    /// Of this file.
+    /// The file that is read.
     pub(crate) file: Arc<Inode>,
-    /// What was asked for.
+    /// The bytes that were requested.
     pub(crate) range: ByteRange,
-    /// The id of its fill, whose bytes are held until a reader takes them.
+    /// The id of the fill of the read, whose bytes are held until a reader takes them.
     pub(crate) id: u64,
-    /// The number of the caching mode in which it was requested.
+    /// The number of the caching mode in which the read was requested.
     pub(crate) rule: u64,
-    /// When, nanoseconds.
+    /// When the read was requested, nanoseconds.
     pub(crate) since_ns: u64,
     /// The bytes.
     pub(crate) data: Data,
@@ -73,7 +73,7 @@ impl Ahead {
         Ahead { owner, file, range, id, rule, since_ns, data }
     }
 
-    /// All of its bytes.
+    /// All bytes of the read.
     pub(crate) async fn wait(&mut self) -> Option<Segments> {
         let bytes = match &mut self.data {
             Data::Coming(data) => data.await.ok()?.ok()?,

@@ -82,7 +82,7 @@ impl Failures {
         self.count.store(count, SeqCst);
     }
 
-    /// How many so far.
+    /// Number of failures so far.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
         self.count.load(SeqCst)
@@ -119,7 +119,7 @@ impl Failures {
         state.told_to_all = self.count.load(SeqCst);
     }
 
-    /// Whether bytes were lost of which neither an open file nor a caller that syncs all files has got a report.
+    /// Whether bytes were lost, and neither an open file nor a caller that syncs all files has reported the loss.
     pub(crate) fn is_secret(&self) -> bool {
         let state = self.state.lock();
         state.lost > self.told.load(SeqCst).max(state.told_to_all)

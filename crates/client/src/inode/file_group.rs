@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 /// The stage of a group on this mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// There is none.
+    /// There is no group.
     #[default]
     None,
     /// The mount has requested the group locks from the servers.

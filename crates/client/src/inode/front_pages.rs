@@ -23,7 +23,7 @@ pub(crate) const PAGE: u64 = 4096;
 /// The pages of one file that a front end caches.
 #[derive(Default)]
 pub(crate) struct FilePages {
-    /// There may be some.
+    /// Whether the front end may have pages of the file.
     any: AtomicBool,
     overwrites: Mutex<Overwrites>,
     pub(crate) taking: Mutex<Taking>,

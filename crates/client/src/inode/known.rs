@@ -123,7 +123,7 @@ impl Hints {
         }
     }
 
-    /// A program advises how it reads.
+    /// A program advises how it will read the file.
     pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
         self.reads.store(advice as u8, Relaxed);
     }

@@ -27,7 +27,7 @@ pub(crate) trait Closer: Send + Sync {
 /// The program's declarations about its I/O.
 #[derive(Default)]
 struct Told {
-    /// Its locks are to be granted exactly as requested, without growth.
+    /// The locks of the file are to be granted exactly as requested, without growth.
     exact: AtomicBool,
     /// The program has advised how it reads, which holds until the close.
     reads: AtomicBool,
@@ -36,12 +36,12 @@ struct Told {
 /// How a front end with a page cache treats an open file.
 #[derive(Default)]
 pub(crate) struct Front {
-    /// The front end serves its reads from pages (`policy::kernel_reads`).
+    /// The front end serves reads of the file from pages (`policy::kernel_reads`).
     pub(crate) serves: AtomicBool,
     /// The number of the caching mode in which the file was opened, if the front end dropped all pages of the file
     /// then; 0 if it kept them.
     pub(crate) emptied_rule: AtomicU64,
-    /// The rule that decided this.
+    /// The rule that decided whether the front end serves reads.
     chosen: AtomicU8,
 }
 
@@ -71,28 +71,28 @@ pub struct OpenFile {
     reported: AtomicU64,
     pieces: Pieces,
     pub(crate) streams: Streams,
-    /// The counters of its requests.
+    /// The counters of the open file's requests.
     pub(crate) ledger: Arc<Ledger>,
-    /// The I/O mode that its user has set.
+    /// The I/O mode that the user of the open file has set.
     io_mode: AtomicU8,
     told: Told,
-    /// The group under whose lock its requests run; 0: none.
+    /// The group under whose lock requests of the open file run; 0: none.
     pub(crate) group: AtomicU64,
     pub(crate) front: Front,
     /// The offset of the last append through this open file.
     appended_at: AtomicU64,
-    /// It was opened ahead of a program, as one of many: its close waits for others to share a message.
+    /// The file was opened ahead of a program, as one of many: its close waits for others to share a message.
     ahead: bool,
 }
 
 /// A file that a create call has made or found.
 #[derive(Debug)]
 pub struct Created {
-    /// Its attributes.
+    /// The attributes of the file.
     pub attr: Attr,
-    /// It, open.
+    /// The file, open.
     pub file: Arc<OpenFile>,
-    /// Whether it is new.
+    /// Whether the file is new.
     pub created: bool,
 }
 
@@ -146,7 +146,7 @@ impl OpenFile {
         self.file.ino
     }
 
-    /// How it was opened.
+    /// How the file was opened.
     pub fn flags(&self) -> OpenFlags {
         self.flags
     }
@@ -176,8 +176,8 @@ impl OpenFile {
         self.io_mode.store(mode as u8, Relaxed);
     }
 
-    /// Whether its locks are granted exactly as requested, for a program that knows its pattern, or grown as far as
-    /// nothing conflicts.
+    /// Sets whether the file's locks are granted exactly as requested, for a program that knows its pattern, or grown
+    /// as far as nothing conflicts.
     pub fn set_no_expand(&self, on: bool) {
         self.told.exact.store(on, Relaxed);
     }
@@ -189,7 +189,7 @@ impl OpenFile {
         self.file.hints.advise_reads(advice);
     }
 
-    /// The group of which it is a member; 0: none.
+    /// The group of which the open file is a member; 0: none.
     pub fn group(&self) -> u64 {
         self.member()
     }

@@ -44,7 +44,7 @@ struct State {
     next_id: u64,
     held: Vec<Entry>,
     waiting: VecDeque<(Entry, Option<Waker>)>,
-    /// Holders that keep programs from reading without calls, beside the exclusive ones.
+    /// Holders that keep programs from reading without calls, in addition to the exclusive holders.
     hidden: usize,
 }
 
@@ -66,7 +66,7 @@ impl RangeLock {
         RangeLock(Arc::new(Shared { exported, ..Shared::default() }))
     }
 
-    /// The export in which it blocks programs.
+    /// The export in which this lock blocks programs.
     #[inline]
     pub(super) fn exported(&self) -> &Exported {
         &self.0.exported
@@ -184,7 +184,7 @@ impl RangeLock {
     }
 }
 
-/// Waits for its turn.
+/// A request that waits for its turn.
 pub(crate) struct Acquire {
     lock: RangeLock,
     id: u64,

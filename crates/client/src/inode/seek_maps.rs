@@ -19,14 +19,14 @@ const MAPS_MAX: usize = 16;
 /// A map of the data of a file, from one offset to another.
 pub(crate) struct Map {
     pub(crate) ino: Ino,
-    /// What is known.
+    /// The range of the file that the map covers.
     pub(crate) known: ByteRange,
     /// Runs of data that begin within the map, ascending, none adjacent to the next.
     pub(crate) data: Vec<ByteRange>,
     pub(crate) size: u64,
-    /// The number of the caching mode in which it was requested.
+    /// The number of the caching mode in which the map was requested.
     pub(crate) rule: u64,
-    /// The stamp of the file when it was requested.
+    /// The stamp of the file when the map was requested.
     pub(crate) stamp: u64,
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct FileSize {
     pub(crate) sure_rule: AtomicU64,
     /// Until when the size is certain under an attributes token; 0 if the mount holds none.
     pub(crate) token_end_ns: AtomicU64,
-    /// The stamp of the map of its data.
+    /// The stamp of the map of the file's data.
     pub(crate) map: MapStamp,
     /// The shared memory that shows the size to programs.
     exported: Exported,
@@ -95,7 +95,7 @@ impl FileSize {
     pub(crate) fn turn(&self) {
         self.exported.while_all_changes(|| {
             let now = tick();
-            // Another thread may have got a later number and stored it first.
+            // Another thread may have got a later number and stored it before this thread stores its own.
             self.turned.fetch_max(now, SeqCst);
             self.epoch.fetch_max(now, SeqCst);
             self.map.change(tick);
@@ -157,7 +157,8 @@ impl FileSize {
         self.unfinished_end.store(unfinished.1, SeqCst);
     }
 
-    /// It has landed or failed. Answers to questions from before this count no more (`turn`, by the caller, before).
+    /// The write has landed or failed. Answers to questions from before this no longer count (`turn`, by the caller,
+    /// before).
     pub(crate) fn finished(&self) {
         let mut unfinished = self.unfinished.lock();
         unfinished.0 -= 1;
@@ -173,7 +174,7 @@ impl FileSize {
         self.unfinished_end.load(SeqCst)
     }
 
-    /// It is at least `end`.
+    /// `own_end` is at least `end` from now on.
     pub(crate) fn own_reaches(&self, end: u64) {
         self.own_end.fetch_max(end, SeqCst);
     }

@@ -21,7 +21,7 @@ const FORGOTTEN_MAX: usize = 256;
 #[derive(Default)]
 struct Forgotten {
     at: BTreeMap<Ino, u64>,
-    /// As `at`, for all others.
+    /// As `at`, for all other inodes.
     others: u64,
 }
 
@@ -50,7 +50,7 @@ struct Shard {
 /// All files that the client knows.
 pub(crate) struct InodeTable {
     shards: Vec<Mutex<Shard>>,
-    /// Of all files.
+    /// The locality of requests to all files.
     locality: Arc<Locality>,
     /// Lost bytes of files that are not in the table.
     untold: Untold,

@@ -23,7 +23,7 @@ impl Waiting {
         Waiting { file: file.clone(), number, range }
     }
 
-    /// The read has its locks. From here on, dropping pages waits for it.
+    /// The read has its locks. From here on, dropping pages waits for the read.
     pub(crate) fn granted(self) -> Option<Free> {
         let mut taking = self.file.pages.taking.lock();
         taking.waiting.remove(&self.number);
@@ -82,10 +82,10 @@ impl Drop for Free {
 
 /// How a request without a lock is sent to a target.
 pub(crate) enum Way<'a> {
-    /// It is sent before a lock that keeps other mounts away is returned. The return of the lock waits until this value
-    /// is dropped.
+    /// The request is sent before a lock that keeps other mounts away is returned. The return of the lock waits until
+    /// this value is dropped.
     Protected(Protected<'a>),
-    /// It is sent with the number of the target's note.
+    /// The request is sent with the number of the target's note.
     Left(u64),
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct Links<E: Env> {
     /// The master is in this process, so its connection does not come back.
     local: bool,
     timeouts: Cell<Timeouts>,
-    /// The tunable as it was applied last.
+    /// The value of the tunable when it was applied last.
     give_up_s: Cell<u64>,
     /// One seat for each server, in the order of the map, the master's first.
     seats: RefCell<Vec<Rc<Seat<E>>>>,
@@ -78,7 +78,7 @@ fn map_of_one(cluster: u64, pool: u16, addrs: &[String]) -> ClusterMap {
 
 /// The error of a call that was not answered.
 fn failed(mount: &Mount, error: LinkError) -> Errno {
-    // With the session its connections end.
+    // The connections of a session end with the session.
     mount.coherence.sharing.check().err().unwrap_or(Errno::from(error))
 }
 
@@ -179,7 +179,7 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// Sends a request to a server whose connection may have to be opened first, or that is waited for at most so long.
+    /// Sends a request to a server. Opens the connection first if necessary, and waits for it for a limited time.
     fn send_late(self: &Rc<Self>, out: Outgoing) {
         let links = self.clone();
         self.env.spawn(async move {

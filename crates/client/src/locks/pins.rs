@@ -19,7 +19,7 @@ pub(crate) struct Pin {
     pub(super) mount: Arc<Mount>,
     pub(super) target: TargetId,
     pub(super) lock: LockRef,
-    /// The lock was requested for this use, with exactly this range.
+    /// The lock was requested for this use, with exactly the range of the use.
     pub(super) own: bool,
     /// Whether the lock is returned at the end of the use.
     pub(super) once: bool,

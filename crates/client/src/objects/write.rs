@@ -36,7 +36,7 @@ pub(crate) enum WriteKind {
     },
     /// A direct request that has returned to its caller: with the time of that moment. Its blocks are covered.
     Piped {
-        /// As of a direct request.
+        /// Whether the target locks for the request's duration, as in `Direct`.
         server_lock: bool,
     },
     /// Pages that are written back after their lock was returned, by the target's note of this number.

@@ -143,7 +143,7 @@ async fn set_attr(
             let partial =
                 view.attr.kind == Kind::File && !mount.coherence.sharing.is_alone() && !told.grants_attributes();
             drop((told, pins, begun));
-            // Another mount may have written what the answer does not know.
+            // Another mount may have written bytes of which the answer does not know.
             if partial { getattr(mount, ctx, ino).await } else { Ok(attr) }
         }
     }

@@ -24,9 +24,9 @@ use std::sync::atomic::Ordering::SeqCst;
 /// How a front end with a page cache treats an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontCache {
-    /// The front end serves reads from its pages.
+    /// The front end serves reads of the file from its pages.
     pub serves: bool,
-    /// Pages of the file that it has from before are true.
+    /// Pages of the file that the front end has from before are valid.
     pub keeps: bool,
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) struct InUse {
     mount: Arc<Mount>,
     used: Option<Use>,
-    /// It stays known.
+    /// The file stays known.
     stays: bool,
 }
 

@@ -52,7 +52,7 @@ async fn lookup_at(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Name) -> Resul
         match found {
             Found::Answer(result) => return result,
             Found::Inode(ino) => match attributes::ask(mount, &ctx.cred, ino).await {
-                // It has gone since.
+                // The inode has gone meanwhile.
                 Err(Errno::NoEnt | Errno::Stale) => {}
                 result => return result.map(|(_, attr)| attr),
             },

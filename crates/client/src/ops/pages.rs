@@ -134,7 +134,7 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, 
                 return data;
             }
             drop(free);
-            // Others may have written these bytes, and keep them.
+            // Other requests of this mount may have written these bytes, and keep them.
             let waiting = Waiting::begin(file, pages);
             let _held = take(mount, file, open.member(), needs).await?;
             let _free = waiting.granted();
@@ -318,7 +318,7 @@ async fn note_of(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Res
         match front_pages::have_noted(mount, file, target).await {
             Ok(Some(note)) => return Ok(note),
             Ok(None) => unreachable!("pages are being taken back until the request has ended"),
-            // Others of this mount end soon.
+            // Other requests of this mount end soon.
             Err(Errno::NoMem) => mount.life.pauses.pause(NOTES_PAUSE_NS).await,
             Err(e) => return Err(e),
         }
@@ -415,7 +415,7 @@ mod tests {
                         turn.wait();
                         while !is_over.load(SeqCst) {
                             let begun = drops.begun.load(SeqCst);
-                            // Few of them, so that the rounds end.
+                            // Only a few free requests at a time, so that the rounds end.
                             if mine.len() < 8 && Free::begin(file, page).is_some() {
                                 mine.push((begun, page));
                                 drops.hits.fetch_add(1, SeqCst);

@@ -50,7 +50,7 @@ impl Posting {
         self.limit
     }
 
-    /// Whether it has to end because other mounts come, or the session has ended.
+    /// Whether the posting has to end because other mounts come, or the session has ended.
     pub fn is_over(&self) -> bool {
         let sharing = &self.mount.coherence.sharing;
         sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst)

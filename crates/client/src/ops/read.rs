@@ -104,7 +104,7 @@ impl Hit {
         }
         let file = &open.file;
         if hints.for_pages {
-            // The dropping may have passed this page already: a page that is read now has to be dropped once more.
+            // The drop of pages may have passed this page already: a page that is read now has to be dropped once more.
             if file.pages.is_taking() {
                 return None;
             }
@@ -463,7 +463,7 @@ impl Fetch {
         let done = match ask_piece(mount, file, self.object, range, Under::Lock).await? {
             Ok((bytes, zeros)) => self.put_inside(range, bytes, zeros).await,
             Err(Errno::Io) => {
-                // The other pages are as good as ever.
+                // The other pages are not affected.
                 for part in damaged::good_parts(mount, file, self.object, range).await {
                     self.put_inside(part.range, part.bytes, part.zeros).await?;
                 }

@@ -71,7 +71,7 @@ pub(crate) async fn readdir(
                 }
                 continue;
             }
-            // It was removed and is empty to whoever still has it open.
+            // The directory was removed, and is empty to whoever still has it open.
             Err(Errno::Stale) if mount.coherence.unlinked.kind(dir).is_ok() => {
                 return Ok(Listing { entries: Vec::new(), end: true });
             }
@@ -79,7 +79,7 @@ pub(crate) async fn readdir(
         };
         let Reply::Entries { parent, entries, end } = answer else { return Err(unexpected(&answer)) };
         if with_parent && shards.is_none() {
-            // Who lists from the start is told.
+            // A caller that lists from the start gets `..` too.
             listing.entries.push(dot(b"..", DOTS, parent.ok_or(Errno::Proto)?));
         }
         small_files::listed(&mount, at, from, &entries, end);

@@ -37,7 +37,7 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
                 mount.coherence.walks.hold(ctx.tid, held, mount.clock.now_ns());
                 return Ok(attr);
             }
-            // Replaced between the look at the name and the open.
+            // The name was replaced between the check of the name and the open.
             Err(Errno::Stale | Errno::NoEnt) => {}
             Err(e) => return Err(e),
         }

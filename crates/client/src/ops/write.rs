@@ -57,7 +57,7 @@ pub(crate) fn try_write(
         return None;
     }
     let aim = aim(mount, open, offset, hints);
-    // The end stays where it is until all bytes are there.
+    // The end of the file does not move until all bytes are there.
     let mut guard = match aim {
         Aim::Offset | Aim::ToldEnd => None,
         Aim::End | Aim::OffsetAtEnd => Some(file.range.try_acquire(ByteRange::ALL, Hold::Exclusive)?),
@@ -112,7 +112,7 @@ pub(crate) fn try_write(
             file.size.extend_own(range.end);
         }
     };
-    // Bytes without space on their targets are written through, and the call waits for that.
+    // Bytes without space on their targets are written through, and the call waits until they are written.
     match put(mount, file, offset, source, true, (check, taken)) {
         Put::Done { full_chunk, rewritten, adopted, .. } => {
             if !one_unit {
@@ -128,7 +128,7 @@ pub(crate) fn try_write(
             }
             Some(len as usize)
         }
-        // The slow way writes all of it again.
+        // The slow path writes all bytes again.
         Put::Refused(_) => None,
     }
 }
@@ -142,7 +142,7 @@ enum Aim {
     ToldEnd,
     /// To the end of the file.
     End,
-    /// To its offset if that is the end of the file.
+    /// To the offset of the call if that is the end of the file.
     OffsetAtEnd,
 }
 
@@ -533,7 +533,7 @@ async fn direct(
     drop(under_way);
     let Some(e) = error else { return Ok(len) };
     let end = good_to.max(old_size);
-    // Under commit consistency others may have written there meanwhile.
+    // Under commit consistency other mounts may have written there meanwhile.
     if let Some(held) = held.filter(|_| written_to > end) {
         trim(mount, file, held, (end, written_to), pins.is_some()).await;
     }

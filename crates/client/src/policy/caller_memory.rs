@@ -21,13 +21,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 const CALLERS_MAX: usize = 1024;
 /// Callers whose cgroups are read in one tick, at about 10 us each.
 const LOOKS_MAX: usize = 64;
-/// A caller without requests for so long is forgotten. The path of a caller's cgroup is read again after the same time.
+/// A caller without requests for this long is forgotten. The path of a caller's cgroup is read again after the same
+/// time.
 const LIFE_NS: u64 = 5_000_000_000;
 /// Precision of `asked_ns`: writing it with each request would make its cache line move between processors.
 const EXACT_NS: u64 = 100_000_000;
 
 struct Seen {
-    /// Time of its last request.
+    /// Time of the caller's last request.
     asked_ns: AtomicU64,
     short: AtomicBool,
     /// The caller's cgroups as `/proc` shows them, and when that was read. `None`: not read yet.
@@ -74,7 +75,7 @@ impl CallerMemory {
         }
     }
 
-    /// Reads the cgroups of callers that have sent requests. Returns how many callers were looked at.
+    /// Reads the cgroups of callers that have sent requests. Returns for how many callers this was done.
     pub(crate) fn look(
         &self,
         read: &dyn Fn(&str) -> Option<String>,

@@ -32,9 +32,9 @@ pub(crate) struct Growth {
 pub(crate) struct Memory {
     /// The most that the cache may ever take.
     pub(crate) most: u64,
-    /// The memory with which it starts.
+    /// The memory with which the cache starts.
     pub(crate) first: u64,
-    /// The memory that it uses.
+    /// The memory that the cache uses.
     pub(crate) used: u64,
     /// Memory that was touched before and is free for the next use.
     pub(crate) waiting: u64,

@@ -47,7 +47,7 @@ pub(crate) enum Server {
     MountAdvised,
     /// The file is known to be read in large pieces.
     MountLarge,
-    /// A new look at a program whose long streams the kernel serves.
+    /// The mount serves the reads once more, to observe a program whose long streams the kernel serves.
     MountLook,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Input {
     pub(crate) advised: Option<Pieces>,
     /// The size of pieces in which the file is known to be read.
     pub(crate) known: Option<Pieces>,
-    /// A new look at the program is due.
+    /// The program is due to be observed again.
     pub(crate) look: bool,
 }
 

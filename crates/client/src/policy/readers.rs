@@ -34,7 +34,7 @@ const STREAM_PARTS: u64 = 4;
 pub enum Pieces {
     /// Smaller than the size from which reads bypass all caches.
     Small,
-    /// At least that size.
+    /// At least the size from which reads bypass all caches.
     Large,
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum Chosen {
     Kernel,
     /// The mount serves the reads, because of a known habit.
     Known,
-    /// The mount serves the reads, for a new look at the program.
+    /// The mount serves the reads, to observe the program again.
     Look,
 }
 
@@ -71,7 +71,7 @@ impl Reads {
         self.says_something(large_bytes).then_some(if large { Pieces::Large } else { Pieces::Small })
     }
 
-    /// Whether there were enough reads to say anything.
+    /// Whether there were enough reads to draw a conclusion.
     pub(crate) fn says_something(self, large_bytes: u64) -> bool {
         self.requests >= READS_MIN || self.bytes >= large_bytes
     }
@@ -94,7 +94,7 @@ pub(crate) struct Habit {
 }
 
 impl Habit {
-    /// Whether one of its next opens has to be observed.
+    /// Whether one of the reader's next opens has to be observed.
     pub(crate) fn is_due(&self) -> bool {
         self.known != Some(Pieces::Large) && self.streams >= self.patience()
     }
@@ -195,7 +195,7 @@ struct Tables {
 pub(crate) struct Readers(Mutex<Tables>);
 
 impl Readers {
-    /// The mount begins a look at one of its open files.
+    /// The mount begins to observe one of the reader's open files.
     pub(crate) fn looks(&self, reader: Reader) {
         self.0.lock().programs.change(reader.program, Habit::looks);
     }

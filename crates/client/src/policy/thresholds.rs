@@ -272,7 +272,7 @@ pub(crate) struct Thresholds {
 impl Default for Thresholds {
     fn default() -> Thresholds {
         let tables = |way| [Mutex::new(Table::new(way)), Mutex::new(Table::new(way))];
-        // In the order of `Way`.
+        // The tables are in the order of `Way`.
         let tables = [tables(Way::Read), tables(Way::Write)];
         Thresholds { tables, in_company: AtomicBool::new(false) }
     }
@@ -286,7 +286,7 @@ pub(crate) struct Asked {
     /// The threshold if none was set.
     pub(crate) default_bytes: u64,
     pub(crate) in_company: bool,
-    /// Cached bytes are used again, so no request goes direct that would not by default.
+    /// Cached bytes are used again, so no request goes direct that would be buffered by default.
     pub(crate) is_reused: bool,
     /// No other rule decides about the request.
     pub(crate) may_try: bool,
@@ -326,7 +326,7 @@ impl Thresholds {
         }
     }
 
-    /// The thresholds in sole and in shared mode, in bytes, where they have moved.
+    /// The thresholds in sole and in shared mode, in bytes, if trials have changed them.
     pub(crate) fn moved(&self, way: Way) -> [Option<u64>; 2] {
         [0, 1].map(|company| {
             let table = self.tables[way as usize][company].lock();

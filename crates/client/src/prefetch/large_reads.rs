@@ -40,7 +40,7 @@ const BUSY_BYTES: u64 = 8 << 20;
 const KEPT_NS: u64 = 2_000_000_000;
 /// Most reads that must follow each other before anything is requested, after that was useless.
 const CAUTION_MAX: u32 = 64;
-/// Reads in a row that are shorter than those before until requests are as short.
+/// After this many consecutive reads that are shorter than the requests, the requests become as short.
 const SHORTER_MAX: u32 = 4;
 
 /// A direct read of `range`, of which nothing is cached, and the request for the next one. The caller holds the range
@@ -69,7 +69,7 @@ pub(crate) async fn read(
 /// Whether the next reads are requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asking {
-    /// Unless others keep the disks busy: below the large threshold.
+    /// Requested unless other requests keep the disks busy: reads below the large threshold.
     IfIdle,
     /// Large reads.
     Always,
@@ -191,7 +191,7 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
         (stream.step, stream.shorter) = (range.len(), 0);
     }
     stream.last_end = range.end;
-    // A read more with each that fits.
+    // With each read that follows the one before, one more read is requested ahead.
     let sure = u64::from(stream.matches.saturating_sub(stream.caution)).saturating_mul(stream.step);
     let to = range.end.saturating_add(sure.min(AHEAD_BYTES.max(stream.step))).min(size);
     let mut at = stream.ahead.back().or(taken.last()).map_or(range.end, |a| a.range.end).max(range.end);
@@ -237,7 +237,7 @@ fn ask(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Ahead {
     mount.stats.bytes(Count::ReadAheadIssued, range.len());
     let (asker, asked) = (mount.clone(), file.clone());
     mount.spawn(async move {
-        // The reader may not need it any more.
+        // The reader may not need the bytes any more.
         let _ = sender.send(direct(&asker, &asked, range).await);
     });
     let owner: Weak<Mount> = Arc::downgrade(mount);

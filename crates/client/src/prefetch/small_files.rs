@@ -135,7 +135,7 @@ pub(crate) fn find(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &[u8]) -> Op
     Some(attr)
 }
 
-/// Waits until a name is not on its way any more. Returns whether it was.
+/// Waits until a name is no longer being fetched. Returns whether it was.
 pub(crate) async fn name_arrived(mount: &Arc<Mount>, dir: Ino, name: &Name) -> bool {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0
         || !mount.prefetch.small_files.state.lock().is_name_asked(dir, name)

@@ -49,6 +49,6 @@ pub(crate) struct WriteBack {
     /// Number of requests that have ended, and the tasks that wait for one.
     pub(crate) landings: AtomicU64,
     pub(crate) landed: Signal,
-    /// Programs that wait until much of it is written back.
+    /// Number of programs that wait until much of the dirty data is written back.
     pub(crate) drains: AtomicU64,
 }

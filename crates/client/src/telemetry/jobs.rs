@@ -26,7 +26,7 @@ pub const JOB_VARIABLES: [&str; 5] = ["AMPHI_JOB", "SLURM_JOB_ID", "PBS_JOBID", 
 const JOBS_MAX: usize = 1024;
 /// Most bytes of a name. Longer names are cut.
 const NAME_MAX: usize = 64;
-/// What has no job.
+/// The job name of requests without a job.
 const NO_JOB: &str = "-";
 /// Bytes after which a print ends: an extended attribute has at most 64 KiB, a job takes 2 KiB at most.
 const PRINT_BYTES: usize = 48 << 10;

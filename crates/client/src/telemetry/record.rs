@@ -33,7 +33,7 @@ const RECORDINGS_MAX: usize = 8;
 const RINGS: usize = 8;
 /// Records that a ring holds: 4 MiB or so.
 const RING_CALLS: usize = 32_768;
-/// After so long without a question a recording ends, ns.
+/// A recording ends if nobody requests its blocks for this long, ns.
 const PATIENCE_NS: u64 = 10_000_000_000;
 /// Bytes of a block's content, of which a quarter or so remains after packing. The block fits into an attribute even if
 /// nothing of it can be packed.
@@ -42,13 +42,13 @@ const BLOCK_BYTES: usize = 40 << 10;
 /// The settings of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Its number, which programs have in [`RECORD_VARIABLE`]. It is not 0.
+    /// The number of the recording, which programs have in [`RECORD_VARIABLE`]. It is not 0.
     pub id: u64,
     /// The user whose calls are recorded; `None` means all users.
     pub uid: Option<u32>,
-    /// Whose recording it is.
+    /// The user to whom the recording belongs.
     pub owner: u32,
-    /// Names are replaced by sums that this key goes into.
+    /// Names are replaced by hashes made with this key.
     pub hash: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ impl Recording {
         }
     }
 
-    /// Its number.
+    /// The number of the recording.
     pub fn id(&self) -> u64 {
         self.wanted.id
     }
@@ -175,7 +175,7 @@ pub fn hashed(key: u64, name: &[u8]) -> Box<[u8]> {
 /// The recordings of a mount.
 #[derive(Default)]
 pub struct Recorder {
-    /// The number of recordings, which is all that a call looks at if there is none.
+    /// The number of recordings. If there is none, a call checks only this number.
     count: AtomicUsize,
     all: Mutex<Vec<Arc<Recording>>>,
 }
@@ -220,7 +220,7 @@ impl Recorder {
         self.retain(|recording| recording.id() != id);
     }
 
-    /// Forgets those that nobody asks for.
+    /// Forgets recordings whose blocks nobody requests.
     pub fn tick(&self, now_ns: u64) {
         if self.is_on() {
             self.retain(|recording| now_ns.saturating_sub(recording.asked_ns.load(Relaxed)) < PATIENCE_NS);

@@ -36,7 +36,7 @@ pub(crate) enum Copied {
 
 macro_rules! counters {
     ($($name:ident = $text:literal, $unit:literal;)*) => {
-        /// Everything that is counted beside reads and writes by reason.
+        /// Everything that is counted in addition to reads and writes by reason.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Count { $($name,)* }
         const NAMES: &[(&str, &str)] = &[$(($text, $unit),)*];

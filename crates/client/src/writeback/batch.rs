@@ -202,7 +202,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
                 let mount2 = mount.clone();
                 mount.spawn(async move { flush::ended(&mount2, &flight, Err(Errno::Stale)).await });
             }
-            // The server wants it alone.
+            // The server wants this part to be sent alone.
             Err(Errno::Again) if results.is_ok() => {
                 flush::again(&mount, &flight);
                 flush::start(&mount, &flight.file, flight.range);

@@ -57,7 +57,7 @@ pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) 
     left
 }
 
-/// As `start`. Small runs wait in `scattered` until it is sent.
+/// As `start`. Small runs wait in `scattered` until the caller sends them.
 pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> bool {
     send_off_with(mount, file, range, scattered).by_bound
 }
@@ -99,7 +99,7 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scatte
     left
 }
 
-/// Bytes of a file on their way to its target.
+/// Bytes of a file on their way to the file's target.
 pub(crate) struct Flight {
     pub(crate) file: Arc<Inode>,
     pub(crate) object: ObjectId,
@@ -260,7 +260,7 @@ pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRang
         }
         let back = file.flights.lock().came_back();
         if std::mem::replace(&mut came_back, back) != back {
-            // Some of it may be dirty again.
+            // Some of the file may be dirty again.
             rounds = 0;
         } else if !held_up {
             rounds += 1;

@@ -148,7 +148,7 @@ impl LockCache {
         held.lost = true;
         match held.stage {
             Stage::Usable => self.close(id),
-            // Its entry in `ready`, or the coming call of `flushed`, leads to the drop.
+            // The entry of the lock in `ready`, or the coming call of `flushed`, leads to the drop.
             Stage::ToFlush => held.stage = Stage::ToDrop,
             Stage::Closing | Stage::Flushing | Stage::ToDrop => {}
         }

@@ -82,7 +82,7 @@ impl Default for ContentionLimits {
 pub(super) struct Found {
     pub conflicts: u64,
     pub contended: u64,
-    /// Of these: by waiting.
+    /// Contended objects that became so by waiting.
     pub by_waiting: u64,
     /// Number of these that became contended with their first ping-pong, because other objects were contended before.
     pub foreseen: u64,
@@ -244,7 +244,7 @@ impl Contention {
         self.ping_pong(now_ns, object, 1, waited_ns);
     }
 
-    /// Adds this many ping-pongs, and so much of their time.
+    /// Adds this many ping-pongs, and the time that they took.
     fn ping_pong(&mut self, now_ns: u64, object: ObjectId, ping_pongs: u64, waited_ns: u64) {
         let Some(window) = self.windows.get_mut(&object) else { return };
         window.advance(now_ns, &self.limits);

@@ -19,7 +19,7 @@ pub struct HistoryLimits {
     pub max_dirs: usize,
     /// Two changes by different sessions within this time make a directory concurrently changed.
     pub window_ns: u64,
-    /// So long after its last pair of such changes the directory grants no listing token.
+    /// After the last such pair of changes of a directory, no listing token is granted for the directory for this long.
     pub hold_ns: u64,
 }
 

@@ -19,7 +19,7 @@ const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 const GET_XFLAGS: u32 = 0x801c_581f;
 const SET_XFLAGS: u32 = 0x401c_5820;
 const XFLAGS_BYTES: usize = 28;
-/// The place of the project in it.
+/// The place of the project in a `struct fsxattr`.
 const PROJECT: std::ops::Range<usize> = 12..16;
 /// `FS_XFLAG_PROJINHERIT`, and the same among the flags of the first form (`FS_PROJINHERIT_FL`).
 const INHERITS: u32 = 0x200;
@@ -38,7 +38,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// The command of a call, if it is one of these.
+    /// The command of a device control call, if it is one of these commands.
     ///
     /// Errors: `NotSupported` for flags that are not kept here, `Inval` for a short argument.
     pub(super) fn of(call: &IoctlCall<'_>) -> Result<Option<Command>> {

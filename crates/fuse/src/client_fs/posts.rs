@@ -20,10 +20,10 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Nothing,
-    /// The posts to its file; `Read`: for a read.
+    /// The posts to the file of the request; `Read`: for a read.
     File,
     Read,
-    /// These, and no posts while it is served.
+    /// The posts to the file, and no new posts while the request is served.
     Exclusion,
     /// The posts to all files.
     All,

@@ -51,7 +51,7 @@ struct Shown {
 
 #[derive(Default)]
 struct State {
-    /// By number, so the oldest is the first.
+    /// The exports by number, so the oldest is the first.
     shown: BTreeMap<u64, Shown>,
     last_id: u64,
     stopped: bool,
@@ -225,7 +225,7 @@ impl Office {
     }
 
     fn ring(&self) {
-        // Full: it rings already.
+        // If the counter is full, the bell rings already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 

@@ -1,8 +1,8 @@
 //! `Handles`: the open files of a mount, by the number that the kernel uses.
 //!
-//! Owns: the numbers and the files behind them, and their descriptions for programs (`exports`). Does not own: open
-//! files (the client). Bound: the kernel's limit on open files. A lookup costs a read lock and a reference count, about
-//! 30 ns.
+//! Owns: the numbers and the files behind them; the memory in which programs read cached files (`exports`), and the
+//! writes that programs post (`posts`). Does not own: open files (the client). Bound: the kernel's limit on open files.
+//! A lookup costs a read lock and a reference count, about 30 ns.
 
 use super::exports::Exports;
 use super::posts::Posts;
@@ -22,7 +22,7 @@ struct Table {
 #[derive(Default)]
 pub(crate) struct Handles {
     table: RwLock<Table>,
-    /// Descriptions of handles for programs.
+    /// Memory in which programs read the cached bytes of open files.
     pub(crate) exports: Exports,
     /// Writes that programs post.
     pub(crate) posts: Arc<Posts>,

@@ -43,7 +43,7 @@ const ANSWERS_MAX: usize = 64;
 const TAKEN_NS: u64 = 10_000_000;
 /// How long attributes wait for answers with names, at most.
 const NAMES_WAIT: Duration = Duration::from_millis(100);
-/// Pause between two looks at these answers.
+/// Pause between two checks of these answers.
 const LOOK: Duration = Duration::from_micros(50);
 
 struct Directory {
@@ -83,11 +83,11 @@ struct Kept {
 /// Whether an open directory is marked for caching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The kernel caches nothing that it reads.
+    /// The kernel caches nothing that it reads through this open directory.
     No,
-    /// The kernel drops its listing, and caches what it reads.
+    /// The kernel drops its cached listing, and caches what it reads through this open directory.
     Anew,
-    /// The kernel uses what it has.
+    /// The kernel uses its cached listing.
     Keep,
 }
 

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 /// Number of slots, about 100 bytes each.
 const SLOTS: usize = 8192;
-/// A thread needs at most so long from the answer to the moment from which the kernel counts the timeout.
+/// The longest time that a thread needs from the answer to the moment from which the kernel counts the timeout.
 const LATE: Duration = Duration::from_millis(50);
 /// This many last ends of a file are remembered, because requests may have crossed.
 const ENDS: usize = 4;
@@ -44,7 +44,7 @@ struct Slot {
     changes: u32,
     /// Number of inodes to which programs may write without the kernel.
     posted_to: u32,
-    /// Programs have done that; so the kernel may not know the ends of these inodes.
+    /// Programs have written without the kernel, so the kernel may not know the ends of these inodes.
     was_posted_to: bool,
     /// Number of the change that ended last.
     changed: u64,

@@ -19,7 +19,7 @@ struct Present {
 }
 
 thread_local! {
-    /// The request that this thread handles.
+    /// The request that this thread handles at present.
     static PRESENT: RefCell<Present> = RefCell::default();
 }
 

@@ -328,7 +328,7 @@ mod tests {
     const A: Ino = Ino(2);
     const D: Ino = Ino(3);
 
-    /// It is in no call that changes names.
+    /// The thread is in no call that changes names.
     fn no() -> bool {
         false
     }

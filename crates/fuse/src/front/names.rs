@@ -125,7 +125,7 @@ impl Names {
         looks.insert(tid, Look { dir, name: name.into(), loan });
     }
 
-    /// Whether this was the last such name of the thread. True only once.
+    /// Whether `name`, under this loan, was the last name for which the thread got such an answer. True only once.
     pub(crate) fn has_just_asked(&self, tid: u32, dir: Ino, name: &[u8], loan: u64) -> bool {
         let look = self.looks.lock().remove(&tid);
         look.is_some_and(|look| look.dir == dir && *look.name == *name && look.loan == loan)

@@ -39,7 +39,7 @@ const FILES_MAX: usize = 64;
 const OWED_MAX: usize = 4096;
 /// Counters of calls that exclude posts, each for all inodes of one hash value.
 const BARRIERS: usize = 64;
-/// If one of so many posts is followed by a read that had to wait for it, posts do not pay.
+/// If one post in this many is followed by a read that had to wait for it, posts do not pay.
 const READS_PAY: u32 = 4;
 /// Reads after which that is decided.
 const READS_SEEN: u32 = 16;
@@ -156,7 +156,7 @@ impl Sink for Gather<'_> {
                 && part.offset / unit == (post.offset + len as u64 - 1) / unit
                 && Arc::ptr_eq(&part.file, &writer.file)
         };
-        // The first parts may be under way; those of this drain are not.
+        // The first parts may be under way; the parts that this drain has added are not.
         if self.parts == 0 || !self.queue.back().is_some_and(goes_on) {
             let bytes = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(UNIT_BYTES));
             let (file, ctx) = (writer.file.clone(), writer.ctx.clone());
@@ -272,7 +272,7 @@ impl Posted {
         (work.posts, work.reads) = (0, 0);
     }
 
-    /// Waits until so many parts were carried out.
+    /// Waits until this many parts were carried out.
     fn settled(self: &Arc<Self>, upto: u64) -> Pending<()> {
         let this = self.clone();
         let run = poll_fn(move |cx| {
@@ -394,7 +394,7 @@ impl Posts {
             }
             if work.posting.is_some() {
                 if posted.ring.is_stopped() {
-                    // It is ending.
+                    // The posting is ending.
                     return None;
                 }
                 work.writers.insert(handle, writer);

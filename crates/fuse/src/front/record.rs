@@ -130,13 +130,13 @@ impl Records {
         })
     }
 
-    /// The recording to which a thread belonged when it was looked at last.
+    /// The recording to which a thread belonged at the last check.
     fn told_of(&self, tid: u32) -> Option<Arc<Recording>> {
         let id = self.told.lock().get(&tid).map(|told| told.id)?;
         self.recorder.find(id)
     }
 
-    /// Tells a recording which process a thread belongs to.
+    /// Informs a recording to which process a thread belongs.
     fn tell(&self, recording: &Recording, tid: u32, now_ns: u64) {
         let mut all = self.told.lock();
         let first_ns = match all.get(&tid).filter(|told| told.id == recording.id()) {

@@ -55,7 +55,8 @@ const JOBS_MAX: usize = 256;
 const ASKED_NS: u64 = 100_000_000;
 /// After this time since an answer was given, the kernel has certainly taken it.
 const TAKEN_NS: u64 = 10_000_000;
-/// If the mount notices one request this much later than another one, it also read that request later from the device.
+/// If the mount notices one request this much later than another request, it also read the first one later from the
+/// device.
 const ORDER_NS: u64 = 500_000;
 /// How long an answer waits for the kernel to go by its size.
 const ASK_WAIT: Duration = Duration::from_millis(50);

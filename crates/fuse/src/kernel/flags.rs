@@ -13,7 +13,7 @@ pub mod init {
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     /// Writes may exceed one page.
     pub const BIG_WRITES: u64 = 1 << 5;
-    /// Requests that make an inode have the permissions before the umask, and the umask beside.
+    /// Requests that make an inode contain the permissions before the umask, and the umask in addition.
     pub const DONT_MASK: u64 = 1 << 6;
     /// The mount serves `flock` locks.
     pub const FLOCK_LOCKS: u64 = 1 << 10;

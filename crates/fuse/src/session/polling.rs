@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Polling does not follow a request that took longer than this, which is about the time to wake a core.
 const QUICK_NS: u64 = 30_000;
-/// If polling is in vain again and again, at least one in so many quick requests is still followed by it.
+/// If polling is in vain again and again, at least one in this many quick requests is still followed by polling.
 const ONE_IN_MAX: u32 = 64;
 
 /// The polling of one reader thread.

@@ -44,11 +44,11 @@ pub(super) struct Parked {
     pub device: Arc<OwnedFd>,
     /// Id of the request.
     pub unique: u64,
-    /// Its bytes, either the window of a receive buffer or a copy.
+    /// The bytes of the request, either the window of a receive buffer or a copy.
     pub bytes: Buf,
-    /// Whether it is about the kernel's own pages.
+    /// Whether the request is about the kernel's own pages.
     pub urgent: bool,
-    /// The user whose share of threads it counts against, if any.
+    /// The user whose share of threads the request counts against, if any.
     pub share: Option<u32>,
 }
 
@@ -83,11 +83,11 @@ struct State {
 /// The next action of a thread that has read a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Handle it.
+    /// Handle the request.
     Work,
     /// Start another reader, which is counted already, then handle the request.
     SpawnThenWork,
-    /// Put it into the backlog and read on.
+    /// Put the request into the backlog and read on.
     Park,
 }
 

@@ -151,7 +151,7 @@ struct Reader {
     listing: Vec<u8>,
     /// Thread id of the caller whose request was handled last.
     last_tid: u32,
-    /// Number of its requests in a row before that one.
+    /// Number of requests of this caller in a row before the last one.
     same_tid: u32,
     polling: Polling,
     apart: Apart,
@@ -161,7 +161,7 @@ struct Reader {
 struct Received {
     device: Arc<OwnedFd>,
     len: usize,
-    /// The request was there without a wait.
+    /// The request was read without a wait.
     at_once: bool,
 }
 
@@ -219,7 +219,8 @@ impl Reader {
                     let bytes = self.receive.detach();
                     match self.shared.pool.park(Parked { device, unique, bytes, urgent: of_pages, share }) {
                         None => {
-                            // Another thread may have read its interrupt before the request was in the backlog.
+                            // Another thread may have read the interrupt of the request before the request was in the
+                            // backlog.
                             if self.shared.in_hand.take_early(unique) {
                                 self.interrupt_parked(unique);
                             }
@@ -385,7 +386,7 @@ struct Peeked {
     tid: u32,
     /// User of the caller.
     uid: u32,
-    /// The kernel fills or writes back its own pages.
+    /// The kernel fills or writes back pages of its own cache.
     of_pages: bool,
 }
 

@@ -101,7 +101,7 @@ impl Table {
 /// For each name, 40 bits of its directory and bucket.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Buckets {
-    /// Empty until there is a name.
+    /// Empty until the first name is added.
     tables: Vec<Table>,
 }
 

@@ -15,7 +15,7 @@
 use super::{Entries, Entry};
 use std::collections::BTreeMap;
 
-/// Most windows of a target. Each change of a directory looks at all of them.
+/// Most windows of a target. Each change of a directory checks all of them.
 const WINDOWS_MAX: usize = 64;
 /// Most bytes of all windows of a target.
 const BYTES_MAX: usize = 64 << 20;

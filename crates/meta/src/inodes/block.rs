@@ -32,7 +32,7 @@ impl Block {
         Block { lens: [0; SLOTS], usual, records: Vec::new() }
     }
 
-    /// The values that its records omit.
+    /// The values that the block's records omit.
     pub(super) fn usual(&self) -> &Usual {
         &self.usual
     }

@@ -103,7 +103,7 @@ fn usual_links(kind: Kind) -> u32 {
 /// The encoded record of an inode.
 pub(super) struct Record {
     bytes: [u8; RECORD_MAX],
-    /// Its start: the bits are written last, in front of the fields.
+    /// The start of the record: its bits are written last, in front of the fields.
     start: usize,
     end: usize,
     bits: u32,
@@ -300,12 +300,13 @@ impl<'a> Fields<'a> {
         (number >> 1) as i128 ^ -((number & 1) as i128)
     }
 
-    /// A number that is 0 if it does not follow.
+    /// A number that is encoded only if `bit` is set, and is 0 otherwise.
     fn count(&mut self, bit: u32) -> u64 {
         if self.has(bit) { self.number() } else { 0 }
     }
 
-    /// The first fields: `Brief`, the permissions, and the bits of work.
+    /// Decodes the first fields: `Brief`, the permissions, and the byte with the state of the objects (`spread`,
+    /// `wide`) and the pending work (`trim`, `destroy`).
     fn brief(&mut self, usual: &Usual) -> (Brief, u16, u8) {
         let (kind, perm) = match self.has(KIND) {
             true => (KINDS[usize::from(self.byte())], self.number() as u16),

@@ -47,9 +47,9 @@ pub(crate) struct Heard {
 
 /// Why the master did not take a server in.
 pub(crate) enum Trouble {
-    /// For good.
+    /// The refusal is final.
     Refused(String),
-    /// It may later.
+    /// Not now: a later request may succeed.
     Later(String),
     /// Another process speaks for the server.
     Taken(String),
@@ -128,11 +128,11 @@ async fn ask_master<E: Env>(
 /// The master's data for a server without zones.
 #[derive(Clone)]
 pub(crate) struct Enlisted {
-    /// Its number.
+    /// The number of the server.
     pub(crate) server: u64,
     /// The map.
     pub(crate) map: ClusterMap,
-    /// Its targets.
+    /// The targets of the server.
     pub(crate) targets: Vec<TargetId>,
 }
 
@@ -204,7 +204,7 @@ impl<E: Env> Cluster<E> {
         for (id, record) in reports.iter().flat_map(|h| h.sessions.iter()) {
             self.as_follower.remember(*id, record.clone());
         }
-        // A crash may have kept a session from some of them.
+        // A crash may have kept the record of a session from some of the zones.
         let known = self.as_follower.known();
         for (target, report) in self.worker.routes.local().iter().zip(reports) {
             for (id, record) in known.iter().filter(|(id, _)| report.sessions.iter().all(|(here, _)| here != id)) {
@@ -327,7 +327,7 @@ impl<E: Env> Cluster<E> {
             if let crate::message::TargetReply::Status(mut status, _) =
                 self.worker.ask(*target, TargetRequest::Status).await?
             {
-                // Requests to this server itself return them.
+                // Requests to this server itself return these findings.
                 status.findings.clear();
                 all.push(*status);
             }
@@ -363,7 +363,7 @@ impl<E: Env> Cluster<E> {
     /// First releases what ended sessions hold, then starts sessions that have begun.
     async fn settle_sessions(&self, heard: Heard) -> Result<u64> {
         for ended in heard.ended {
-            // How it ended is not known.
+            // It is not known how the session ended.
             self.forget_here(ended, false).await?;
         }
         for (session, record) in heard.sessions {

@@ -36,7 +36,7 @@ const OWNERS_MAX: usize = 4096;
 /// The registry in force.
 pub(crate) struct KeyBook {
     registry: RefCell<Rc<KeyRegistry>>,
-    /// Place of each public key in it.
+    /// The place of each public key in the registry.
     index: RefCell<BTreeMap<Fingerprint, usize>>,
     /// The registry has been compared with the master's since this server started.
     compared: Cell<bool>,
@@ -181,7 +181,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// `PeerRequest::InstallKeys`: adopts a registry if it is a later one.
+    /// `PeerRequest::InstallKeys`: adopts a registry if it is newer than the present one.
     pub(crate) async fn install_keys(self: &Rc<Self>, registry: KeyRegistry) -> Result<()> {
         let _turn = self.keys.changing.take().await;
         if !keys::is_later(&self.keys.registry(), &registry) {

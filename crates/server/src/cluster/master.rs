@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A server that is down for so long loses the lock on moving directories.
+/// A server that is down for this long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
 /// How long the begin of a session waits for the answer of a server. A server that does not answer learns of the
 /// session later.
@@ -77,13 +77,13 @@ impl<E: Env> Cluster<E> {
         }
         let is_new = map.servers.iter().all(|s| s.id != server.id);
         if server.targets.is_empty() {
-            // Said before it makes its zones.
+            // Checked before the server makes its zones.
             if let Err(line) = crate::membership::map::check_addresses(&map, &server) {
                 return Ok(Reply::Refused(line));
             }
             let now_ns = self.worker.now_ns();
             if self.as_master.is_promised_to_another(server.id, now_ns) {
-                // The numbers would be the same: first come first served.
+                // Both servers would get the same numbers: first come, first served.
                 return Err(Errno::Again);
             }
             return Ok(match crate::membership::map::new_targets(&map, new_targets) {
@@ -113,7 +113,7 @@ impl<E: Env> Cluster<E> {
             for other in self.others().into_iter().filter(|s| s.id != server.id && self.is_up(s.id)) {
                 let (cluster, next) = (self.clone(), next.clone());
                 self.worker.env.spawn(async move {
-                    // Should it not arrive, the next beat says so.
+                    // If this message is lost, the next beat informs the server.
                     let _ = cluster.ask_soon(other.id, PeerRequest::Install(next)).await;
                 });
             }
@@ -203,7 +203,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// The sessions have changed: every server compares at its next beat.
+    /// The sessions have changed: every server compares its sessions at its next beat.
     pub(crate) fn sessions_changed(&self) {
         self.as_master.sessions_changed();
     }

@@ -49,7 +49,7 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_LOOK: Duration = Duration::from_secs(1);
 /// Which server this is.
 pub(crate) struct ServerIdentity {
-    /// As it is in the map.
+    /// The server, as the cluster map describes it.
     pub(crate) info: RefCell<ServerInfo>,
     /// Number of the cluster.
     pub(crate) cluster: u64,
@@ -57,11 +57,11 @@ pub(crate) struct ServerIdentity {
     pub(crate) boot: u64,
 }
 
-/// Who waits to ask.
+/// Requests that wait for their turn to query another server.
 struct QuestionTurns {
-    /// By server, the requests that wait for names there.
+    /// Requests that wait to query names on another server, by server.
     names: RefCell<BTreeMap<u64, Turns>>,
-    /// For the lock on moving directories.
+    /// Requests for the lock on moving directories.
     moves: Turns,
 }
 
@@ -135,7 +135,7 @@ impl<E: Env> Cluster<E> {
         self.worker.routes.is_local(TargetId(0))
     }
 
-    /// Its number.
+    /// The number of this server.
     pub fn id(&self) -> u64 {
         self.me.info.borrow().id
     }
@@ -211,7 +211,7 @@ impl<E: Env> Cluster<E> {
 
     async fn lane_of(&self, server: u64, question: &TargetRequest) -> (Lane, Option<Turn>) {
         match question {
-            // There are as many as turns of operations (`Worker::turn_for`).
+            // There are at most as many of these requests as turns of operations (`Worker::turn_for`).
             TargetRequest::Prepare { .. } => (Lane::Normal, None),
             TargetRequest::Place(..)
             | TargetRequest::View { asker: Some(_), .. }
@@ -293,7 +293,7 @@ impl<E: Env> Cluster<E> {
         let call = Call { target: TargetId(0), cred: Cred::root(), op };
         let options = CallOptions { lane, pad: 0, deadline: None, insist };
         let (answer, _) = link.call_with(options, call, None).await.map_err(|e| match e.errno() {
-            // The same for all: the other server cannot be reached.
+            // All of these errors mean the same: the other server cannot be reached.
             Errno::NotConnected => Errno::Io,
             errno => errno,
         })?;
@@ -375,7 +375,7 @@ impl<E: Env> Cluster<E> {
             TargetRequest::MoveUnlock(number) => self.callers.unlocked(ticket, number),
             // A session may have begun while this server was away. A session that has ended cannot open anything.
             TargetRequest::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
-            // Neither is anything cut for one that has ended.
+            // A session that has ended cannot cut anything either.
             TargetRequest::Trim(ref cut) if !self.is_master() => self.hear_of(cut.by).await?,
             // A late request of a session that has ended must not create again what is being removed here.
             TargetRequest::Destroy(_) if !self.is_master() => self.be_in_step().await?,

@@ -55,7 +55,7 @@ use std::time::Duration;
 
 /// How long the end of a session waits for its changes under way.
 const FINISH: Duration = Duration::from_secs(20);
-/// How often it looks.
+/// How often the end of a session checks for changes under way.
 const LOOK: Duration = Duration::from_millis(1);
 /// How often the server checks, for a session without a connection, whether its process has ended.
 const HOLDER_LOOK: Duration = Duration::from_secs(1);
@@ -214,7 +214,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Tells it of the other servers.
+    /// Sets the interface to the other servers.
     pub fn set_cluster(&self, cluster: Rc<Cluster<E>>) {
         self.cluster.replace(Some(cluster));
     }

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Requests that wait for sessions of an earlier run; beyond, `NoLck`.
 const POSTPONED_MAX: usize = 65_536;
 
-/// A request of a session: itself and the number the client gave it.
+/// Identifies a waiting request: its session, and the number that the client gave the request.
 type Asked = (SessionId, u64);
 
 struct Inner {
@@ -155,8 +155,8 @@ impl FileLockTable {
                 return false;
             }
         }
-        // It was granted. Another thread of the owner may have given that up since, or a server before this one granted
-        // it.
+        // The lock was granted. Another thread of the owner may have released it since, or a server before this one
+        // granted it.
         let again = inner.locks.set(now_ns, lock_of(session, spec), Asking::Try);
         inner.pump();
         again == Ok(Outcome::Held)

@@ -37,7 +37,7 @@ struct Asked {
 #[derive(Clone)]
 pub struct Glimpses {
     asked: Rc<RefCell<BTreeMap<u64, Asked>>>,
-    /// The bits that are common to all ids of this start.
+    /// The bits that are common to the ids of all queries of this run.
     common: u64,
     last: Rc<Cell<u32>>,
 }
@@ -88,7 +88,7 @@ impl Glimpses {
         if asked.get(&id).is_some_and(|a| a.session == session)
             && let Some(a) = asked.remove(&id)
         {
-            // The request that waits for it may have ended.
+            // The request that waits for the answer may have ended.
             let _ = a.answer.send((size, mtime));
         }
     }

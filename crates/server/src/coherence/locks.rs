@@ -23,7 +23,7 @@ pub const AGAIN_MAX: usize = 256;
 /// A lock as granted.
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
-    /// Its id.
+    /// The id of the lock.
     pub id: LockId,
     /// The granted range.
     pub range: ByteRange,
@@ -59,7 +59,7 @@ impl Inner {
                 }
                 Action::Granted { id, range, .. } => {
                     if let Some(waiter) = self.waiting.remove(&id) {
-                        // A waiter that has gone away gives its request back itself.
+                        // A waiter that has gone away returns the lock of its request itself.
                         let _ = waiter.send(Grant { id, range });
                     }
                 }

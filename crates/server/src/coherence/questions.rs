@@ -26,7 +26,7 @@ const SILENT_MAX: u32 = 256;
 #[derive(Clone, Copy, Default)]
 struct Silent {
     until_ns: u64,
-    /// Number of questions since it became silent.
+    /// Number of queries since the mount became silent.
     asked: u32,
 }
 

@@ -56,7 +56,7 @@ impl Inner {
                 }
                 TokenAction::Ready(id) => {
                     if let Some(waiter) = self.waiting.remove(&id) {
-                        // A waiter that has gone away ends its change itself.
+                        // If the waiter has gone away, it ends its change itself.
                         let _ = waiter.send(());
                     }
                 }

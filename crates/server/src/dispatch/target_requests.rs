@@ -357,7 +357,7 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
     let (held, waiting) = target.coherence.file_locks.count();
     all.push(("file_locks_held".into(), held as u64));
     all.push(("file_locks_waiting".into(), waiting as u64));
-    // The worker's own counts are told once, by its first target.
+    // The worker's own counts are reported once, by its first target.
     if worker.first_target() == Some(target.id) {
         all.extend(worker.counters.read(reset));
     }

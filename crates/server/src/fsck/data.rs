@@ -21,7 +21,7 @@ const DEPTH_MAX: usize = 64;
 /// The information for reading the data of a zone.
 pub(super) struct ZoneData {
     pub store: DataStore,
-    /// The byte at which its blocks begin.
+    /// The byte at which the blocks of the zone begin.
     pub offset: u64,
 }
 

@@ -26,15 +26,15 @@ const RECORD_ITEMS: usize = 256;
 /// The data about a zone that a repair needs.
 #[derive(Debug)]
 pub(super) struct Basis {
-    /// Which of the folders it is in.
+    /// The index of the folder that contains the zone.
     pub folder: usize,
-    /// What each start mends.
+    /// Notes of what each start of a server repairs.
     notes: Vec<String>,
     /// Operations over several targets are open.
     pub has_operations: bool,
-    /// Some of its items do not decode.
+    /// Whether some items of the zone do not decode.
     pub has_undecoded: bool,
-    /// Of all items.
+    /// A digest of all items.
     digest: u64,
 }
 
@@ -162,7 +162,7 @@ impl RepairPlan {
         self.zones.is_empty()
     }
 
-    /// Does it. Stable when it returns.
+    /// Carries the repair out. It is stable when this returns.
     ///
     /// Errors: `Mismatch` if a zone has changed since the plan was made. In that case only the repairs of every start
     /// were done. For a zone that cannot be opened or written, completed changes stay, and a further run does the rest.

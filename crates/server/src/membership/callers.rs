@@ -147,7 +147,7 @@ impl Callers {
         None
     }
 
-    /// It has been executed.
+    /// A request has been executed.
     pub(crate) fn finish(&self, ticket: Ticket, answer: Answer) {
         if let Some(route) = self.route_of(&ticket, &answer) {
             // Without a connection the answer waits for the request to be sent again.

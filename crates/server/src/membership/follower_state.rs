@@ -103,7 +103,7 @@ impl FollowerState {
         self.evicting.set(self.evicting.get() + 1);
     }
 
-    /// It has.
+    /// The master has been informed of one such session.
     pub fn end_evicting(&self) {
         debug_assert!(self.evicting.get() > 0, "what ends has begun");
         self.evicting.set(self.evicting.get().saturating_sub(1));

@@ -314,7 +314,7 @@ pub(crate) mod tests {
     use super::*;
     use amphi_wire::keys::SquashTo;
 
-    /// A key that may mount, with nothing said of it.
+    /// A key that may mount, without any other settings.
     pub(crate) fn entry(name: &str, byte: u8) -> KeyEntry {
         KeyEntry {
             name: name.into(),

@@ -69,7 +69,7 @@ impl MasterState {
         Duration::from_nanos(now_ns.saturating_sub(at))
     }
 
-    /// Which map a server knows, and its targets.
+    /// The map that a server knows, and its targets.
     pub fn said(&self, server: u64) -> (u64, Vec<TargetStatus>) {
         self.heard.borrow().get(&server).map(|h| (h.epoch, h.targets.clone())).unwrap_or_default()
     }

@@ -18,9 +18,9 @@ pub const ALREADY_HERE: &str = "this server is already connected";
 /// How a server identifies itself to another one: by the name in its `Hello`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerName {
-    /// Its number.
+    /// The number of the server.
     pub server: u64,
-    /// Random number of its run.
+    /// Random number of the server's run.
     pub boot: u64,
     /// For people.
     pub name: String,

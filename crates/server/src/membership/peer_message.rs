@@ -19,7 +19,7 @@ pub enum PeerRequest {
     Target(TargetId, TargetRequest),
     /// `Beat`: to the master. The server is alive.
     Beat {
-        /// Epoch of the map that it knows.
+        /// Epoch of the map that the server knows.
         epoch: u64,
         /// The targets of the server, if the request asked for them.
         targets: Vec<TargetStatus>,
@@ -67,11 +67,11 @@ pub enum PeerRequest {
 pub enum PeerReply {
     /// Done.
     Done,
-    /// Of a target.
+    /// The answer of a target.
     Target(TargetReply),
-    /// Of the master.
+    /// The answer of the master to `Beat`.
     Beat {
-        /// Epoch of its map.
+        /// Epoch of the master's map.
         epoch: u64,
         /// Changes with every session that begins or ends.
         sessions: u64,
@@ -79,14 +79,14 @@ pub enum PeerReply {
         targets: bool,
         /// The only mount knows that it is alone, by the switch of this number.
         alone: Option<u64>,
-        /// Version and stamp of its registry of keys.
+        /// Version and stamp of the master's registry of keys.
         keys: (u64, u64),
     },
     /// Sessions that have not ended.
     Sessions {
-        /// As in `Beat`.
+        /// The version of the set of sessions, as in `Beat`.
         version: u64,
-        /// They.
+        /// The sessions.
         sessions: Vec<(SessionId, SessionRecord)>,
     },
     /// The registry of keys.

@@ -12,9 +12,9 @@ use crate::turns::Turns;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-/// A server as far as it was told.
+/// What is known about how far a server is informed.
 struct Known {
-    /// The change up to which it has everything.
+    /// The last change up to which the server has all changes.
     change: u64,
     /// Runs that began.
     runs: u64,
@@ -54,7 +54,7 @@ impl Tuned {
         self.values.borrow_mut().extend(rows.iter().map(|(name, value, _)| (name.clone(), (value.clone(), change))));
     }
 
-    /// A run of a server begins: it has nothing.
+    /// A run of a server begins, in which the server has none of the changes.
     pub(crate) fn begins(&self, server: u64) {
         let mut servers = self.servers.borrow_mut();
         let known = servers.entry(server).or_default();

@@ -39,7 +39,7 @@ pub async fn gathered_with_writers<E: Env>(
     sum
 }
 
-/// How often an object is looked at again because its end moved meanwhile.
+/// How often an object is checked again because its end moved meanwhile.
 const TRIES: usize = 8;
 
 /// The end of one object, according to the object and its writers.

@@ -32,9 +32,9 @@ pub(super) struct Accepting {
     pub generation: u64,
     pub mtime: Timespec,
     pub kill_suidgid: bool,
-    /// Whether its blocks are to get checksums when it is flushed.
+    /// Whether the blocks of the write are to get checksums when the write is flushed.
     pub checksums: DataChecksums,
-    /// Whether its session was granted the blocks.
+    /// Whether the session was granted the blocks.
     pub cover: Cover,
     /// The write is in one message with others, and even if it is written through, its bytes are contiguous on the
     /// disk.

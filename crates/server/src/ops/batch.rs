@@ -39,11 +39,11 @@ const PART_BYTES: u64 = 512;
 
 /// A part of a step with its bytes.
 struct Part<'a> {
-    /// Which of the step's parts.
+    /// The index of the part in the step.
     index: usize,
     part: &'a BatchPart,
     bytes: &'a [u8],
-    /// No other part of the step is of its object.
+    /// No other part of the step belongs to the same object.
     is_single: bool,
 }
 
@@ -62,7 +62,7 @@ fn cut<'a>(parts: &'a [BatchPart], mut bytes: &'a [u8]) -> Vec<Part<'a>> {
 
 /// A part with a plan.
 struct Planned<'a> {
-    /// Which of the step's parts.
+    /// The index of the part in the step.
     index: usize,
     part: &'a BatchPart,
     bytes: &'a [u8],
@@ -216,7 +216,7 @@ impl<E: Env> RequestCx<E> {
         self.target.zone.kept(lsn).await
     }
 
-    /// A span for each object, over all its parts.
+    /// Takes a span for each object, over all parts of the object.
     async fn batch_spans(&self, parts: &[BatchPart]) -> Vec<SpanGuard> {
         let now_ns = self.worker.now_ns();
         let mut spans = Vec::with_capacity(parts.len());
@@ -235,7 +235,7 @@ impl<E: Env> RequestCx<E> {
             return Err(Errno::Again);
         }
         if !self.check_again(part.object)? {
-            // If it is sent alone, the inode's target is asked again.
+            // If the part is sent alone, the inode's target is asked again.
             return Err(Errno::Again);
         }
         Ok(self.generation(part.object, part.generation, false))

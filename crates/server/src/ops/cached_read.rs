@@ -38,7 +38,7 @@ struct Run {
 }
 
 impl Run {
-    /// Some blocks of it, counted from its first one.
+    /// Some blocks of the run, counted from its first block.
     fn part(&self, from: u64, to: u64) -> Run {
         Run { file_block: self.file_block + from, physical: self.physical + from, blocks: to - from }
     }
@@ -58,7 +58,7 @@ fn runs_of(plan: &ReadPlan) -> Vec<Run> {
 pub(super) struct Fetch {
     run: Run,
     at: usize,
-    /// Somebody asked for it.
+    /// Whether somebody requested the run.
     is_asked: bool,
     expected: Vec<Expected>,
     way: OnTheWay,
@@ -227,7 +227,7 @@ impl<E: Env> RequestCx<E> {
         let awaited = missing.first().and_then(|run| self.target.storage.disk.cache.borrow_mut().awaited(run.physical));
         if let Some(awaited) = awaited {
             add(&counters.cache_waits, 1);
-            // It resolves when the other read has ended, or was cancelled.
+            // The wait ends when the other read has ended, or was cancelled.
             let _ = awaited.await;
             missing = self.copy_kept(plan, runs, &mut buf);
         }
@@ -248,7 +248,7 @@ impl<E: Env> RequestCx<E> {
             if fetches.iter().all(|f| f.is_asked) {
                 return Err(self.target.disk_error("read", &e));
             }
-            // It may be a block that was not requested.
+            // The error may concern a block that was not requested.
             drop(fetches);
             return self.read_direct(object, plan).await;
         }

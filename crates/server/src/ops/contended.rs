@@ -43,7 +43,7 @@ impl Objects {
         }
     }
 
-    /// Puts into the answer what is so now.
+    /// Adds to the answer what is contended now.
     pub(super) fn tell<E: Env>(self, worker: &Rc<Worker<E>>, target: &Target<E>, answer: &mut Answer) {
         if matches!(self, Objects::None) {
             return;

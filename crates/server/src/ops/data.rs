@@ -46,7 +46,7 @@ struct Written {
 
 /// The result of one step of a write.
 pub(super) enum Step {
-    /// It is done.
+    /// The step is done.
     Done(Reply),
     /// There is no space for the step. Nothing has changed; these are the bytes of the step.
     Full(Buf),
@@ -55,16 +55,16 @@ pub(super) enum Step {
 /// Which blocks a step may use as new ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
-    /// What is free.
+    /// Free blocks only.
     Free,
-    /// Also reserved blocks, for overwrites only.
+    /// Reserved blocks too, for overwrites only.
     Kept,
 }
 
 /// How a write is carried out, as its request says.
 #[derive(Clone, Copy)]
 pub(super) struct WriteKind {
-    /// The target locks for it.
+    /// The target locks for the write.
     pub server_lock: bool,
     /// The time of the write.
     pub mtime: Timespec,
@@ -72,7 +72,7 @@ pub(super) struct WriteKind {
     pub kill_suidgid: bool,
     /// Whether the blocks get checksums.
     pub checksums: DataChecksums,
-    /// Whether its session was granted the blocks.
+    /// Whether the session of the write was granted the blocks.
     pub cover: Cover,
 }
 
@@ -519,7 +519,7 @@ impl<E: Env> RequestCx<E> {
     /// `Request::Sync`.
     pub async fn sync(&self, file: Option<Ino>) -> Result<Reply> {
         if file.is_some_and(|file| self.target.meta.borrow().is_sharded(file)) {
-            // Its names are elsewhere.
+            // The names of the directory are elsewhere.
             return Err(Errno::Remote);
         }
         if !planted::is(Mistake::UnflushedSync) {

@@ -25,7 +25,7 @@ use amphi_zone::Order;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// All sessions together are granted one part in so many of the space that is not granted, at a time.
+/// At a time, all sessions together are granted one part in this many of the space that is not granted.
 const SHARE: u64 = 4;
 /// Less is not worth a record, blocks.
 const LEAST: u64 = 32;

@@ -88,7 +88,7 @@ impl<E: Env> RequestCx<E> {
     /// A write lock on the first object of a file that no other mount knows yet. The logged answer does not have it: a
     /// restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
-        // A session that has ended meanwhile would keep it for ever.
+        // If the session has ended meanwhile, it would keep the lock for ever.
         let grows = self.worker.tunables.on(Tunable::LockGrowth);
         if !grows || !self.target.reclaim.is_over() || !self.target.has_session(self.session) {
             return None;

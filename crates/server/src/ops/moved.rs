@@ -27,8 +27,8 @@ impl<E: Env> RequestCx<E> {
         if others.is_empty() {
             return;
         }
-        // They are looked up one after the other: a kernel that looks for both directories of an exchange at a time may
-        // drop one of them.
+        // The directories are looked up one after the other: a kernel that looks up both directories of an exchange at
+        // the same time may drop one of them.
         for (ino, dir, name) in changed {
             let asked = self.target.coherence.changed_directories.ask(self.worker.now_ns(), others.iter().copied());
             for &(session, id) in asked.sessions.iter().chain(&asked.not_awaited) {

@@ -28,18 +28,18 @@ const ACCESSED_MAX: usize = 64;
 /// run. It repeats them as soon as it has reconnected, and again if the connection breaks. After a minute it gives up
 /// (`transport.give_up_s`).
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
-/// Files that are presented in one record, or called back at once.
+/// Most files that are presented in one record, or called back at once.
 const OPENS_A_STEP: usize = 64;
 
 /// The session that opens an inode, and the access.
 pub struct Opening<'a> {
-    /// Whose it is.
+    /// The session that opens the inode.
     pub session: SessionId,
-    /// On whose behalf.
+    /// The user on whose behalf the inode is opened.
     pub cred: &'a Cred,
-    /// For what.
+    /// The access that is wanted.
     pub access: Access,
-    /// To execute it.
+    /// Whether the inode is opened to be executed.
     pub exec: bool,
     /// The client named the inode, and has dropped what it cached of it if it opens for writing.
     pub known: bool,
@@ -94,7 +94,7 @@ pub async fn open_here<E: Env>(
     let (view, token) = match view(worker, target, ino, Some(how.session)).await {
         Ok(seen) => seen,
         Err(e) => {
-            // The client will not know that it has it open.
+            // The client will not know that it has the inode open.
             withdraw(worker, target, ino, &how);
             return Err(e);
         }
@@ -355,7 +355,7 @@ impl<E: Env> RequestCx<E> {
         }
         // In the step in which it is a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
-        // If the session was evicted meanwhile, other sessions may have had since what it held.
+        // If the session was evicted meanwhile, other sessions may have used what it held.
         let ids = match self.target.reclaim.is_eligible(self.session) {
             true => {
                 let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };

@@ -89,7 +89,7 @@ impl<E: Env> RequestCx<E> {
         let _lock = self.bring_back(object, range).await?;
         self.reserve(write_growth(range.len())).await?;
         let _changing = self.change_unopened(object).await;
-        // With the lock held no other session changes them.
+        // While the lock is held no other session changes these pages.
         let parts = self.target.coherence.left_pages.borrow().unchanged(object.ino, self.session, left, range)?;
         let kind = WriteKind { server_lock: true, kill_suidgid: self.is_for_a_user(), ..kind };
         let mut at = range.start;

@@ -38,7 +38,7 @@ const READ: Access = Access { read: true, write: false };
 /// back.
 const ASK_BACK_WAIT: Duration = Duration::from_millis(20);
 
-/// Why a part is not had.
+/// Why a part is refused.
 enum Refused {
     /// The only obstacle is a lock of another mount.
     Locked,
@@ -62,28 +62,28 @@ struct Wanted {
 /// A lock that was granted on an object of the batch.
 type Granted = (u64, ByteRange);
 
-/// How the lock of a part is had.
+/// How a part gets its lock.
 enum Lock {
-    /// If nothing is in the way.
+    /// A new lock, if no other lock is in the way.
     Free,
-    /// It is held already.
+    /// The lock is held already.
     Held(Granted),
 }
 
-/// What is asked for.
+/// What the request asks for.
 struct Asked {
     dir: Ino,
     bytes_max: u64,
     tokens: bool,
 }
 
-/// What has come together.
+/// The parts of the answer that have been collected.
 #[derive(Default)]
 struct Found {
     files: Vec<Result<FileAhead>>,
     wanted: Vec<Wanted>,
     bytes: u64,
-    /// Parts that only a lock of another mount keeps from being had.
+    /// Parts that could be read but for a lock of another mount.
     blocked: Vec<usize>,
 }
 

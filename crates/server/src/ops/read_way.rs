@@ -28,15 +28,15 @@ const FAR_UNIT_BYTES: u64 = 1 << 20;
 pub(super) struct State {
     /// Memory may be used.
     pub open: bool,
-    /// All of it is there.
+    /// Whether all bytes of the read are in memory.
     pub is_kept: bool,
-    /// There is one mount.
+    /// Whether there is only one mount.
     pub alone: bool,
     /// Bytes of the read.
     pub len: u64,
     /// The advice of the program that reads.
     pub advice: ReadAdvice,
-    /// Whatever was read before it.
+    /// What was read before this read.
     pub beside: Beside,
 }
 
@@ -49,13 +49,13 @@ pub(super) enum ReadWay {
     Unit(u64),
     /// From the disk, without keeping anything.
     DirectOff,
-    /// Likewise: it is large.
+    /// From the disk, without keeping anything: the read is large.
     DirectLarge,
-    /// Likewise: the mount keeps it.
+    /// From the disk, without keeping anything: the mount keeps what it reads.
     DirectAlone,
-    /// From the disk: there was no other read nearby.
+    /// From the disk, without keeping anything: there was no other read nearby.
     DirectFirst,
-    /// Likewise: it is not read again.
+    /// From the disk, without keeping anything: the bytes are not read again.
     DirectOnce,
 }
 

@@ -29,7 +29,7 @@ impl<E: Env> RequestCx<E> {
             let facts = match place.facts {
                 Some(facts) => facts,
                 None => match self.facts_anywhere(child).await {
-                    // Removed since the look at the name.
+                    // Removed since the check of the name.
                     Err(Errno::Stale) => continue,
                     other => other?,
                 },

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 /// Blocks that are read at once.
 const CHUNK_BLOCKS: u64 = 256;
-/// Between the end of a pass and the next.
+/// Pause between the end of a pass and the next pass.
 const PAUSE: Duration = Duration::from_secs(60);
 
 /// Bytes of items that a chunk may add, about.

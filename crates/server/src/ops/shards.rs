@@ -53,7 +53,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Shards(meta.shards(dir)))
     }
 
-    /// `Request::SetShards`. The shards lie on consecutive targets, the first beside the directory.
+    /// `Request::SetShards`. The shards lie on consecutive targets, the first one on the target of the directory.
     pub async fn set_shards(&self, dir: Ino, count: u16) -> Result<Reply> {
         let pool = self.worker.pool().max(1);
         let count = if count == 0 { usize::from(pool).min(Ino::SHARDS_MAX) } else { usize::from(count) };
@@ -65,7 +65,7 @@ impl<E: Env> RequestCx<E> {
         for _ in 0..PLAN_TRIES {
             self.target.settle(vec![NameKey::Inode(dir)]).await;
             let facts = self.target.meta.borrow().facts(dir)?;
-            // First find out whether it may be done at all, so that refusals cost no numbers.
+            // First checks whether the operation is permitted at all, so that refusals cost no numbers.
             plan::shards(&self.cred, &facts, &[])?;
             while shards.len() < count {
                 let target = TargetId(((usize::from(dir.target().0) + shards.len()) % usize::from(pool)) as u16);

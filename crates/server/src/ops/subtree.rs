@@ -169,7 +169,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// The parent of a directory, as the session is shown it. The top of its tree has no parent.
+    /// The parent of a directory, as it is shown to the session. The top of the session's tree has no parent.
     pub(super) fn shown_parent(&self, dir: Ino, parent: Ino) -> Ino {
         if self.tree.is_some_and(|tree| tree.root == dir) { dir } else { parent }
     }

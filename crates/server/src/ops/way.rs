@@ -23,7 +23,7 @@ const SLOW_NS: u64 = 2_000_000;
 /// Factor by which writes to a slow disk may be larger.
 const SLOW_FACTOR: u64 = 4;
 
-/// A worker that found work waiting in so many of its last hundred turns is the bottleneck.
+/// A worker that found work waiting in this many percent of its last turns is the bottleneck.
 const BUSY_PERCENT: u8 = 90;
 /// Time of a write on a fast disk at most, ns: less than mounts wait for the turn of a busy worker.
 const FAST_NS: u64 = 1_000_000;
@@ -35,11 +35,12 @@ const COPIED_BYTES: u64 = 16 << 10;
 /// The inputs of the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// The memory is there and is to be used.
+    /// The server has write-back memory, and it is switched on.
     pub open: bool,
     /// Bytes of the write.
     pub len: u64,
-    /// Writes of this many bytes go through, in an empty memory above a fast disk.
+    /// Writes of at least this many bytes are written through. The threshold is 4 times as high for a slow disk, and
+    /// falls when the memory is more than half full.
     pub through_bytes: u64,
     /// Pages of the memory in use, and all.
     pub pages: (u64, u64),
@@ -65,9 +66,10 @@ pub(super) struct State {
 pub(super) enum Way {
     /// Into memory.
     Back,
-    /// No write is accepted, because this is switched off or because there is no memory that outlives the server.
+    /// No write is accepted into memory, because write-back is switched off or because there is no memory that outlives
+    /// the server.
     ThroughOff,
-    /// It is large.
+    /// The write is large.
     ThroughLarge,
     /// The write would be small enough if the memory were emptier.
     ThroughFull,

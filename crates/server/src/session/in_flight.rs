@@ -48,7 +48,7 @@ impl InFlights {
                 one.waiting.push(sender);
                 receiver
             };
-            // Its sender is dropped with the last change.
+            // The sender of this channel is dropped with the last change.
             let _ = receiver.await;
         }
     }

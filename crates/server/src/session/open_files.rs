@@ -42,7 +42,7 @@ impl OpenFiles {
         self.opened_for.borrow_mut().insert(slot, (seq, ino));
     }
 
-    /// That open was cancelled.
+    /// The open of this slot was cancelled.
     pub fn forget_opened_for(&self, slot: OpenSlot) {
         self.opened_for.borrow_mut().remove(&slot);
     }

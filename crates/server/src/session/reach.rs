@@ -16,9 +16,9 @@ use smallvec::SmallVec;
 /// The tree beyond which a session reaches nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tree {
-    /// Its top.
+    /// The top directory of the tree.
     pub root: Ino,
-    /// The project of everything in it.
+    /// The project of everything in the tree.
     pub project: u32,
 }
 

@@ -58,7 +58,7 @@ impl Reclaim {
         self.pending.borrow().iter().copied().collect()
     }
 
-    /// Waits until there is none.
+    /// Waits until every session has presented its opens, or has ended.
     pub async fn over(&self) {
         while !self.is_over() {
             let (sender, receiver) = oneshot::channel();

@@ -8,28 +8,29 @@ use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Most pairs of session and file of other targets that a target remembers. If there are more, all are requested again.
+/// Most pairs of a session and a file of another target that a target remembers. If there are more, all are forgotten
+/// and requested again.
 const RIGHTS_MAX: usize = 65_536;
 
 /// The kind of access of a request to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// It reads the object. Any open permits that, because a mount reads pages around what is written.
+    /// The request reads the object. Any open permits that, because a mount reads pages around what is written.
     Look,
-    /// Changes it: needs an open for writing.
+    /// The request changes the object: needs an open for writing.
     Change,
 }
 
 /// The rights of a session on the stripes of a file, as the inode's target has answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Right {
-    /// How it has the file open, or had it open lately.
+    /// How the session has the file open, or had it open lately.
     pub access: Access,
     /// The file may have objects beyond stripe 0.
     pub wide: bool,
-    /// Where its objects lie.
+    /// The layout of the file, which says where its objects lie.
     pub layout: Layout,
-    /// To whom they are charged.
+    /// The owner to whom the objects are charged.
     pub owner: Owner,
 }
 
@@ -75,7 +76,7 @@ impl Rights {
         self.0.retain(|(_, of), _| *of != session);
     }
 
-    /// What is known.
+    /// The known rights of a session on a file.
     pub fn get(&self, ino: Ino, session: SessionId) -> Option<&Right> {
         self.0.get(&(ino, session)).and_then(Option::as_ref)
     }

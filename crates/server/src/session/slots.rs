@@ -28,7 +28,7 @@ pub struct SlotRecord {
     /// The answer to the request; tokens are not logged.
     #[serde(with = "logged")]
     pub answer: Answer,
-    /// What it opened.
+    /// The inode that the request opened, and how.
     pub open: Option<(Ino, Access)>,
 }
 

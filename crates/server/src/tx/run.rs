@@ -28,7 +28,7 @@ const DECISION_BYTES: u64 = 256;
 
 /// The result of a planned operation.
 pub enum Ran {
-    /// It happened.
+    /// The operation happened.
     Done(Reply),
     /// Something planned on had changed: nothing happened, plan again.
     Conflict,

@@ -303,7 +303,7 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
     let mut waited = Vec::new();
     while !target.queues.names.is_empty() {
         let mut way = Vec::new();
-        // Whatever ends the walk ends the real one too.
+        // An error that ends this walk ends the walk of the operation too.
         let _ = target.meta.borrow().ancestors(from, |at| {
             way.push(NameKey::Inode(at));
             Ok(())

@@ -16,7 +16,8 @@ use std::rc::{Rc, Weak};
 /// A reply that is on its way.
 pub type Replying = Pin<Box<dyn Future<Output = Result<TargetReply>>>>;
 
-/// Answers a request of another target to a target of this worker. Boxed, because some answers ask on.
+/// Answers a request of another target to a target of this worker. Boxed, because some answers send requests
+/// themselves.
 pub type AnswerTarget<E> = fn(&Rc<Worker<E>>, &Rc<Target<E>>, TargetRequest) -> Replying;
 
 /// Clients that are connected to this server, as each worker reaches them.
@@ -37,7 +38,7 @@ pub trait Peers {
     fn ask(self: Rc<Self>, target: TargetId, question: TargetRequest) -> Replying;
 }
 
-/// All three as a worker has them.
+/// The three interfaces to the code above a worker, as the worker has them.
 pub struct Above<E: Env> {
     /// Answers to other targets.
     pub answer: AnswerTarget<E>,

@@ -24,15 +24,15 @@ pub const SLOT_BYTES: u64 = 512;
 
 /// A request while it is executed.
 pub struct RequestCx<E: Env> {
-    /// The worker that executes it.
+    /// The worker that executes the request.
     pub worker: Rc<Worker<E>>,
-    /// The target that executes it.
+    /// The target that executes the request.
     pub target: Rc<Target<E>>,
-    /// Who asked.
+    /// The session that made the request.
     pub session: SessionId,
     /// Identity of the request.
     pub id: RequestId,
-    /// On whose behalf.
+    /// The user on whose behalf the request is executed.
     pub cred: Cred,
     /// The tree that the request may access. `None` means that it may access everything.
     pub tree: Option<Tree>,

@@ -18,7 +18,7 @@ pub type SharedRoutes = Arc<Routes>;
 
 /// Where targets are.
 pub struct Routes {
-    /// By target, the worker that owns it. Ends with the last target of this server.
+    /// The worker that owns each target, by target. Ends with the last target of this server.
     owners: Vec<u16>,
     local: Vec<TargetId>,
     pool: AtomicU16,

@@ -132,7 +132,7 @@ impl<E: Env> Target<E> {
         }
     }
 
-    /// Logged bytes that there may be.
+    /// Most logged bytes that there may be.
     fn logged_max(&self) -> u64 {
         LOGGED_BYTES_MAX.min(self.zone.record_bytes_max() / LOGGED_SHARE)
     }
@@ -159,7 +159,7 @@ impl<E: Env> Target<E> {
             Err(Errno::NoSpace) => return Ok(false),
             reserved => reserved?,
         }
-        // Others may have been at it meanwhile.
+        // Other tasks may have changed the bytes meanwhile.
         let Some(parts) = self.small_change(file) else { return Ok(false) };
         let mut loaded = Vec::with_capacity(parts.len());
         for (object, part) in &parts {

@@ -19,9 +19,9 @@ use amphi_meta::{MetaStore, Named};
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result};
 
-/// Most names that are looked at to find the one of a damaged file.
+/// Most names that are examined to find the one of a damaged file.
 const NAMES_MAX: usize = 100_000;
-/// Most directories of its path.
+/// Most directories of the path of a file.
 const DEPTH_MAX: usize = 64;
 
 impl<E: Env> Target<E> {
@@ -60,7 +60,7 @@ impl<E: Env> Target<E> {
         expected.collect()
     }
 
-    /// The same for one block in a separate buffer.
+    /// As `expect`, for one block in a separate buffer.
     pub fn expect_block(&self, file_block: u64, physical: u64) -> Vec<Expected> {
         self.expect(&[ReadSegment { file_block, blocks: 1, physical: Some(physical) }], file_block, 0)
     }

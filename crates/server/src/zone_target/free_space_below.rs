@@ -24,7 +24,7 @@ const MARGIN_BYTES: u64 = 32 << 20;
 /// How long the result of a check is used, in nanoseconds.
 const LOOK_NS: u64 = 100_000_000;
 
-/// How the file system below is looked at.
+/// How the free space of the file system below is read.
 struct Below {
     free_bytes: Box<dyn Fn() -> Option<u64>>,
     now_ns: Box<dyn Fn() -> u64>,
@@ -41,11 +41,11 @@ pub struct RoomBelow {
     tight: Cell<bool>,
     /// Only one write at a time uses reserved blocks.
     pub turns: Gate<()>,
-    /// A write is using them now, and no other one begins meanwhile.
+    /// A write is using the reserved blocks now, and no other write begins to use them meanwhile.
     alone: Rc<Cell<bool>>,
 }
 
-/// A write uses reserved blocks as long as it holds this.
+/// A write uses reserved blocks as long as it holds this value.
 #[must_use = "others begin again when this is dropped"]
 pub struct Alone(Rc<Cell<bool>>);
 
@@ -108,7 +108,7 @@ impl RoomBelow {
         self.set_tight(target, left < wanted);
     }
 
-    /// A write found it full.
+    /// A write found the file system below full.
     pub fn is_full<E: Env>(&self, target: &Target<E>) {
         if let Some(below) = &*self.below.borrow() {
             self.seen.set(Some(((below.now_ns)(), 0)));

@@ -17,7 +17,7 @@ use std::rc::Rc;
 /// How a key is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Hold {
-    /// With others that share.
+    /// Together with other tasks that share the key.
     Shared,
     /// Alone.
     Exclusive,
@@ -107,7 +107,7 @@ impl<K: Ord + Clone> Drop for Held<K> {
     }
 }
 
-/// Keys that are held together. Dropping it releases all of them.
+/// Keys that are held together. Dropping this value releases all of them.
 #[must_use = "dropping the guard lets go of its keys"]
 pub struct Guard<K: Ord + Clone> {
     held: Vec<Held<K>>,

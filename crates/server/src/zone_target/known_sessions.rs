@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Sessions of one target.
 pub struct KnownSessions {
-    /// Answers of their slots.
+    /// The answers in the slots of the sessions.
     pub slots: RefCell<Slots>,
     alive: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// Sessions that were stopped and are not forgotten yet, with their begins.
@@ -27,7 +27,7 @@ pub struct KnownSessions {
 }
 
 impl KnownSessions {
-    /// As the log has them.
+    /// The sessions as the log contains them.
     pub fn recovered(
         slots: Slots,
         alive: BTreeMap<SessionId, SessionRecord>,
@@ -62,7 +62,7 @@ impl KnownSessions {
         self.alive.borrow().get(&session).map(|record| record.start)
     }
 
-    /// The same, also for a session that is only stopped.
+    /// As `begin_of`, also for a session that is only stopped.
     pub fn begin_of_any(&self, session: SessionId) -> Option<u64> {
         self.begin_of(session).or_else(|| self.stopped.borrow().get(&session).copied())
     }
@@ -98,7 +98,7 @@ impl KnownSessions {
         self.cut_off.borrow_mut().insert(session);
     }
 
-    /// Its tokens have ended.
+    /// The tokens of a session that was cut off have ended.
     pub fn forget_cut_off(&self, session: SessionId, txn: &mut Txn) {
         self.cut_off.borrow_mut().remove(&session);
         txn.delete(records::cut_off_key(session));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// How often memory is checked while anything is kept.
 const LOOK: Duration = Duration::from_secs(1);
-/// A memory group that has used so much of its limit is short, percent.
+/// A memory group that has used this much of its limit is short of memory, percent.
 const GROUP_PERCENT: u64 = 95;
 
 /// Checks until the target is dropped.

@@ -28,7 +28,7 @@ impl<E: Env> Target<E> {
         Ok((block, is_sound))
     }
 
-    /// The same.
+    /// The content of a block of an object on the disk.
     ///
     /// Errors: `Io` if the content is not as it was written.
     pub async fn sound_block(&self, object: ObjectId, file_block: u64, physical: u64) -> Result<Buf> {

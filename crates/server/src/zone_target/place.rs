@@ -13,9 +13,9 @@ use std::cell::RefCell;
 pub struct ClusterPlace {
     /// Number of targets of the cluster, as the target remembers it.
     pub pool: u16,
-    /// How often it was opened, this time included.
+    /// How often the target was opened, this time included.
     pub starts: u64,
-    /// The server that it belongs to, if it was begun before.
+    /// The server to which the target belongs, if the target was begun before.
     pub home: RefCell<Option<HomeRecord>>,
     /// The cluster map as it was kept last.
     pub map: RefCell<Option<ClusterMap>>,
@@ -23,9 +23,9 @@ pub struct ClusterPlace {
     pub keys: RefCell<Option<KeyRegistry>>,
     /// Changes that were answered before the zone was opened, and were not stable, may be lost.
     pub lost: bool,
-    /// The zone says so by itself.
+    /// The zone itself says that such changes may be lost.
     pub noted_lost: bool,
-    /// What is logged first.
+    /// Changes that are logged first.
     first: RefCell<Txn>,
 }
 

@@ -26,7 +26,7 @@ pub enum NameKey {
 /// The queues of one target.
 #[derive(Default)]
 pub struct TargetQueues {
-    /// Changes of data between the last look at their session and their end.
+    /// Changes of data between the last check of their session and their end.
     pub in_flight: InFlights,
     /// Names and inodes.
     pub names: Gate<NameKey>,

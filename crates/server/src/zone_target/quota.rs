@@ -33,7 +33,7 @@ pub struct TargetQuota {
     pub watches: Cell<bool>,
     /// On target 0: the last project that was given out.
     pub last_project: Cell<u32>,
-    /// On target 0: accounts whose limit is being dealt out.
+    /// On target 0: accounts whose limit is just being divided among the targets.
     pub dealing: Gate<Account>,
     /// Accounts for which more is being asked ahead of need.
     pub asking: RefCell<BTreeSet<Account>>,

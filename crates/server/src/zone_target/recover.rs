@@ -109,7 +109,7 @@ impl Loading {
         Ok(())
     }
 
-    /// Ends it.
+    /// Ends the loading.
     ///
     /// Errors: a sentence that names the item that does not fit.
     pub fn finish(&mut self) -> std::result::Result<(), String> {

@@ -1,4 +1,4 @@
-//! Giving blocks back whose record is stable, and using them when the zone is full.
+//! Returning blocks whose record is stable, and using such blocks when the zone is full.
 //!
 //! Owns: the agent that gives them back. Does not own: which blocks wait (`freeing`).
 

@@ -71,7 +71,7 @@ impl SpanGate {
         self.enter(object, range, hold, None).await
     }
 
-    /// The same for a write of `bytes` that may share the blocks at its edges with other writes (`SharedBlocks`).
+    /// As `take`, for a write of `bytes` that may share the blocks at its edges with other writes (`SharedBlocks`).
     pub async fn take_bytes(&self, object: ObjectId, bytes: ByteRange) -> SpanGuard {
         self.enter(object, bytes.align_out(BLOCK), Hold::Exclusive, Some(bytes)).await
     }

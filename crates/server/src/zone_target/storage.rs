@@ -13,13 +13,13 @@ use std::rc::Rc;
 
 /// The disk of one target.
 pub struct DataStorage<E: Env> {
-    /// Whether it rotates.
+    /// Whether the disk rotates.
     pub rotating: Cell<bool>,
     /// Free space of the local file system below the zone.
     pub below: RoomBelow,
-    /// The disk, and the cached blocks of it.
+    /// The disk, and cached blocks of the disk.
     pub disk: ObjectDisk<E::Disk>,
-    /// How its blocks are verified.
+    /// How the blocks of the disk are verified.
     pub verifier: Verifier,
     /// Accepted bytes that are in memory instead of on the disk.
     pub write_back: WriteBack<E>,

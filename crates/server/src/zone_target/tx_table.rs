@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How a promise is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// By a record of the participant.
+    /// By a record of the participant in the log.
     Logged,
     /// In memory: the coordinator's decision will contain the changes, and this server has both targets.
     Held,
@@ -27,7 +27,7 @@ pub struct Prepared {
     pub now: Timespec,
     /// The changes.
     pub parts: Vec<Part>,
-    /// How it is kept.
+    /// How the promise is kept.
     pub promise: Promise,
     /// Held until the outcome is known.
     pub guard: Guard<NameKey>,
@@ -48,7 +48,7 @@ pub struct TxTable {
     pub undecided: BTreeSet<TxId>,
     /// Decisions of an earlier run that other servers have not been told yet.
     pub untold: BTreeSet<TxId>,
-    /// Decisions that have their changes.
+    /// Decisions that are logged together with their changes.
     pub local_commits: LocalCommits,
     /// Whether directories that become empty will be removed.
     pub predicted: Predicted,
@@ -56,7 +56,7 @@ pub struct TxTable {
     pub watched: bool,
     /// On target 0, the gate of operations that may move directories.
     pub move_gate: Gate<()>,
-    /// By number: who may.
+    /// The operations that may move directories, by number of the move.
     pub moving: BTreeMap<u64, Guard<()>>,
     /// The last number of a move.
     pub next_move: u64,

@@ -23,7 +23,7 @@ struct Damaged {
     file_block: u64,
     /// Counts what was found.
     number: u64,
-    /// Which, for the operator.
+    /// The line that tells the operator which block it is.
     line: String,
 }
 
@@ -36,7 +36,7 @@ pub struct Expected {
     pub file_block: u64,
     /// First block of the disk.
     pub physical: u64,
-    /// Of each block.
+    /// The checksum of each block.
     pub checksums: Vec<Checksum>,
 }
 
@@ -47,13 +47,13 @@ pub struct Verifier {
     scrub_bytes_per_s: Cell<u64>,
     /// Wakes the scrubber.
     bell: RefCell<Option<mpsc::Sender<()>>>,
-    /// Bytes that it has read since it began at the first object.
+    /// Bytes that the scrubber has read since it began at the first object.
     pass_bytes: Cell<u64>,
-    /// The disk has failed, and that was told.
+    /// The disk has failed, and the failure was reported.
     failed_once: Cell<bool>,
-    /// By physical block.
+    /// Damaged blocks, by physical block.
     damaged: RefCell<BTreeMap<u64, Damaged>>,
-    /// How many were found.
+    /// Number of damaged blocks that were found.
     found: Cell<u64>,
 }
 
@@ -101,7 +101,7 @@ impl Verifier {
         self.pass_bytes.set(0);
     }
 
-    /// Bytes that it has read since it began at the first object.
+    /// Bytes that the scrubber has read since it began at the first object.
     pub fn pass_bytes(&self) -> u64 {
         self.pass_bytes.get()
     }
@@ -137,7 +137,7 @@ impl Verifier {
         last.iter().take(FINDINGS_MAX).map(|d| d.line.clone()).collect()
     }
 
-    /// Forgets those for which `is` is false. Returns how many are left.
+    /// Forgets damaged blocks for which `is` is false. Returns how many are left.
     pub fn still_damaged(&self, is: impl Fn(u64, Checksum, ObjectId, u64) -> bool) -> u64 {
         let mut damaged = self.damaged.borrow_mut();
         damaged.retain(|&physical, d| is(physical, d.checksum, d.object, d.file_block));

@@ -43,9 +43,9 @@ pub struct Settings {
     pub on: bool,
     /// Bytes of memory.
     pub bytes: u64,
-    /// Writes of this many bytes go to the disk.
+    /// Writes of at least this many bytes are written through to the disk.
     pub through_bytes: u64,
-    /// Bytes that have been in memory for so long are flushed.
+    /// Bytes that have been in memory for this long are flushed.
     pub age_ns: u64,
 }
 
@@ -66,11 +66,11 @@ struct Left {
 
 /// A delayed extent whose memory has gone.
 pub struct LostExtent {
-    /// Its object.
+    /// The object of the extent.
     pub object: ObjectId,
-    /// Its bytes.
+    /// The bytes of the extent.
     pub range: ByteRange,
-    /// The log has them all.
+    /// Whether the log has all bytes of the extent.
     pub is_logged: bool,
 }
 
@@ -92,7 +92,7 @@ pub struct WriteBack<E: Env> {
     clock: Box<dyn Fn() -> u64>,
     /// Estimated time of a disk write of file data, ns.
     pub disk_ns: Cell<u64>,
-    /// When memory was last given up, or could not be had again.
+    /// When memory was last given up, or could not be allocated again.
     missed_ns: Cell<u64>,
     /// The sessions that wrote delayed bytes.
     pub writers: Writers,
@@ -172,7 +172,8 @@ impl<E: Env> WriteBack<E> {
         self.begun.set(true);
     }
 
-    /// Whether the bytes of an earlier process have been processed.
+    /// Whether the delayed bytes that an earlier server process left are settled: on the disk, or given up because
+    /// their memory was lost. Before that, nothing is accepted into memory.
     pub fn has_begun(&self) -> bool {
         self.begun.get()
     }

@@ -28,9 +28,9 @@ struct Kept {
 /// State of one direction.
 #[derive(Default)]
 pub(super) struct Frames {
-    /// Bytes that have not been looked at.
+    /// Bytes that have not been examined.
     fed: Vec<u8>,
-    /// Of the frame under way, bytes that pass without inspection.
+    /// Bytes of the frame under way that pass without inspection.
     passing: usize,
     kept: BTreeMap<(Time, u64), Kept>,
     count: u64,

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const DIR: &str = "/data";
-/// Servers that are started or stopped together begin within so many microseconds.
+/// Servers that are started or stopped together begin within this many microseconds.
 const TOGETHER_US: u64 = 3_000_000;
-/// One in so many losses of power is that of the memory alone.
+/// One loss of power in this many is a loss of the memory alone.
 const GONE_ONE_IN: u64 = 4;
 
 /// Messages between the controller and a server's task.
@@ -123,7 +123,7 @@ impl Cluster {
             self.start_server(*at).await
         }));
         all.await.into_iter().collect::<Result<(), String>>()?;
-        // One may have crashed while the others started, because a crash was armed.
+        // One server may have crashed while the others started, because a crash was armed.
         for at in which {
             if !self.server_lives(*at) {
                 self.start_server(*at).await?;

@@ -38,15 +38,15 @@ type Told<T = ()> = std::result::Result<T, String>;
 /// What the players share.
 struct Table {
     cluster: Rc<Cluster>,
-    /// Of each directory that ever existed.
+    /// The history of each directory that ever existed.
     histories: RefCell<BTreeMap<Ino, Linear>>,
-    /// The one that has the name; only `replacing` gives the name to another one.
+    /// The directory that has the name; only `replacing` gives the name to another one.
     now: Cell<Ino>,
     replacing: Cell<bool>,
     story: Rc<Story>,
     /// Mounts at work.
     working: Cell<usize>,
-    /// There are more players, and they list more.
+    /// Whether there are more players, which list more.
     crowded: bool,
     /// The mount whose players change names, if not all do.
     writer: Option<usize>,
@@ -177,7 +177,7 @@ struct Player {
     kernel: Rc<Kernel>,
     ctx: Ctx,
     who: String,
-    /// Whether it makes and removes names.
+    /// Whether the player makes and removes names.
     changes: bool,
     dice: Dice,
     open: Vec<OpenDirectory>,
@@ -305,7 +305,7 @@ impl Player {
         let dir = self.table.now.get();
         let open = match self.kernel.open_directory(&self.ctx, dir).await {
             Ok(open) => open,
-            // It has gone, and this mount never knew it: it would be looked up again.
+            // The directory has gone, and this mount never knew it: the name would be looked up again.
             Err(Errno::Stale) => return Ok(()),
             Err(e) => return Err(format!("open: {e}")),
         };

@@ -6,8 +6,9 @@
 //!
 //! A file is a row of cells of one page, so that a read of a cell by the kernel is one event; a name is a cell that
 //! holds the inode which it leads to. Files are opened and closed all the time, since the kernel serves reads only of
-//! files without a writer at the open. In half of the games writers are on mounts that keep no pages for readers, whose
-//! kernels then drop pages later than a lock waits where pages may be dirty. Stores into a mapping are calls
+//! files without a writer at the open. In half of the games only every second mount changes anything. The kernels of
+//! the others then take up to 1.2 s to drop pages: longer than a lock waits for pages that may be dirty
+//! (`PATIENCE_NS`), and shorter than it waits for clean ones (`CLEAN_PATIENCE_NS`). Stores into a mapping are calls
 //! that end with the `msync` behind them. Mounts beyond the first are admitted some time after it, leave, and return,
 //! so that the first is in sole and in shared mode alternately.
 
@@ -34,9 +35,9 @@ const NAMES: usize = 2;
 const PLAYERS: usize = 2;
 /// Calls of each player.
 const CALLS: u64 = 60;
-/// A call takes no longer than this, beside faults.
+/// A call takes no longer than this, except during faults.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The name's cell has no other one beside it.
+/// A name has one cell.
 const ONE: usize = 1;
 
 type Told<T = ()> = std::result::Result<T, String>;
@@ -51,7 +52,7 @@ struct Table {
     story: Rc<Story>,
     /// Players at work.
     working: Cell<usize>,
-    /// Mounts that write keep no pages for others, and those give them back late.
+    /// Mounts that write keep no pages for others, and kernels that keep pages drop them late.
     apart: bool,
     tally: RefCell<Tally>,
 }
@@ -381,7 +382,7 @@ impl Player {
         let made = self.kernel.client.create(&ctx, Ino::ROOT, &new, 0o644, OpenFlags::WRITE).await;
         let made = made.map_err(|e| format!("create: {e}"))?;
         if self.dice.one_in(2) {
-            // The kernel has looked at it under its first name.
+            // The kernel has looked up the file under its first name.
             self.kernel.lookup(&ctx, Ino::ROOT, &new).await.map_err(|e| format!("lookup: {e}"))?;
         }
         let tag = made.attr.ino.0;

@@ -30,11 +30,11 @@ const ENTRIES_MAX: u32 = 1024;
 #[derive(Default)]
 pub(super) struct Listings {
     names: Names,
-    /// The cookie after them; 0 as long as no entry has arrived.
+    /// The cookie behind the last cached name; 0 as long as no entry has arrived.
     end: u64,
-    /// A program has read the listing to its end.
+    /// Whether a program has read the listing to its end.
     whole: bool,
-    /// Their pages were dropped.
+    /// Whether the pages of the listing were dropped.
     dropped: bool,
     /// The directory's modification time, and the number of changes by this kernel, when the reading of the names
     /// began.
@@ -42,7 +42,7 @@ pub(super) struct Listings {
     of: u64,
     /// Changes of names by this kernel.
     changes: u64,
-    /// It was removed by this kernel.
+    /// Whether this kernel has removed the directory.
     removed: bool,
 }
 
@@ -106,7 +106,7 @@ enum Mark {
     Keep,
 }
 
-/// By what the mount marks the open directories of one.
+/// From what the mount decides which open directories of one directory it marks.
 #[derive(Default)]
 pub(super) struct Marks {
     shown: Option<Attr>,
@@ -116,7 +116,7 @@ pub(super) struct Marks {
     open: u32,
     /// Answers with names that have not arrived, by number.
     answers: BTreeSet<u64>,
-    /// Numbers them.
+    /// The number of the last question.
     asked: u64,
 }
 
@@ -129,7 +129,7 @@ impl Marks {
 /// An open directory.
 pub struct OpenDirectory {
     ino: Ino,
-    /// Whether the kernel caches the entries read through it.
+    /// Whether the kernel caches the entries that are read through this open directory.
     keeps: bool,
 }
 
@@ -139,7 +139,7 @@ impl OpenDirectory {
         self.ino
     }
 
-    /// Whether the kernel caches the entries read through it.
+    /// Whether the kernel caches the entries that are read through this open directory.
     pub fn keeps(&self) -> bool {
         self.keeps
     }
@@ -223,7 +223,7 @@ impl Kernel {
     /// Errors: those of `getattr`.
     pub async fn open_directory(&self, ctx: &Ctx, ino: Ino) -> Result<OpenDirectory> {
         self.hold(ctx, ino).await?;
-        // The kernel looks at the permissions.
+        // The kernel checks the permissions.
         if let Err(e) = self.size(ctx, ino).await {
             self.release(ino);
             return Err(e);
@@ -238,7 +238,7 @@ impl Kernel {
         Ok(OpenDirectory { ino, keeps: mark != Mark::No })
     }
 
-    /// Closes it.
+    /// Closes an open directory.
     pub fn close_directory(&self, directory: &OpenDirectory) {
         if directory.keeps {
             lock(&self.kept).marks.entry(directory.ino).or_default().open -= 1;
@@ -256,7 +256,7 @@ impl Kernel {
         }
     }
 
-    /// Lists it from the start.
+    /// Lists an open directory from the start.
     ///
     /// Errors: those of `getattr` and `readdir`; `NoEnt` if this kernel has removed it.
     pub async fn list(&self, ctx: &Ctx, directory: &OpenDirectory) -> Result<Names> {
@@ -275,7 +275,7 @@ impl Kernel {
         Ok(names)
     }
 
-    /// Lists it; returns the cookie at its end if the entries may be cached.
+    /// Lists an open directory. Returns the cookie at the end of the listing if the entries may be cached.
     async fn list_locked(&self, ctx: &Ctx, directory: &OpenDirectory) -> Result<(Names, Option<u64>)> {
         let ino = directory.ino;
         if lock(&self.kept).inodes.entry(ino).or_default().listings.is_removed() {

@@ -21,13 +21,13 @@ pub enum Mistake {
     DroppedSizes,
     /// One changed page in three is dropped without being written back.
     LostStores,
-    /// It handles only invalidations, not the crossing of answers, writes and truncates.
+    /// The kernel handles only invalidations, not the crossing of answers, writes and truncates.
     CrossingAnswers,
     /// The mount drops no listing before an answer that shows a change.
     ListingsOfBefore,
     /// The kernel continues as if it had not changed a name itself.
     OwnChangesStay,
-    /// The mount shows a directory that was removed with the times that it had.
+    /// The mount shows a directory that was removed with the times from before its removal.
     RemovedTimesStay,
     /// When the attributes of a directory are to be invalidated, they stay one time in three, by a planted mistake.
     DirectoriesStay,

@@ -18,9 +18,9 @@ use std::sync::Arc;
 pub(super) enum Stored {
     /// The page is as it was read, or as it was written back.
     Clean,
-    /// It is to be written back, through this open file.
+    /// The page is to be written back, through this open file.
     Dirty(Arc<OpenFile>),
-    /// It is being written back.
+    /// The page is being written back.
     Writing,
 }
 

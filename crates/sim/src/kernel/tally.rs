@@ -3,38 +3,38 @@
 /// Counts of a kernel's actions, for the summary and to verify that it did anything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Pages shown that were there.
+    /// Pages that the kernel showed from its cache.
     pub hits: u64,
     /// Requests for pages.
     pub reads: u64,
     /// Reads that the mount served.
     pub passed: u64,
-    /// Attributes shown that were kept.
+    /// Attributes that the kernel showed from its cache.
     pub attributes: u64,
-    /// Names shown that were kept.
+    /// Names that the kernel showed from its cache.
     pub names: u64,
     /// Names that got a timeout in shared mode.
     pub lent_names: u64,
     /// Invalidations of pages.
     pub drops: u64,
-    /// Pages that were dropped so.
+    /// Pages that invalidations dropped.
     pub dropped: u64,
     /// Opens that kept existing pages.
     pub kept_opens: u64,
     /// Changed pages that were written back.
     pub written_back: u64,
-    /// Listings shown that were kept.
+    /// Listings that the kernel showed from its cache.
     pub listings: u64,
-    /// Listings that were read, through directories of which they are kept.
+    /// Listings that were requested from the mount, through open directories whose listings the kernel may cache.
     pub listings_read: u64,
     /// Cached listings that were dropped, for another time or by an invalidation.
     pub listings_dropped: u64,
-    /// Opens of a directory that continued with the listing that was there.
+    /// Opens of a directory that continued with the cached listing.
     pub listings_opened: u64,
 }
 
 impl Tally {
-    /// Adds another one.
+    /// Adds the counts of another tally.
     pub fn add(&mut self, other: &Tally) {
         self.hits += other.hits;
         self.reads += other.reads;

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// How long two servers are cut off from each other at most: a third of the time after which calls fail, and twice the
 /// time in which a mount has to answer.
 const SERVERS_APART: Duration = Duration::from_secs(20);
-/// After so long with one fault after the other there is a pause.
+/// After faults have followed each other for this long, there is a pause.
 const TROUBLE: Duration = Duration::from_secs(20);
 /// Long enough for servers to find each other again: an attempt to connect over a cut, and the pause between attempts.
 const QUIET: Duration = Duration::from_secs(5);

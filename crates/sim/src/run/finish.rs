@@ -19,7 +19,7 @@ use std::time::Duration;
 /// 0.13 s, and a call that waits for a lost callback waits for 1.7 s.
 const LONGEST: Duration = Duration::from_millis(750);
 
-/// Background work of servers is complete after so long.
+/// Background work of servers is complete after this time.
 const BACKGROUND: Duration = Duration::from_secs(5);
 
 impl Run {

@@ -15,7 +15,7 @@ use amphi_env::Env;
 use amphi_env::sim::CrashKind;
 use std::time::Duration;
 
-/// After so long others continue, whatever the stopped mount held: a group lock is kept as long as its session.
+/// After this time other mounts continue, whatever the stopped mount held: a group lock is kept as long as its session.
 const OTHERS_GO_ON: Duration = GRACE.saturating_add(CALLBACK_DEADLINE.saturating_mul(2));
 /// Then they make calls within so long: no faults occur while a mount is stopped for long.
 const CALLS_WITHIN: Duration = Duration::from_secs(20);
@@ -23,13 +23,13 @@ const CALLS_WITHIN: Duration = Duration::from_secs(20);
 /// The fate of a mount while the others continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It stops for long.
+    /// The mount stops for a long time.
     Stop,
-    /// Its process ends.
+    /// The process of the mount ends.
     Kill,
 }
 
-/// Who meets it.
+/// The mount that is stopped or killed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Victim {
     pub(super) mount: usize,
@@ -67,7 +67,7 @@ impl Run {
         self.cluster.sim.crash(node, CrashKind::Process);
         self.cluster.has_gone(&mounts[victim]);
         {
-            // Its tasks have ended where they were.
+            // The tasks of the mount have ended where they were.
             let mut area = self.area.borrow_mut();
             area.tasks.working = area.arena.others_working;
         }
@@ -94,7 +94,7 @@ impl Run {
         self.progress().await;
     }
 
-    /// Stops a mount for so long that it may be ended.
+    /// Stops a mount for so long that its session may be ended.
     ///
     /// Errors: others do not continue.
     async fn stop_for_long(&self, victim: usize) -> Checked {
@@ -138,7 +138,7 @@ impl Run {
             if !self.cluster.sim.alive(self.cluster.mount_node(at)) {
                 mounts[at] = self.cluster.mount_at(at).await.map_err(line)?;
             }
-            // Its requests may wait for locks of others, until its session has ended.
+            // Requests of the mount may wait for locks of others, until its session has ended.
             self.cluster.env.sleep(GRACE + LIFE).await;
         }
         self.area.borrow_mut().arena.settle_victim();

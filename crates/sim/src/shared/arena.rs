@@ -65,9 +65,9 @@ pub struct Arena {
     pits: Vec<Pit>,
     /// The mount that is to be stopped for long or killed.
     pub victim: Option<usize>,
-    /// It has been stopped, so its calls may fail.
+    /// The mount has been stopped, so its calls may fail.
     pub was_stopped: bool,
-    /// Calls that other mounts than that one made.
+    /// Calls that other mounts than the stopped one made.
     pub others_calls: u64,
     /// Tasks of other mounts at work.
     pub others_working: usize,
@@ -84,7 +84,7 @@ impl Arena {
         Arena { on: true, storms, stops, groups, lengths, made, ..Arena::default() }
     }
 
-    /// Its description, for people.
+    /// A description of the arena, for people.
     pub fn describe(&self) -> String {
         let with = |on, what| if on { what } else { "" };
         let (storms, groups) = (with(self.storms, ", storms"), with(self.groups, ", groups"));

@@ -31,7 +31,7 @@ pub struct Row {
 
 /// The file and its history since the last crash of a mount.
 pub struct CellFile {
-    /// Whether tasks use it.
+    /// Whether tasks use the file.
     pub on: bool,
     row: Row,
     made: u64,

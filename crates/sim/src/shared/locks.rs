@@ -113,7 +113,7 @@ impl Claims {
         for claim in self.all.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
             match claim.certain.start {
                 NEVER => claim.certain = now..NEVER,
-                // Its former claim, which this replaced.
+                // The task's former claim, which this lock replaced.
                 _ => claim.possible.end = now,
             }
         }
@@ -321,7 +321,7 @@ impl Sharer {
         Ok(())
     }
 
-    /// As a close of the file does.
+    /// As when the file is closed.
     pub(super) async fn unlock_all(&mut self) -> Told {
         if !self.area.borrow().claims.has(self.task) {
             return Ok(());

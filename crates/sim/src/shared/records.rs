@@ -19,9 +19,9 @@ struct Written {
 /// A part of a file that is always written and read whole.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Where it lies.
+    /// Where in the file the record lies.
     pub offset: u64,
-    /// Its length.
+    /// The length of the record.
     pub len: u64,
     /// All writes since the last crash.
     writes: Vec<Written>,

@@ -82,7 +82,8 @@ fn names_are_demanded_when_promised() {
     assert!(s.judge(&tree(&[("f", f, b""), ("g", Ino(99), b"")])).1 > 0, "nobody made g");
 }
 
-/// Goal: a rename leaves one name (Promise S5). Method: both, none, old and new name found after lost power.
+/// Goal: a rename leaves one name (Promise S5). Method: after a rename and a loss of power, the judge is given trees
+/// with only the old name, only the new one, both and neither.
 #[test]
 fn renames_are_atomic() {
     let mut s = Story::new();

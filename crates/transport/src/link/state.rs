@@ -45,13 +45,14 @@ pub(super) struct Pending {
     pub(super) id: RequestId,
     pub(super) lane: Lane,
     pub(super) pad: u16,
-    /// How long the caller still waits, as the request says it. 0: without a bound.
+    /// How long the caller still waits, in the form in which the request contains it. 0: without a bound.
     pub(super) deadline_ms: u32,
     /// When the caller stops waiting.
     pub(super) until: Option<Time>,
-    /// The request. `None` once it was handed to an in-process server or given up, so that it is never sent again.
+    /// The request. `None` once the request was handed to an in-process server or given up, so that it is never sent
+    /// again.
     pub(super) call: Option<Call>,
-    /// `None` while it is being sent.
+    /// `None` while the payload is being sent.
     pub(super) payload: Option<Buf>,
     /// Where the server may put the payload of the reply on the present connection.
     pub(super) room: Option<Buf>,
@@ -104,7 +105,7 @@ pub(super) struct Payloads {
     /// The server's end of the present connection, if it has memory of this process.
     pub(super) other_end: Option<OtherEnd>,
     pub(super) carried: Carried,
-    /// The part of it that the owner has been told.
+    /// The part of `carried` that the owner has been told.
     told: Carried,
 }
 
@@ -174,7 +175,7 @@ impl State {
         }
     }
 
-    /// The slot for a recovery call. Pending while another one uses it.
+    /// The slot for a recovery call. Pending while another recovery call uses the slot.
     pub(super) fn poll_reserve(&mut self, cx: &Context<'_>) -> Poll<Result<RequestId, LinkError>> {
         if self.phase != Phase::Recovering {
             return Poll::Ready(Err(LinkError::Closed));
@@ -348,14 +349,15 @@ impl State {
         self.wake_waiting(Lane::Answer);
     }
 
-    /// Gives the present connection up: nothing counts any more that the server reads of this process's memory by it.
+    /// Gives the present connection up: from now on, whatever the server reads from this process's memory through it is
+    /// ignored.
     pub(super) fn abandon_connection(&mut self) {
         if let Some(end) = &self.payloads.other_end {
             end.abandon();
         }
     }
 
-    /// The same, and takes the memory that was named on it for replies which did not come.
+    /// As `abandon_connection`; also takes the memory that was named on the connection for replies which did not come.
     pub(super) fn part_from_connection(&mut self) -> Option<Lost> {
         self.abandon_connection();
         let rooms = self.pending.iter_mut().flatten().filter_map(|p| p.room.take()).collect();

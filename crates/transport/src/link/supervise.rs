@@ -23,7 +23,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
-/// Both halves, and the server's end if it has memory of this process.
+/// Both halves of a connection, and the server's end if the server has memory of this process.
 type Pipe<E> = (Outbound<E>, Inbound<E>, Option<OtherEnd>);
 
 /// One connection of a link, shared by its three tasks.
@@ -70,7 +70,7 @@ async fn attempt<E: Env>(
             let refused = || io::Error::new(io::ErrorKind::ConnectionRefused, "no in-process server");
             over_local::<E>(dialer.dial().ok_or_else(refused)?)
         }
-        // Errors of dialling name the address, later ones do not.
+        // Errors of dialling name the address, later errors do not.
         None => over_stream::<E>(env.dial(addr).await?),
     };
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{addr}: {e}"));

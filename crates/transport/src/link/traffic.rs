@@ -185,7 +185,7 @@ fn stage<E: Env>(state: &mut State, tx: &mut StreamTx<E>) -> Option<(RequestId, 
                         Ok(false) => sent.beside_bytes += bytes,
                         Err(_) => {}
                     }
-                    // What is not sent stays where it was named.
+                    // A payload that is not sent stays where it was named.
                     staged.map(|follows| if follows { p.payload.take() } else { None })
                 }
                 None => Ok(None),

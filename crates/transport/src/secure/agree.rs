@@ -48,7 +48,7 @@ struct Settings {
     server: Arc<ServerConfig>,
 }
 
-/// Takes any key of a server that it has the secret of.
+/// Accepts any key of a server if the server has its secret.
 #[derive(Debug)]
 struct AnyServer(WebPkiSupportedAlgorithms);
 
@@ -147,7 +147,7 @@ impl Exchange {
         let settings = settings()?;
         let failed = |e: rustls::Error| e.to_string();
         let tls = match hands {
-            // The name of the server is neither sent nor looked at.
+            // The name of the server is neither sent nor checked.
             Hands::Client => {
                 let name = ServerName::from(std::net::IpAddr::from(Ipv4Addr::LOCALHOST));
                 ClientConnection::new(settings.client.clone(), name).map_err(failed)?.into()

@@ -9,7 +9,7 @@ pub(crate) enum Plant {
     CountersIgnored,
     /// A message whose tag does not match is accepted.
     TagsIgnored,
-    /// Not a mistake: keys begin shortly before they may be used no more.
+    /// Not a mistake: keys begin shortly before the limit of their use.
     NearlyWornOut,
 }
 

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Most characters of a client's name. Names of servers begin with two numbers of 16 digits.
 const NAME_CHARS_MAX: usize = 300;
-/// One in so many failed accepts in a row is logged.
+/// Of failed accepts in a row, one in this many is logged.
 const ACCEPT_FAILURES_LOG: u32 = 100;
 
 /// Refuses to serve an address without a key if the kernel does not report who connects to it.
@@ -153,11 +153,11 @@ fn welcome_task<E: Env, H: Handler>(
 
 struct Greeted<E: Env> {
     guest: Guest,
-    /// Its name, for log lines.
+    /// The name of the client, for log lines.
     name: String,
     /// Slots of the normal and the urgent lane.
     credits: (u16, u16),
-    /// The thread that serves it, if another one.
+    /// The thread that serves the connection, if it is another one.
     place: Option<usize>,
     peer: Peer,
     pipe: Pipe<E>,
@@ -170,7 +170,7 @@ pub struct Parcel {
 }
 
 impl Parcel {
-    /// The connection in it.
+    /// The connection that the parcel contains.
     pub fn conn(&self) -> ConnId {
         self.conn
     }

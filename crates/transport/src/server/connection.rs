@@ -151,7 +151,7 @@ impl ConnState {
 pub(crate) struct Greeting {
     connections: Rc<Connections>,
     number: u64,
-    /// Ends it.
+    /// Ends the connection.
     pub(crate) cut: Rc<Cut>,
 }
 
@@ -247,7 +247,7 @@ impl Connections {
         self.map.borrow().len()
     }
 
-    /// Whether it has the connection.
+    /// Whether the connection exists.
     pub fn has(&self, conn: ConnId) -> bool {
         self.map.borrow().contains_key(&conn)
     }

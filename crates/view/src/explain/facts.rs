@@ -17,13 +17,13 @@ pub struct Row {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Side {
-    /// How many.
+    /// Number of requests.
     pub requests: u64,
     /// How many are below a power of two and not below half of it; the last bounds nothing.
     pub sizes: Vec<(u64, u64)>,
     /// Requests that begin where the one before ended.
     pub follows: u64,
-    /// They begin before that.
+    /// Requests that begin before the end of the one before.
     pub goes_back: u64,
     /// Begin or end is inside a block of 4 KiB.
     pub unaligned: u64,
@@ -62,9 +62,9 @@ pub struct Portrait {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Object {
-    /// Where it lies.
+    /// The target on which the object lies.
     pub target: u16,
-    /// In so many pieces.
+    /// Number of extents of the object.
     pub extents: u64,
     /// Bytes on the disk.
     pub bytes: u64,
@@ -85,9 +85,9 @@ struct Objects {
 /// The facts about a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileFacts {
-    /// Its path, as it was given.
+    /// The path of the file, as it was given.
     pub path: String,
-    /// Its size, bytes.
+    /// The size of the file, bytes.
     pub size: u64,
     /// `growing`, `whole`, `striped,...`.
     pub layout: String,
@@ -97,9 +97,9 @@ pub struct FileFacts {
     pub consistency: String,
     /// Requests by way and reason, and messages, since the mount knows the file.
     pub counters: BTreeMap<String, Row>,
-    /// The pattern of its requests.
+    /// The pattern of the file's requests.
     pub portrait: Portrait,
-    /// The place of its data; empty if unavailable.
+    /// Where the file's data lies; empty if unavailable.
     pub objects: Vec<Object>,
     /// Targets of the cluster by server; empty if unknown.
     pub targets: BTreeMap<u16, String>,
@@ -143,7 +143,7 @@ impl FileFacts {
         Ok(self)
     }
 
-    /// Requests and bytes of the rows that begin so.
+    /// Requests and bytes of all rows whose names begin with `prefix`.
     pub fn sum(&self, prefix: &str) -> Row {
         let rows = self.counters.iter().filter(|(name, _)| name.starts_with(prefix));
         rows.fold(Row::default(), |sum, (_, row)| Row {

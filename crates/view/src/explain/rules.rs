@@ -241,7 +241,7 @@ fn small_and_missed(facts: &FileFacts) -> Option<Finding> {
     }
     let asked_direct = facts.row("read_direct_user").requests;
     if 2 * asked_direct > reads.requests {
-        // `forced_direct` speaks of it.
+        // The rule `forced_direct` covers this case.
         return None;
     }
     let what = format!(
@@ -334,7 +334,7 @@ fn one_server(facts: &FileFacts) -> Option<Finding> {
     slow("one_server", what, "a layout that uses all targets, for new files of the directory; copy this one", command)
 }
 
-/// The disks have it in many pieces.
+/// The data of the file is in many pieces on the disks.
 fn in_pieces(facts: &FileFacts) -> Option<Finding> {
     let (extents, held) = facts.objects.iter().fold((0, 0), |(extents, held), o| (extents + o.extents, held + o.bytes));
     if extents < 256 || held == 0 || extents * MIB < 4 * held {

@@ -10,7 +10,7 @@ use std::fmt::Write;
 /// The explanation of one file, job or mount.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
-    /// Its subject, and the facts that are no counters: size, layout, who serves reads.
+    /// The subject of the explanation, and the facts that are no counters: size, layout, who serves reads.
     pub head: String,
     /// The ways of reads and writes.
     pub ways: Vec<WayShare>,
@@ -31,9 +31,9 @@ pub struct WayShare {
     pub requests: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Their share of the bytes of that kind, per cent.
+    /// Share of these requests in the bytes of all requests of their kind, per cent.
     pub percent: f64,
-    /// Why, as a clause.
+    /// The reason, as a clause.
     pub because: String,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn ways(rows: &BTreeMap<String, Row>, tunable: &dyn Fn(&str) -> Optio
 }
 
 impl Explanation {
-    /// As people read it.
+    /// The explanation as text for people.
     pub fn text(&self) -> String {
         let mut out = format!("{}\n", self.head);
         for way in &self.ways {

@@ -21,15 +21,15 @@ const FILTER_BYTES_MIN: usize = 8;
 /// "No change begins in the page".
 const NO_FIRST: u32 = u32::MAX;
 
-/// A page in which a change begins.
+/// The index entry of a page in which the encoding of at least one change of an item begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct First {
     page: u32,
-    /// Where in its payload the first change begins.
+    /// Offset in the payload of the page at which the first change begins.
     at: u32,
-    /// The key of that change.
+    /// The key of the first change.
     key: Box<[u8]>,
-    /// Of all keys that begin in the page.
+    /// The filter of all keys that begin in the page.
     filter: Box<[u8]>,
 }
 

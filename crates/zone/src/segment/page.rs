@@ -100,7 +100,7 @@ impl<'a, D: Disk> PageReader<'a, D> {
         self.judge(index, place).map(Some)
     }
 
-    /// Rebuilds the one block with which the page verifies; its number.
+    /// Rebuilds the only block whose rebuilding makes the page verify. Returns the number of the block.
     fn rebuild(&mut self, index: usize, place: &str) -> Option<usize> {
         let damaged = self.page.to_vec();
         let header = |block: &[u8]| {

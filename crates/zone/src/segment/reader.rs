@@ -18,9 +18,9 @@ use std::rc::Rc;
 pub enum IndexUse {
     /// Nothing.
     Skip,
-    /// It is taken from the disk; that of a segment which has none there is made.
+    /// The index is read from the disk, or made if the segment has none there.
     Load,
-    /// It is made, and that on the disk has to be the same.
+    /// The index is made, and the one on the disk has to be the same.
     Check,
 }
 
@@ -33,7 +33,8 @@ pub struct SegmentReader<'a, D: Disk> {
     /// The page that is read next, and its slot.
     next_page: usize,
     next_slot: u32,
-    /// Whether it began behind the first page: then it ends with the last change, and the counts are not checked.
+    /// Whether the reader began behind the first page: then it ends with the last change, and the counts are not
+    /// checked.
     is_part: bool,
     /// Payload from the present change on.
     carry: Vec<u8>,

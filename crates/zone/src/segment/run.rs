@@ -10,13 +10,13 @@ use std::rc::Rc;
 #[derive(Clone, Debug)]
 pub struct Segment {
     pub id: u64,
-    /// Bytes of its changes.
+    /// Bytes of the segment's changes.
     pub bytes: u64,
     /// Changes.
     pub items: u64,
-    /// Slots of its pages, in order, those of the index behind the others.
+    /// Slots of the segment's pages, in order; the pages of the index follow the others.
     pub slots: Vec<u32>,
-    /// What says which page has a key.
+    /// The index, which says which page has a key.
     pub index: Rc<Index>,
     /// Bytes of the index on the disk; 0 for a segment of an older version, which has none there.
     pub index_bytes: u32,

@@ -26,7 +26,7 @@ pub struct SegmentWriter<'a, D: Disk> {
     page: Buf,
     /// Payload bytes in `page`.
     fill: usize,
-    /// Most of them.
+    /// Most payload bytes of a page.
     payload_max: usize,
     index: IndexBuilder,
 }

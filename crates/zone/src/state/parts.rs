@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct Fresh {
     /// Number of the group.
     pub seq: u64,
-    /// Last record before it.
+    /// Last record before the group.
     pub before: u64,
 }
 
@@ -83,7 +83,7 @@ pub struct Unmerged {
     pub dirty: Changes,
     /// The changes that a running checkpoint has taken: older than the others, newer than the segments.
     pub frozen: Option<Rc<Changes>>,
-    /// Deletions since the last full merge: what it could win back.
+    /// Deletions since the last full merge: the most that the next full merge could remove.
     pub deletions: u64,
 }
 
@@ -94,7 +94,7 @@ impl Unmerged {
     }
 }
 
-/// The contents of the medium beside the log.
+/// The contents of the medium in addition to the log.
 pub struct Medium {
     /// The record of a loss in the next root.
     pub lost: bool,
@@ -134,12 +134,12 @@ pub struct Life {
     pub failed: Option<String>,
 }
 
-/// Which zone it is, and which opening of it.
+/// The identity of a zone, and of its present opening.
 pub struct Identity {
     pub zone: u64,
     pub cluster: u64,
     pub target: TargetId,
-    /// Random number of this opening; groups name it.
+    /// Random number of this opening, which groups contain.
     pub opening: u64,
 }
 
@@ -172,11 +172,11 @@ pub struct Reads {
 
 /// Events for which agents and callers wait.
 pub struct Events {
-    /// Something for the commit agent.
+    /// There is work for the commit agent.
     pub queued: Event,
-    /// Something for the sync agent.
+    /// There is work for the sync agent.
     pub sync_asked: Event,
-    /// Something for the checkpoint agent.
+    /// There is work for the checkpoint agent.
     pub checkpoint_asked: Event,
     /// Groups were written.
     pub written: Event,

@@ -113,7 +113,7 @@ impl<'a> Scratch<'a> {
         Ok(done.into_inner() as f64 / seconds)
     }
 
-    /// Microseconds of a write of 4 KiB and its sync.
+    /// Microseconds of a write of 4 KiB and the sync after it.
     fn sync_us(&self, long: Duration) -> Outcome<f64> {
         let buf = pattern(SMALL);
         let begun = Clocks.now_ns();

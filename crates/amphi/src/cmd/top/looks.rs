@@ -20,7 +20,7 @@ pub(super) fn name_of(path: &Path) -> String {
     if source.is_empty() { path.display().to_string() } else { format!("{} of {source}", path.display()) }
 }
 
-/// Looks at one mount, one after the other.
+/// Takes samples of one mount, one after the other.
 pub(super) struct Looks<'a> {
     path: &'a Path,
     /// The mount point.
@@ -47,11 +47,11 @@ impl<'a> Looks<'a> {
         Ok(Looks { path, mount, env, before, limits })
     }
 
-    /// The next look, and the one before it.
+    /// The next sample, and the one before it.
     pub(super) fn next(&mut self) -> Outcome<(Snapshot, Snapshot)> {
         let mut after = look(&self.path, Duration::from_nanos(self.env.now().0))?;
         after.limits = self.limits;
-        // Names are looked for when files turn up that have none yet.
+        // Names are searched for when files turn up that have no name yet.
         let wanted: BTreeSet<u64> = after.files.iter().map(|file| file.ino).collect();
         after.file_names = std::mem::take(&mut self.before.file_names);
         after.file_names.retain(|ino, _| wanted.contains(ino));

@@ -48,7 +48,7 @@ struct State {
 #[derive(Default)]
 struct Samples {
     state: Mutex<State>,
-    /// Somebody has asked since this was looked at.
+    /// Whether somebody has asked since the last check.
     asked: AtomicBool,
 }
 
@@ -118,7 +118,7 @@ pub(super) fn serve(addr: SocketAddr, path: &Path, interval: Duration, token: Op
         (None, false) => (true, Some(random_token()?)),
         (token, _) => (false, token),
     };
-    // A mount that cannot be looked at is reported now, not to the first reader.
+    // If the mount cannot be read, this is reported now, not to the first reader.
     crate::cmd::look::look(&path, Duration::ZERO)?;
     let samples = Arc::<Samples>::default();
     let (taken, watched) = (samples.clone(), path.to_path_buf());

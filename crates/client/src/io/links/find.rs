@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Where the master is.
 pub(super) struct Found {
-    /// Its addresses.
+    /// The addresses of the master.
     pub(super) addrs: Vec<String>,
     /// The cluster map in the answer, or `None` from the only server of a cluster, which keeps no map.
     pub(super) map: Option<ClusterMap>,
@@ -110,7 +110,7 @@ fn found(config: &LinkConfig, addr: &str, map: Option<ClusterMap>) -> io::Result
     };
     match &map.servers[..] {
         [] => return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{addr}: its cluster map is empty"))),
-        // It is the server that answered, whatever its name is.
+        // The only server is the one that answered, whatever its name is.
         [only] => {
             add(&config.addrs);
             add(&only.addrs);

@@ -21,11 +21,11 @@ use std::time::Duration;
 
 /// How far the connection to a server is.
 pub(super) enum Stage<E: Env> {
-    /// Nobody needed it yet.
+    /// Nobody has needed the connection yet.
     Closed,
     /// Being opened: calls wait.
     Opening,
-    /// Being opened for so long that calls fail.
+    /// The connection is being opened for so long that calls fail.
     Failing,
     /// The connection exists, and repairs itself.
     Open(Rc<Link<E>>),
@@ -35,13 +35,13 @@ pub(super) enum Stage<E: Env> {
 pub(crate) struct Seat<E: Env> {
     info: RefCell<ServerInfo>,
     stage: RefCell<Stage<E>>,
-    /// Its further connections, each of which has targets of its own.
+    /// Further connections to the server, each of which has targets of its own.
     pub(super) parts: RefCell<Vec<Rc<Seat<E>>>>,
     /// For a further connection, the targets that use it.
     own: Option<Vec<TargetId>>,
     /// The server is no longer in the map, or the mount ends.
     gone: Cell<bool>,
-    /// The connection was there and has broken.
+    /// There was a connection, and it has broken.
     broken: Cell<bool>,
     changed: Signal,
     lease: Arc<Lease>,
@@ -69,12 +69,12 @@ impl<E: Env> Seat<E> {
         Seat { own: Some(own), ..Seat::new(&self.info.borrow()) }
     }
 
-    /// Whether it is a further connection to a server.
+    /// Whether this is a further connection to a server.
     pub(super) fn is_part(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Its further connections.
+    /// Further connections to the server.
     pub(super) fn parts(&self) -> Vec<Rc<Seat<E>>> {
         self.parts.borrow().clone()
     }
@@ -113,7 +113,7 @@ impl<E: Env> Seat<E> {
         self.info.borrow().targets.contains(&target)
     }
 
-    /// The connection has broken, or is there again.
+    /// The connection has broken, or has been made again.
     pub(crate) fn set_broken(&self, broken: bool) {
         self.broken.set(broken);
     }

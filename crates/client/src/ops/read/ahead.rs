@@ -62,7 +62,7 @@ fn next_ahead(
     }
 }
 
-/// A hit moves its stream on.
+/// A hit advances the stream of the reader.
 pub(super) fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) {
     mount.policy.throughput.note_cached_read(range.len(), None, || mount.clock.now_ns());
     if !mount.reads_ahead() {

@@ -151,7 +151,7 @@ async fn by_target(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> R
     }
     match ask_piece(mount, file, object, piece, Under::TargetsLock).await? {
         Ok((bytes, zeros)) => Ok((zeros == 0).then(|| bytes.into())),
-        // A page of it cannot be served; which, is found out under one lock.
+        // A page of the piece cannot be served. The reads under one lock find out which page.
         Err(Errno::Io) if asked.len() > PAGE => Ok(None),
         Err(e) => Err(e),
     }

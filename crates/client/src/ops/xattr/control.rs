@@ -24,7 +24,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The names of the servers' tunables begin so.
+/// The prefix of the names of the servers' tunables.
 const SERVER: &str = "server.";
 /// With the number of the first byte that is wanted of the status that was shown to this process last.
 const STATUS_FROM: &str = "status.from.";
@@ -61,7 +61,7 @@ fn rows_of(answer: Result<Reply>) -> Result<Rows> {
 /// The servers' tunables that match, after setting them if there is a value, as the master has them.
 async fn server_tunables(mount: &Mount, ctx: &Ctx, pattern: &str, value: Option<&str>) -> Result<Rows> {
     let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
-    // The master passes it on to the others.
+    // The master passes the request on to the other servers.
     rows_of(mount.call(TargetId(0), &ctx.cred, op).await)
 }
 
@@ -278,7 +278,7 @@ impl Mount {
         text
     }
 
-    /// Numbers of the moment beside the counters.
+    /// Numbers that describe the present moment, in addition to the counters.
     pub(crate) fn gauges(&self) -> Vec<(String, u64)> {
         let fixed = [
             ("cache_used_bytes", self.cache.used_bytes()),

@@ -74,7 +74,7 @@ pub(super) async fn get(mount: &Arc<Mount>, view: &InodeView, of: Option<&str>) 
 /// Bytes of a file that were acknowledged and would not survive a loss of power yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnstableBytes {
-    /// Bytes in this mount's cache, or on the way from there.
+    /// Bytes in this mount's cache, or on the way from the cache to the servers.
     pub(super) dirty: u64,
     /// Memory of direct writes of this mount that have returned and are on their way.
     pub(super) sending: u64,

@@ -14,7 +14,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Files that a look visits.
+/// Most files that one search for busy files visits.
 const LOOKED_MAX: usize = 4096;
 /// Files that are shown.
 const SHOWN_MAX: usize = 32;

@@ -99,7 +99,7 @@ pub(crate) async fn charged_project(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> 
     }
 }
 
-/// The limits that `words` make of those before.
+/// The limits `before`, changed by `words`.
 fn changed(before: Limits, words: &[&str]) -> std::result::Result<Limits, String> {
     let mut limits = before;
     for word in words {

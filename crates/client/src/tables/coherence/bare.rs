@@ -23,7 +23,7 @@ const INODES_MAX: usize = 32_768;
 
 #[derive(Default)]
 pub(crate) struct State {
-    /// By inode: the number of the caching mode (`Sharing::rule`) in which it was shown.
+    /// By inode: the number of the caching mode (`Sharing::rule`) in which the inode was shown.
     pub(crate) young: BTreeMap<Ino, u64>,
     pub(crate) old: BTreeMap<Ino, u64>,
     pub(crate) under_way: usize,

@@ -43,7 +43,7 @@ struct Entry {
     last: Option<(u64, Attr)>,
     /// The number of the caching mode in which all of these changes were sent.
     rule: u64,
-    /// Its names lie in shards, so its attributes are only a part of what programs see.
+    /// The names of the directory lie in shards, so its attributes are only a part of what programs see.
     sharded: bool,
 }
 

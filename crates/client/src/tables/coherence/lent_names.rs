@@ -85,7 +85,7 @@ pub(crate) struct Going {
 /// Loans of names that have to be invalidated.
 #[derive(Default)]
 pub(crate) struct Takes {
-    /// To be invalidated now.
+    /// Names to be invalidated now.
     pub(crate) names: Vec<Going>,
     /// Names that are being invalidated already. A receiver is woken, without a value, when its name is invalidated.
     pub(crate) others: Vec<oneshot::Receiver<()>>,
@@ -118,8 +118,8 @@ impl LentNames {
             return Err(NotLent::Contended);
         }
         match state.loans.get(&key) {
-            // The record is of another name with the same hash, or of an earlier timeout of this name, which showed
-            // something else and is not over.
+            // The kernel may still cache something else under this key: another name with the same hash, or an earlier
+            // result for this name. Or this name is just being invalidated.
             Some(loan) if now_ns < loan.until_ns && (loan.going || loan.lent != *lent) => {
                 return Err(NotLent::Contended);
             }

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Most directories that are recorded.
 const DIRECTORIES_MAX: usize = 1024;
-/// Most names of all of them.
+/// Most names of all directories together.
 const NAMES_MAX: usize = 131_072;
 /// Most directories that are noted while others are being made.
 const MEANWHILE_MAX: usize = 4096;

@@ -18,7 +18,7 @@
 //! `O_PATH`), so the operation that follows finds it. Directories need no hold, because a removed directory contains no
 //! names, and `removed` knows what it was.
 //!
-//! Cost: one look at a counter while no walk is repeated, and two messages for each look-up of a repeated walk.
+//! Cost: one check of a counter while no walk is repeated, and two messages for each look-up of a repeated walk.
 //!
 //! Bounds: `THREADS_MAX` threads; `HOLDS_MAX` inodes for each of them (a walk needs only the last one, but `link` makes
 //! two walks); `WALK_NS`.

@@ -46,7 +46,7 @@ const CAUTION_MAX: u64 = 1024;
 /// A strided read of an open file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StridedRead {
-    /// The open file, by a number that no other one has at the same time.
+    /// The number of the open file, which no other open file has at the same time.
     pub(crate) open: u64,
     pub(crate) range: ByteRange,
     /// Distance to the start of the next read.
@@ -73,7 +73,7 @@ struct Joint {
 /// The sequences of a mount's files.
 #[derive(Default)]
 pub(crate) struct JointStreams {
-    /// Files, the one that was read last first.
+    /// Files in the order of their last read, the latest first.
     files: Mutex<VecDeque<(Ino, Joint)>>,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Kept {
 #[derive(Default)]
 struct Asking {
     questions: usize,
-    /// The inode has changed since the first of them was sent.
+    /// The inode has changed since the first of these requests was sent.
     spoiled: bool,
 }
 
@@ -80,7 +80,7 @@ impl KeptOpens {
         self.kept.len() < KEPT_MAX && !self.kept.contains_key(&ino)
     }
 
-    /// Keeps an open, for which there is room.
+    /// Keeps an open. There must be room for it.
     pub(crate) fn keep(&mut self, ino: Ino, kept: Kept) {
         let before = self.kept.insert(ino, kept);
         debug_assert!(before.is_none(), "one open of a file is kept");

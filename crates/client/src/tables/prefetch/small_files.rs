@@ -26,7 +26,7 @@ const UNDER_WAY_MAX: usize = 4;
 pub(crate) const KEPT_NS: u64 = 20_000_000_000;
 /// Most directories whose names are kept.
 const DIRECTORIES_MAX: usize = 16;
-/// Most names kept of all of them.
+/// Most names that are kept of all directories together.
 const NAMES_TOTAL_MAX: usize = 4 * order::NAMES_MAX;
 /// Most files whose directory is remembered since they were looked up.
 const HOMES_MAX: usize = 8192;
@@ -80,10 +80,10 @@ pub(crate) struct Ready {
     pub(crate) dir: Ino,
     pub(crate) name: Name,
     pub(crate) cred: Arc<Cred>,
-    /// The caching mode in which it was requested.
+    /// The caching mode in which the file was requested.
     pub(crate) rule: u64,
     pub(crate) until_ns: u64,
-    /// Number of bytes that came with it.
+    /// Number of bytes that came with the open.
     pub(crate) bytes: u64,
     /// The file has no other name.
     pub(crate) alone_in_name: bool,
@@ -94,9 +94,9 @@ pub(crate) struct UnderWay {
     pub(crate) dir: Ino,
     pub(crate) files: BTreeMap<Ino, Name>,
     pub(crate) names: BTreeSet<Name>,
-    /// The keys changed or revoked since it was sent.
+    /// Keys that were changed or revoked since the request was sent.
     pub(crate) spoiled: BTreeSet<Key>,
-    /// Of the answer to this request, only the locks are used.
+    /// Only the locks of the answer are used.
     pub(crate) void: bool,
 }
 
@@ -125,8 +125,8 @@ pub(crate) struct State {
 pub(crate) struct SmallFilePrefetch {
     pub(crate) state: Mutex<State>,
     pub(crate) answered: Signal,
-    /// Number of files that are open ahead, requests under way and kept opens, to see without the lock that there are
-    /// none.
+    /// Number of files that are open ahead, requests under way and kept opens: it shows without the lock whether there
+    /// are any.
     pub(crate) busy: AtomicU64,
 }
 

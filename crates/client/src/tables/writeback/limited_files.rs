@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Most files that are remembered.
 const FILES_MAX: usize = 65_536;
 
-/// Files by their number, with the target that has said last that they are near a limit, if any has.
+/// Files by number, with the target that has reported last that the file is near a limit, if any has.
 #[derive(Default)]
 pub(crate) struct LimitedFiles {
     count: AtomicUsize,

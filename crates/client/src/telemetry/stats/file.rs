@@ -32,29 +32,29 @@ pub(crate) struct FileStats {
     by_reason: ByReason,
     events: [AtomicU64; EVENTS.len()],
     portrait: Portrait,
-    /// Time that calls have waited for its locks, ns.
+    /// Time that calls have waited for locks of the file, ns.
     lock_wait_ns: AtomicU64,
     /// Who serves the reads of the open file that was opened last, and why: 1 plus the index of the mount's counter; 0
     /// if there was none.
     reads_by: AtomicUsize,
-    /// Of its open files.
+    /// The ledgers of the file's open files.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
     /// What `heat` returned last, and the effort of the file then.
     heat: Mutex<(u64, u64)>,
 }
 
-/// What a file has had to do so far.
+/// The activity of a file so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileSums {
     /// Requests and bytes of reads.
     pub(crate) reads: (u64, u64),
     /// Requests and bytes of writes.
     pub(crate) writes: (u64, u64),
-    /// Time that calls have waited for its locks, ns.
+    /// Time that calls have waited for locks of the file, ns.
     pub(crate) lock_wait_ns: u64,
-    /// How often a server asked for one of its locks back.
+    /// How often a server asked for one of the file's locks back.
     pub(crate) callbacks: u64,
-    /// How often a server said that others want it too.
+    /// How often a server said that other mounts want the file too.
     pub(crate) contended: u64,
 }
 
@@ -128,7 +128,7 @@ impl FileStats {
         self.ledgers.lock().iter().for_each(|ledger| ledger.book(&self.by_reason, &self.portrait));
     }
 
-    /// A call has waited so long for a lock, ns.
+    /// A call has waited for a lock for this long, ns.
     pub(crate) fn waited_for_lock(&self, ns: u64) {
         self.lock_wait_ns.fetch_add(ns, Relaxed);
     }
@@ -138,7 +138,7 @@ impl FileStats {
         self.reads_by.store(who as usize + 1, Relaxed);
     }
 
-    /// A summary of its requests, as JSON (`user.amphi.portrait`).
+    /// A summary of the file's requests, as JSON (`user.amphi.portrait`).
     pub(crate) fn portrait_json(&self) -> String {
         self.book();
         let (waited, reads_by) = (self.lock_wait_ns.load(Relaxed), self.reads_by.load(Relaxed));
@@ -176,7 +176,7 @@ impl FileStats {
         out
     }
 
-    /// The same as JSON.
+    /// The counters of the file as JSON.
     pub(crate) fn json(&self, dirty_bytes: u64, servers: Option<(u64, u64)>) -> String {
         self.book();
         let mut rows: Vec<String> = self.by_reason.rows().iter().map(row_json).collect();

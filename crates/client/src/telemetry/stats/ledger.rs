@@ -24,7 +24,7 @@ struct Hits {
 
 /// Counters of an open file.
 pub(crate) struct Ledger {
-    /// Whose requests they are.
+    /// The job that makes the requests.
     pub(crate) job: Arc<Job>,
     by_reason: ByReason,
     hits: [Hits; HIT_SHARDS],

@@ -22,7 +22,7 @@ struct Side {
     sizes: [AtomicU64; SIZES],
     /// Requests that begin where the previous one ended.
     follows: AtomicU64,
-    /// They begin before that.
+    /// Requests that begin before the end of the previous one.
     goes_back: AtomicU64,
     /// Begin or end is inside a block.
     unaligned: AtomicU64,

@@ -59,7 +59,7 @@ use walker::Walking;
 const WALKS_MAX: usize = 8192;
 /// How much later than its answer a call may return, in nanoseconds. The client relies on it.
 const LATE_NS: u64 = 400_000_000;
-/// Pause between two looks at a thread whose call does not return.
+/// Pause between two checks of a thread whose call does not return.
 const LOOK: Duration = Duration::from_micros(500);
 /// The thread must be seen waiting for the same lock this many times in a row.
 const LOOKS: u32 = 3;
@@ -119,7 +119,7 @@ struct Own {
 pub(crate) struct Lender {
     own: Own,
     top: Top,
-    /// Sizes of files, which further threads look at through the root of the clone.
+    /// Sizes of files, which further threads observe through the root of the clone.
     pub(crate) sizes: Sizes,
     walker: AtomicU32,
     state: Mutex<State>,

@@ -21,7 +21,7 @@ use amphi_types::{Attr, Ino, Timespec};
 struct Given {
     /// The last two threads, the latest first, with the time.
     last: [(u32, u64); 2],
-    /// When any other thread was given one.
+    /// When any other thread was last given an answer.
     rest_ns: u64,
 }
 
@@ -41,7 +41,7 @@ impl Given {
         }
     }
 
-    /// These times without those of thread `tid`.
+    /// The times without those of thread `tid`.
     fn without(mut self, tid: u32) -> Given {
         self.last.iter_mut().filter(|last| last.0 == tid).for_each(|last| last.1 = 0);
         self

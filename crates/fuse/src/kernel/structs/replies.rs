@@ -230,7 +230,7 @@ wire! {
     OpenOut, 16 {
         /// Handle.
         fh: u64,
-        /// How the kernel treats it.
+        /// How the kernel treats the open file.
         open_flags: u32,
         /// Not used by this mount.
         backing_id: i32,
@@ -284,7 +284,7 @@ wire! {
 wire! {
     /// Reply to LSEEK.
     LseekOut, 8 {
-        /// Where it was found.
+        /// The offset that was found.
         offset: u64,
     }
 }

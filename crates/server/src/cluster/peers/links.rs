@@ -48,7 +48,7 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// Ends all of them.
+    /// Ends all links.
     pub(super) async fn close(&self) {
         let peers = std::mem::take(&mut *self.peers.borrow_mut());
         for peer in peers.into_values() {

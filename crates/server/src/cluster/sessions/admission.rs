@@ -48,7 +48,7 @@ impl<E: Env> SessionManager<E> {
         if hello.role != Role::Server && self.cluster().is_some_and(|c| c.callers.is_caller(hello.session)) {
             return Err("this session is a server's".into());
         }
-        // The master has looked at the clock of a mount already.
+        // The master has already checked the clock of a mount.
         if hello.role == Role::Server || self.cluster().is_none_or(|c| c.is_master()) {
             clocks::agree(hello, self.worker.env.wall())?;
         }
@@ -58,7 +58,7 @@ impl<E: Env> SessionManager<E> {
         }
         let is_known = self.sessions.borrow().contains_key(&hello.session)
             || follower.is_some_and(|f| f.as_follower.begin_of(hello.session).is_some());
-        // Servers could not continue without each other.
+        // Servers are admitted anyway, since they could not continue without each other.
         let may_stay = is_known || hello.role == Role::Server;
         if !self.note_admitted(hello, peer, keyed.as_ref()) && !may_stay {
             return Err("the audit log of this server cannot be written, so nobody new is let in".into());

@@ -32,7 +32,7 @@ impl AdmissionState {
         self.held.set(held);
     }
 
-    /// The same of mounts, after a loss of power.
+    /// Mounts have to wait after a loss of power, or not any more.
     pub(super) fn hold_after_power_loss(&self, held: bool) {
         self.after_power_loss.set(held);
     }
@@ -47,7 +47,7 @@ impl AdmissionState {
         self.mounts_started.set(self.mounts_started.get() + 1);
     }
 
-    /// How often that was.
+    /// How often such an event has happened.
     pub(super) fn mounts_started(&self) -> u64 {
         self.mounts_started.get()
     }

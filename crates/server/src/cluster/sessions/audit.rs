@@ -27,9 +27,9 @@ const ADMITTED: u32 = 2000;
 pub(super) enum Kind {
     /// Somebody was let in.
     Admitted,
-    /// Somebody was not.
+    /// Somebody was refused.
     Refused,
-    /// Users of a client count as others.
+    /// Users of a client were replaced by others.
     Squashed,
     /// A session was ended.
     Evicted,

@@ -185,7 +185,7 @@ impl<E: Env> SessionManager<E> {
     fn stands(&self, entry: &Entry, now_ns: u64) -> Stands {
         let deadline_ns = self.worker.tunables.callback_deadline_ns();
         match (entry.state, entry.conn) {
-            // Not welcomed yet: it will be told with its welcome.
+            // A session that is not welcomed yet will be informed by its welcome.
             (State::Starting, _) => Stands::No,
             // If something of the session is left on a server, that server admits no mount before it is released.
             (State::EndingElsewhere, _) => Stands::No,

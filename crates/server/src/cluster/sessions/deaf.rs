@@ -137,7 +137,7 @@ impl<E: Env> SessionManager<E> {
     async fn observe(self: &Rc<Self>, session: SessionId, conn: ConnId) -> bool {
         let Some(line) = self.ear(session, conn) else { return false };
         let worker = usize::from(line.worker);
-        // Should a message have been lost alone, this one counts.
+        // If only the earlier message was lost, the client gets this copy.
         self.push_again_by(session, line);
         let mut alive_ns = None;
         loop {

@@ -36,7 +36,7 @@ pub(super) struct KeyOf {
 /// A connection of a session, wherever it is served.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Line {
-    /// The worker that serves it.
+    /// The worker that serves the connection.
     pub(super) worker: u16,
     pub(super) conn: ConnId,
     /// A task observes whether the client answers the messages on this connection; more messages were sent meanwhile.
@@ -55,7 +55,7 @@ pub(super) struct Entry {
     pub(super) name: String,
     pub(super) role: Role,
     pub(super) owner: Owner,
-    /// The key with which its client came.
+    /// The key with which the client connected.
     pub(super) key: Option<KeyOf>,
     pub(super) state: State,
     /// Connection 0 of the session. Without connection 0 the session counts as disconnected.
@@ -64,7 +64,7 @@ pub(super) struct Entry {
     pub(super) more: BTreeMap<u16, Line>,
     /// How connection 0 is protected. `None` means that it does not leave the machine.
     pub(super) secure: Option<Secure>,
-    /// Its client has passed the server its memory.
+    /// Whether the client has passed memory to the server.
     pub(super) memory: bool,
     /// Counts connections and disconnections, so that a timer knows whether it still concerns the same disconnection.
     pub(super) epoch: u64,
@@ -74,17 +74,17 @@ pub(super) struct Entry {
     pub(super) asked_ns: u64,
     /// When it last reported that it works on the switch, monotonic ns.
     pub(super) kept_ns: u64,
-    /// When it last connected or disconnected, monotonic ns.
+    /// When the session last connected or disconnected, monotonic ns.
     pub(super) heard_ns: u64,
 }
 
 impl Entry {
-    /// Its connections.
+    /// The connections of the session.
     pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
         self.conn.iter().chain(self.more.values())
     }
 
-    /// One of its connections.
+    /// The connection `conn` of the session.
     pub(super) fn line_mut(&mut self, conn: ConnId) -> Option<&mut Line> {
         self.conn.iter_mut().chain(self.more.values_mut()).find(|line| line.conn == conn)
     }

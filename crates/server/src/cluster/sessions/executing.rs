@@ -23,7 +23,7 @@ impl Executing {
         }
     }
 
-    /// It has been answered.
+    /// A request has been answered.
     pub(super) fn end(&self, session: Option<SessionId>) {
         debug_assert!(self.all.get() > 0, "what ends has begun");
         self.all.set(self.all.get() - 1);
@@ -36,12 +36,12 @@ impl Executing {
         }
     }
 
-    /// How many there are.
+    /// Number of requests that are executed.
     pub(super) fn count(&self) -> u64 {
         self.all.get()
     }
 
-    /// Whether a request of a session is among them.
+    /// Whether a request of the session is executed.
     pub(super) fn has(&self, session: SessionId) -> bool {
         self.by_session.borrow().contains_key(&session)
     }

@@ -277,7 +277,7 @@ impl<E: Env> Front<E> {
             let id = incoming.id();
             let Incoming { session, route, mut call, payload, .. } = incoming;
             if let Request::GlimpseReply { id, .. } = call.op {
-                // To whoever asked.
+                // The answer goes to the target that asked.
                 call.target = glimpse::target_of(id);
             }
             let acl = gate.is_some() && Gate::asks_for_acl(&call.op);

@@ -37,11 +37,11 @@ pub(super) enum Class {
     Session,
     /// Every role may read the state of the cluster: its map, its space, its tunables.
     Cluster,
-    /// An administrator changes servers, or looks at the activity of others on them.
+    /// An administrator changes servers, or reads the activity of others on them.
     Administration,
-    /// A server speaks to another one.
+    /// A message from one server to another.
     Peer,
-    /// A server says it to itself.
+    /// A message from a server to itself.
     Internal,
 }
 
@@ -143,7 +143,7 @@ pub(super) fn changes_servers(op: &Request) -> bool {
 /// sessions closes it.
 #[derive(Debug)]
 pub(super) struct Gate {
-    /// The key that it came with.
+    /// The key with which the connection was made.
     pub(super) key: Fingerprint,
     /// The entry of the key in the registry.
     pub(super) entry: KeyEntry,
@@ -182,7 +182,7 @@ impl Gate {
         self.closed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it was closed.
+    /// Whether the gate was closed.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
@@ -199,7 +199,7 @@ impl Gate {
         count > 0 && count == 10u64.pow(count.ilog10())
     }
 
-    /// Whether it is shown other numbers of users and groups than the servers have.
+    /// Whether the client is shown other numbers of users and groups than the servers have.
     pub(super) fn translates(&self) -> bool {
         let Squash { uids, gids, .. } = &self.entry.squash;
         !uids.is_empty() || !gids.is_empty()

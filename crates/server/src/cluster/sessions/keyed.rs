@@ -199,7 +199,7 @@ impl<E: Env> SessionManager<E> {
                 ended.push(*session);
             }
         }
-        // As they are before their sessions begin to end.
+        // The connections as they are before their sessions begin to end.
         let cut: Vec<(Line, &str)> = cut.into_iter().map(|(conn, why)| (self.line(conn), why)).collect();
         let is_mount = |s: &SessionId| self.sessions.borrow().get(s).is_some_and(|e| e.role == Role::Mount);
         if cluster.is_master() {

@@ -29,7 +29,7 @@ pub(super) enum Owner {
     Unknown,
     /// A client that acts for all users.
     Anybody,
-    /// A bound one of this user.
+    /// A client that acts for this user only.
     User(u32),
     /// A session of a client with the key of this number (`KeyEntry::id`), or with its successor.
     Key(u64),
@@ -84,7 +84,7 @@ pub(super) enum Viewer {
 }
 
 impl Viewer {
-    /// Whether it may see a session.
+    /// Whether the viewer may see a session.
     pub(super) fn may_see(self, session: &Entry) -> bool {
         match self {
             Viewer::Anybody => true,

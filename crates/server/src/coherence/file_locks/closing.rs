@@ -15,17 +15,17 @@ use crate::coherence::questions::Asked;
 use amphi_types::SessionId;
 use amphi_wire::FileLockSpec;
 
-/// Most mounts that are asked for one request.
+/// Most mounts that are queried for one request.
 const HOLDERS_MAX: usize = 16;
 
 impl FileLockTable {
-    /// Questions to the mounts with a lock in the way of `lock`, to be sent.
+    /// Queries to be sent to the mounts that have a lock in the way of `lock`.
     pub fn ask_holders(&self, now_ns: u64, session: SessionId, lock: &FileLockSpec) -> Asked<'_> {
         let holders = self.inner.borrow().locks.holders(&lock_of(session, lock), HOLDERS_MAX);
         self.closing.ask(now_ns, holders)
     }
 
-    /// The session has given up what it closed.
+    /// The session has released the locks of what it closed.
     pub fn closed(&self, session: SessionId, id: u64) {
         self.closing.answered(session, id);
     }

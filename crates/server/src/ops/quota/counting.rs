@@ -37,7 +37,7 @@ pub fn learn_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
                     set_on(&worker, &here, true);
                     if here.id == LEDGER {
                         drop(here);
-                        // It may have ended before all targets were informed of the last change.
+                        // The counting may have ended before all targets were informed of the last change.
                         tell_all(&worker, None).await;
                     }
                     return;

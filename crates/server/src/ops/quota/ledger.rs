@@ -82,7 +82,7 @@ async fn deal<E: Env>(
     from: TargetId,
     mut need: Need,
 ) -> Result<TargetReply> {
-    // One request at a time: what is collected for one is not given to another.
+    // One request at a time, so that shares which are collected for one request are not given to another.
     let _turn = target.counts.quota.dealing.take(vec![(account, Hold::Exclusive)]).await;
     let mut frees = Freeing::No;
     let since_ns = worker.now_ns();
@@ -151,7 +151,7 @@ pub fn watch_soft_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>)
                 look_at(&worker, &here, account).await;
                 let standing = here.counts.quota.ledger.borrow().standing(account).unwrap_or_default();
                 if standing.over_since_s != 0 {
-                    // The time until its grace is over.
+                    // The time until the grace of the account is over.
                     let left_s = (standing.over_since_s + standing.limits.grace_s).saturating_sub(now_s(&worker));
                     pause = if left_s == 0 { pause } else { pause.min(Duration::from_secs(left_s)) };
                 }

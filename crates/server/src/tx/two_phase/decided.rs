@@ -80,7 +80,7 @@ pub(in crate::tx) fn forget_soon<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Tar
             worker.env.sleep(FORGET_EVERY).await;
             let Some(target) = weak.upgrade() else { return };
             let over = std::mem::take(&mut target.txs.borrow_mut().local_commits.over);
-            // On an error the decisions stay, and their marks: both are looked at after the next start.
+            // On an error the decisions and their marks stay. Both are checked after the next start.
             if over.is_empty() || forget(&worker, &target, &over).await.is_err() {
                 target.txs.borrow_mut().local_commits.forgetting = false;
                 return;

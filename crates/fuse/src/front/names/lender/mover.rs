@@ -43,7 +43,7 @@ const QUICK_AGAIN: Duration = Duration::from_millis(1);
 /// The present place of a directory.
 pub(crate) struct NewPlace {
     pub(crate) ino: Ino,
-    /// The directory in which it lies, by the kernel's node id.
+    /// The parent directory, by the kernel's node id.
     pub(crate) dir: Ino,
     pub(crate) name: Box<[u8]>,
 }
@@ -161,7 +161,7 @@ impl Lender {
 
     /// Whether the kernel has the directory at its place now.
     fn place(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32, place: &NewPlace) -> bool {
-        // The directory in which it lies may be gone.
+        // The parent directory may be gone.
         let Ok(dir) = system::by_handle(root, self.top.node(place.dir)) else { return false };
         for tries in 1..=TRIES {
             match system::look(&dir, &place.name) {

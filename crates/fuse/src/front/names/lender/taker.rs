@@ -44,7 +44,7 @@ impl Taking {
     }
 }
 
-/// A look at a name that is under way.
+/// A check of a name that is under way.
 #[derive(Default)]
 struct Look {
     is_under_way: bool,

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// The lookup thread's call under way.
 pub(super) struct Walking {
     pub(super) step: LentName,
-    /// When it was answered with a timeout.
+    /// When the call was answered with a timeout.
     pub(super) lent_ns: Option<u64>,
     /// The answer with the timeout was written.
     pub(super) written: bool,
