@@ -297,6 +297,7 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
         }
         names.restoring.remove(&target).unwrap_or_default()
     };
+    mount.coherence.locks.with(target, |cache| ids.iter().take(taken.len()).for_each(|id| cache.restored(*id)));
     early.into_iter().for_each(|(object, lock)| callback(mount, target, object, lock));
     for id in &ids[taken.len().min(ids.len())..] {
         tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");

@@ -364,6 +364,31 @@ fn locks_survive_a_restart_under_new_names() {
     w.check_clean();
 }
 
+/// Goal: a lock that is returned while it is presented to a restarted server is not held there for ever. Method: it is
+/// called back and returned by its old id after the presentation; the answer then brings its new id.
+#[test]
+fn a_lock_returned_while_it_is_presented_is_returned_again() {
+    let mut w = World::new(10, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let op = write(&w, &file, 0, 5000, b'x');
+    w.run(op).unwrap();
+    w.settle();
+    let (mount, target) = (w.client.mount.clone(), file.ino().target());
+    let (ids, held) = crate::locks::represent(&mount, target);
+    assert_eq!((ids.len(), held.len()), (1, 1));
+    let presented: Vec<_> = w.server.locks.values().cloned().collect();
+    crate::locks::callback(&mount, target, held[0].object, ids[0].0);
+    w.settle();
+    assert!(w.server.locks.is_empty(), "given back by the old name");
+    w.server.locks = presented.into_iter().map(|lock| (1000, lock)).collect();
+    crate::locks::restored(&mount, target, &ids, &[1000]);
+    w.settle();
+    assert!(w.server.locks.is_empty(), "given back by the new name as well");
+    assert_eq!(w.server.contents(file.ino())[..2], *b"xx");
+    drop((file, mount));
+    w.check_clean();
+}
+
 /// Goal: the lock granted in the answer to a create is returned if it was called back before that answer arrived, and a
 /// later lock is not mistaken for it. Method: the callback first, then the lock, with and without a create under way.
 #[test]

@@ -141,6 +141,14 @@ impl LockCache {
         self.locks.iter().filter_map(lock).collect()
     }
 
+    /// The restarted server has restored a lock of [`LockCache::represent`]. If the lock was returned since then, its
+    /// cancel reached a server that had not restored it yet, so it is sent again.
+    pub fn restored(&mut self, id: LockId) {
+        if !self.locks.contains_key(&id) {
+            self.queue_cancel(id, true);
+        }
+    }
+
     /// The server no longer knows the lock (it refused to restore it). The lock gets no new users, and its data is
     /// dropped without a flush.
     pub fn lose(&mut self, id: LockId) {
