@@ -173,7 +173,8 @@ impl LinkEvents<SimEnv> for Held {
             return Err(Errno::Io);
         }
         self.restarts.set(self.restarts.get() + 1);
-        if let Some(env) = self.env.borrow().clone() {
+        let env = self.env.borrow().clone();
+        if let Some(env) = env {
             env.sleep(self.pause.get()).await;
         }
         let all = || (0..recovery.welcome().pool).map(TargetId).collect();
