@@ -14,8 +14,8 @@ const FOUND_WITHIN: u64 = 10;
 /// told that all data is stable. 4000036: a mount presented its state once more, and that waited for a change that
 /// waited for its lock. 482: a write to a stripe was refused as one to a file that has gone, since its mount was back
 /// on the stripe's target and not yet on the inode's. 1857: a server held a lock that its mount had returned between
-/// two presentations of what it held, the answer to the first of which was lost. 836: a mount returned a lock by its old
-/// id while the answer with the new id was on its way.
+/// two presentations of what it held, the answer to the first of which was lost. 836: a mount returned a lock by its
+/// old id while the answer with the new id was on its way.
 const KEPT: [u64; 7] = [455, 1444, 283, 4_000_036, 482, 1857, 836];
 
 fn must_agree(plan: &Plan) -> Summary {
