@@ -22,7 +22,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(what) do { if (!(what)) { fprintf(stderr, "%s:%d: %s, errno %d\n", __FILE__, __LINE__, #what, errno); exit(1); } } while (0)
+#define CHECK(what)                                                                            \
+    do {                                                                                       \
+        if (!(what)) {                                                                         \
+            fprintf(stderr, "%s:%d: %s, errno %d\n", __FILE__, __LINE__, #what, errno);        \
+            exit(1);                                                                           \
+        }                                                                                      \
+    } while (0)
 #define MAX (1 << 20)
 
 static unsigned char model[MAX], found[MAX];
@@ -429,7 +435,12 @@ static int randomly(const char *dir, const char *steps, int maps) {
 }
 
 /* A forged ring: what a program that has one file can do to another. */
-struct identity { uint32_t version, is_shared, handle, generation; uint64_t ring; unsigned char secret[16], socket[16]; uint64_t slots; };
+struct identity {
+    uint32_t version, is_shared, handle, generation;
+    uint64_t ring;
+    unsigned char secret[16], socket[16];
+    uint64_t slots;
+};
 
 static int forges(const char *dir) {
     int victim = open(name(dir, "victim"), O_RDWR), own = open(name(dir, "own"), O_RDWR | O_CREAT | O_TRUNC, 0644);
