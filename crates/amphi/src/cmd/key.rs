@@ -122,15 +122,15 @@ struct Add {
     /// The user and group that every user of the client becomes (all squash)
     #[arg(long, value_name = "UID[:GID]", value_parser = squash_to)]
     all: Option<SquashTo>,
-    /// A range of user ids: the first id on the client, the first id on the servers, and how many. May be repeated. Users
-    /// outside the ranges are refused
+    /// A range of user ids: the first id on the client, the first id on the servers, and how many. May be repeated.
+    /// Users outside the ranges are refused
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     uids: Vec<IdRange>,
     /// As --uids, for groups. Groups outside the ranges become 65534
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     gids: Vec<IdRange>,
-    /// Addresses from which the key may be used: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be repeated
-    /// [default: from anywhere]
+    /// Addresses from which the key may be used: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be
+    /// repeated [default: from anywhere]
     #[arg(long, value_name = "RANGE", value_parser = address)]
     from: Vec<AddressRange>,
     /// Most mounts at a time [default: no bound]
@@ -158,8 +158,8 @@ struct Set {
     /// The user and group that every user of the client becomes (all squash); keep: no change
     #[arg(long, value_name = "keep|UID[:GID]", value_parser = root_squash)]
     all: Option<Root>,
-    /// A range of user ids: the first id on the client, the first id on the servers, and how many. May be repeated. same
-    /// removes all ranges: the ids are the same on both sides
+    /// A range of user ids: the first id on the client, the first id on the servers, and how many. May be repeated.
+    /// same removes all ranges: the ids are the same on both sides
     #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
     uids: Vec<Listed<IdRange>>,
     /// As --uids, for groups
@@ -171,8 +171,8 @@ struct Set {
     /// Most mounts at a time; 0: no bound. Present mounts stay
     #[arg(long, value_name = "N")]
     mounts: Option<u32>,
-    /// The top of the tree (amphi quota track DIR), on a mount of this machine, to which the key is restricted; none: all
-    /// of the file system. Present mounts keep their root until they are mounted again
+    /// The top of the tree (amphi quota track DIR), on a mount of this machine, to which the key is restricted; none:
+    /// all of the file system. Present mounts keep their root until they are mounted again
     #[arg(long, value_name = "DIR|none")]
     subtree: Option<PathBuf>,
     #[command(flatten)]

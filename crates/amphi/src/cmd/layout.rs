@@ -62,8 +62,8 @@ enum Action {
         /// Whether data that is written from now on gets checksums; auto: as server.checksums says
         #[arg(long, value_parser = ["auto", "on", "off"])]
         checksums: Option<String>,
-        /// When other mounts see a write: posix, as soon as it has returned; commit, at the latest when the writer calls
-        /// fsync or close or releases a file lock
+        /// When other mounts see a write: posix, as soon as it has returned; commit, at the latest when the writer
+        /// calls fsync or close or releases a file lock
         #[arg(long, value_parser = ["posix", "commit"])]
         consistency: Option<String>,
         /// Number of shards over which the names of a directory and the inodes made in it are spread: up to 256, or all
