@@ -1,4 +1,5 @@
-//! The cost of the log: CPU of appending, of checkpoints and of a start, and the bytes that a start reads.
+//! The cost of the log: CPU of appending, of checkpoints, of reads of ranges and of a start, and the bytes that a start
+//! reads.
 //!
 //! The records are those of creates: an inode, an entry, the directory and the answer of a slot. The disk is the
 //! simulated one, in memory, so CPU is that of the program and of copies. Usage: `log_cost [RECORDS] [LOG_MIB]`; builds
@@ -11,6 +12,8 @@ use amphi_zone::{OpenOptions, Order, Zone, ZoneParams};
 
 /// Records that are appended before one is waited for.
 const DEPTH: u64 = 64;
+/// Ranges that are read to see what one costs.
+const SCANS: u64 = 200;
 
 /// CPU of this thread, ns.
 fn cpu_ns() -> u64 {
@@ -65,6 +68,17 @@ fn main() {
             per(appended - before, records),
             per(done - appended, records)
         );
+    }
+    for scans in [1, SCANS] {
+        let before = cpu_ns();
+        for n in 0..scans {
+            // The inodes of a block of 64, a part of whose changes are in the log.
+            let inode = |n: u64| [&b"I"[..], &n.to_be_bytes()].concat();
+            let from = 2_000_000 + n * 6151 % records * 3 / 64 * 64;
+            let found = sim.block_on(zone.scan(&inode(from), &inode(from + 64), 64)).expect("no deadlock");
+            assert!(!found.expect("a range").is_empty());
+        }
+        println!("scans: {scans} us_scan {}", per(cpu_ns() - before, scans) / 1000);
     }
     drop(zone);
     sim.crash("n", CrashKind::Process);

@@ -211,7 +211,9 @@ async fn write_segment<E: Env>(
     let mut writer = SegmentWriter::new(disk, g, zone_id, id);
     let mut take_slot = || shared.state.borrow_mut().medium.slots.take();
     let readers = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n, IndexUse::Skip)).collect();
-    let mut merge = Merge::begin(frozen.sorted().await, readers).await.map_err(|e| (Vec::new(), e))?;
+    let order = frozen.sorted().await;
+    frozen.know_order(&order);
+    let mut merge = Merge::begin(order, readers).await.map_err(|e| (Vec::new(), e))?;
     let result = loop {
         let Some(next) = merge.present() else { break Ok(()) };
         // Once nothing older is left to be deleted.

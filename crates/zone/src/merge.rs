@@ -12,17 +12,20 @@ use amphi_types::item::Change;
 use std::iter::Peekable;
 
 /// The changes of the log and those of segments.
-pub struct Merge<'a, D: Disk> {
-    log: Peekable<Order<'a>>,
+pub struct Merge<'log, 'a, D: Disk> {
+    log: Peekable<Order<'log>>,
     /// Newest first.
     segments: Vec<SegmentReader<'a, D>>,
     /// Which sources have the present key: the log, then the segments.
     has_key: [bool; SEGMENTS_MAX + 1],
 }
 
-impl<'a, D: Disk> Merge<'a, D> {
+impl<'log, 'a, D: Disk> Merge<'log, 'a, D> {
     /// Begins with the first change. `segments`: the newest first.
-    pub async fn begin(log: Order<'a>, mut segments: Vec<SegmentReader<'a, D>>) -> Result<Merge<'a, D>, ZoneError> {
+    pub async fn begin(
+        log: Order<'log>,
+        mut segments: Vec<SegmentReader<'a, D>>,
+    ) -> Result<Merge<'log, 'a, D>, ZoneError> {
         for segment in &mut segments {
             segment.next().await?;
         }
@@ -30,7 +33,7 @@ impl<'a, D: Disk> Merge<'a, D> {
     }
 
     /// A merge of the log and of segments that are already at the change with which the merge begins.
-    pub fn of(log: Order<'a>, segments: Vec<SegmentReader<'a, D>>) -> Merge<'a, D> {
+    pub fn of(log: Order<'log>, segments: Vec<SegmentReader<'a, D>>) -> Merge<'log, 'a, D> {
         let mut merge = Merge { log: log.peekable(), segments, has_key: [false; SEGMENTS_MAX + 1] };
         merge.look();
         merge

@@ -31,6 +31,8 @@ pub enum Mistake {
     QueueUnread,
     /// A read does not see what a running checkpoint has taken.
     FrozenUnread,
+    /// A scan goes on in segments that a checkpoint has replaced, without the changes that it took.
+    ScansOld,
     /// A read of an item does not look whether it changed meanwhile, or whether what it read was overwritten.
     ReadsOld,
     /// The index of a segment lacks the last key of each page.

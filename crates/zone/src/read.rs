@@ -23,8 +23,28 @@ use amphi_types::item::{Change, Key};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-/// Items of a scan that are passed without giving other tasks a turn.
+/// Items of a scan that are passed without giving other tasks a turn, and most changes of the log that it takes at
+/// once.
 const SCAN_BATCH: usize = 1024;
+
+/// Fewest changes of the log that a scan takes at once, if there are as many.
+const LOG_PART_MIN: usize = 64;
+
+/// A scan that is under way.
+struct Scan<'a> {
+    /// What was found.
+    items: Vec<(Key, Vec<u8>)>,
+    /// Where it goes on.
+    from: Key,
+    end: &'a [u8],
+    max: usize,
+}
+
+impl Scan<'_> {
+    fn goes_on(&self) -> bool {
+        self.items.len() < self.max && self.from.as_slice() < self.end
+    }
+}
 
 /// Segments, oldest first.
 type Segments = Rc<Vec<Rc<Segment>>>;
@@ -62,14 +82,19 @@ impl<E: Env> Shared<E> {
 
     /// See `Zone::scan`.
     pub async fn scan(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
+        self.wait_all_written().await?;
+        let mut scan = Scan { items: Vec::new(), from: from.to_vec(), end, max };
         loop {
-            self.wait_all_written().await?;
             let segments = self.state.borrow().medium.segments.clone();
-            let found = self.read_range(&segments, from, end, max).await;
-            // Pages of segments that were replaced meanwhile may have been overwritten.
-            if found.is_ok() || Rc::ptr_eq(&segments, &self.state.borrow().medium.segments) {
-                self.still_healthy()?;
-                return found;
+            let found = self.read_range(&segments, &mut scan).await;
+            // Pages of segments that were replaced meanwhile may have been overwritten. Then the rest is read from the
+            // new ones.
+            let is_replaced = !Rc::ptr_eq(&segments, &self.state.borrow().medium.segments);
+            match found {
+                Ok(false) => {}
+                Err(_) if is_replaced => {}
+                Ok(true) => return self.still_healthy().map(|()| scan.items),
+                Err(e) => return self.still_healthy().and(Err(e)),
             }
         }
     }
@@ -104,45 +129,84 @@ impl<E: Env> Shared<E> {
         Ok(None)
     }
 
-    async fn read_range(
-        &self,
-        segments: &Segments,
-        from: &[u8],
-        end: &[u8],
-        max: usize,
-    ) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
-        let mut changes = Changes::default();
-        {
-            let st = self.state.borrow();
-            let taken = st.changes.frozen.iter().filter(|_| !planted::is(Mistake::FrozenUnread));
-            let all = taken.flat_map(|frozen| frozen.iter()).chain(st.changes.dirty.iter());
-            all.filter(|change| (from..end).contains(&change.key())).for_each(|change| changes.insert(change));
-        }
+    /// Goes on with a scan in these segments. Returns false if they were replaced before it was at its end. The scan
+    /// can be continued then, and also after an error.
+    async fn read_range(&self, segments: &Segments, scan: &mut Scan<'_>) -> Result<bool, ZoneError> {
         let mut readers = Vec::with_capacity(segments.len());
         for segment in segments.iter().rev() {
-            let Some(place) = segment.index.seek(from) else { continue };
+            let Some(place) = segment.index.seek(&scan.from) else { continue };
             let mut reader = self.reader(segment, place).await?;
-            skip_to(&mut reader, from).await?;
+            skip_to(&mut reader, &scan.from).await?;
             readers.push(reader);
         }
-        let mut merge = Merge::of(changes.sorted().await, readers);
-        let (mut items, mut passed) = (Vec::new(), 0);
-        while items.len() < max
-            && let Some(change) = merge.present().filter(|change| change.key() < end)
-        {
-            if let Some(value) = change.value() {
-                items.push((change.key().to_vec(), value.to_vec()));
+        let mut is_current = true;
+        while scan.goes_on() {
+            let Some((changes, until)) = self.log_part(segments, scan).await else {
+                is_current = false;
+                break;
+            };
+            let (before, mut passed) = (scan.items.len(), 0);
+            let mut merge = Merge::of(changes.sorted().await, readers);
+            while scan.items.len() < scan.max
+                && let Some(change) = merge.present().filter(|change| change.key() < &until[..])
+            {
+                if let Some(value) = change.value() {
+                    scan.items.push((change.key().to_vec(), value.to_vec()));
+                }
+                if let Err(e) = merge.advance().await {
+                    scan.items.truncate(before);
+                    return Err(e);
+                }
+                passed += 1;
+                if passed % SCAN_BATCH == 0 {
+                    turn().await;
+                }
             }
-            merge.advance().await?;
-            passed += 1;
-            if passed % SCAN_BATCH == 0 {
-                turn().await;
-            }
+            readers = merge.into_segments();
+            scan.from = until;
         }
-        for reader in merge.into_segments() {
+        for reader in readers {
             self.end_reading(reader);
         }
-        Ok(items)
+        Ok(is_current)
+    }
+
+    /// The next changes of the log for a scan, and up to which key these are all. `None` if the segments are not those
+    /// any more over which the changes of the log belong.
+    async fn log_part(&self, segments: &Segments, scan: &Scan<'_>) -> Option<(Changes, Key)> {
+        let most = (scan.max - scan.items.len()).clamp(LOG_PART_MIN, SCAN_BATCH);
+        loop {
+            {
+                let st = self.state.borrow();
+                let taken = st.changes.frozen.as_deref().filter(|_| !planted::is(Mistake::FrozenUnread));
+                let maps = [taken, Some(&st.changes.dirty)];
+                let mut all_in_order = true;
+                maps.iter().flatten().for_each(|map| all_in_order &= map.put_in_order());
+                if all_in_order {
+                    if !Rc::ptr_eq(segments, &st.medium.segments) && !planted::is(Mistake::ScansOld) {
+                        return None;
+                    }
+                    let (mut part, mut until) = (Changes::default(), scan.end.to_vec());
+                    // The older changes first.
+                    for map in maps.iter().flatten() {
+                        let mut count = 0;
+                        map.visit_from(&scan.from, |change| {
+                            if change.key() >= &until[..] {
+                                return false;
+                            }
+                            part.insert(change);
+                            count += 1;
+                            if count == most {
+                                until = [change.key(), &[0]].concat();
+                            }
+                            count < most
+                        });
+                    }
+                    return Some((part, until));
+                }
+            }
+            turn().await;
+        }
     }
 
     /// Reads a segment from a place on.

@@ -386,7 +386,8 @@ impl<E: Env> Zone<E> {
     }
 
     /// The first `max` items with keys from `from` on and below `end`, ascending, with every record that was appended
-    /// before the call. It looks at all changes of the log.
+    /// before the call. It costs a disk read for each page of each segment that has a part of the range; in the changes
+    /// of the log it searches for those of the range. The first scan after a checkpoint sorts all of these changes.
     ///
     /// Errors: `Io` when the zone has failed or an item cannot be read, `Corrupt`. Dropping the future changes nothing.
     pub async fn scan(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {

@@ -130,7 +130,7 @@ fn items_are_what_they_are() {
 /// Goal: that test can fail. Method: planted mistakes.
 #[test]
 fn planted_mistakes_of_reads_are_found() {
-    for mistake in [Mistake::QueueUnread, Mistake::FrozenUnread, Mistake::ReadsOld] {
+    for mistake in [Mistake::QueueUnread, Mistake::FrozenUnread, Mistake::ScansOld, Mistake::ReadsOld] {
         plant(Some(mistake));
         let found = (1..60).find_map(|seed| story(seed).err());
         plant(None);
