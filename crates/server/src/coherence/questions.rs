@@ -69,7 +69,8 @@ impl Questions {
                 }
             }
             let (sender, receiver) = oneshot::channel();
-            inner.open.insert(inner.last, (session, sender));
+            let before = inner.open.insert(inner.last, (session, sender));
+            assert!(before.is_none(), "two open questions have the number {}", inner.last);
             asked.sessions.push((session, inner.last));
             asked.answers.push(receiver);
         }

@@ -74,7 +74,8 @@ impl<E: Env> RequestCx<E> {
         match self.read_way(plan, &runs, advice, beside) {
             ReadWay::Kept => {
                 let mut buf = Buf::scratch(plan.aligned().len() as usize);
-                self.copy_kept(plan, &runs, &mut buf);
+                let missing = self.copy_kept(plan, &runs, &mut buf);
+                assert!(missing.is_empty(), "{object:?}: {} runs of a read are not kept as they were", missing.len());
                 add(&counters.cache_hits, 1);
                 add(&counters.cache_hit_bytes, plan.range.len());
                 counters.histograms.read.note(plan.range.len(), [].into_iter());
@@ -110,7 +111,7 @@ impl<E: Env> RequestCx<E> {
         if way == ReadWay::Kept {
             let mut buf = Buf::scratch(plan.aligned().len() as usize);
             let missing = self.copy_kept(plan, &runs, &mut buf);
-            debug_assert!(missing.is_empty(), "nothing was waited for since it was all there");
+            assert!(missing.is_empty(), "{} runs of a read are not kept as they were", missing.len());
             add(&counters.cache_hits, 1);
             add(&counters.cache_hit_bytes, plan.range.len());
             return Ok(buf);
