@@ -31,6 +31,7 @@ impl<'a, D: Disk> Merge<'a, D> {
 
     /// A merge of the log and of segments that are already at the change with which the merge begins.
     pub fn of(log: Order<'a>, segments: Vec<SegmentReader<'a, D>>) -> Merge<'a, D> {
+        assert!(segments.len() <= SEGMENTS_MAX, "a merge of {} segments, at most {SEGMENTS_MAX}", segments.len());
         let mut merge = Merge { log: log.peekable(), segments, has_key: [false; SEGMENTS_MAX + 1] };
         merge.look();
         merge

@@ -323,6 +323,7 @@ pub(crate) async fn write(
     // `msync` and `fsync` report the error of a store through a mapping: pages without space wait for nothing.
     let waits = watch.filter(|_| !covered && !hints.write_back);
     let kept = settle(&mount, &open, range, is_stable(&open, hints), waits).await?;
+    assert!(written as u64 <= len, "{}: {written} bytes of {len} were written", file.ino);
     Ok(written.min(kept))
 }
 
@@ -468,6 +469,7 @@ async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&
 /// it.
 async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<bool> {
     let file = &open.file;
+    assert_eq!(data.len() as u64, range.len(), "{}: a write of {range:?} comes with its bytes", file.ino);
     grants::ask(mount, file, range).await;
     let mut all_covered = true;
     // In steps, so that a write larger than the dirty share of the cache gets through.

@@ -74,6 +74,7 @@ impl Questions {
             asked.sessions.push((session, inner.last));
             asked.answers.push(receiver);
         }
+        assert_eq!(asked.sessions.len(), asked.answers.len(), "each question that is sent has its answer");
         asked
     }
 

@@ -287,6 +287,7 @@ impl<E: Env> Target<E> {
 
     /// Puts the delayed bytes of a read over those from the disk. `aligned` are the whole blocks of the plan.
     pub fn overlay(&self, plan: &amphi_data::ReadPlan, aligned: &mut [u8]) -> Result<()> {
+        assert_eq!(aligned.len() as u64, plan.aligned().len(), "the plan of {:?} is for other blocks", plan.range);
         let start = plan.aligned().start;
         for part in &plan.overlays {
             let to = (part.range.start - start) as usize;

@@ -324,6 +324,7 @@ impl<E: Env> RequestCx<E> {
             from += blocks(w);
             to += len;
         }
+        assert!(to <= from && from == buf.len(), "{to} bytes of {from} in a buffer of {}", buf.len());
         buf.narrow(0..to);
         add(&self.worker.counters.read_bytes, to as u64);
         Some(buf)

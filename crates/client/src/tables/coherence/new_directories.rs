@@ -117,6 +117,7 @@ impl NewDirectories {
         if let Some(names) = state.directories.get_mut(&dir) {
             state.names += usize::from(names.hashes.insert(hash));
             while state.names > NAMES_MAX {
+                assert!(!state.directories.is_empty(), "{} names are noted of no directory", state.names);
                 state.forget_oldest();
             }
         } else if state.making > 0
