@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask floors [CRATE ...]       folders from the bottom up, and the largest circle of files
+       cargo xtask chains [CRATE ...]       how often code reaches through other rooms, and where in these crates
        cargo xtask map [CRATE]              what each file is, by the first sentence of its head
        cargo xtask code-map                 writes docs/CODE_MAP.md: the same of crates and folders
        cargo xtask header [--check]         writes crates/capi/include/amphi.h, the header of the C library
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
         Some("floors") => tidy::floors(&args[1..]),
+        Some("chains") => tidy::chains(&args[1..]),
         Some("map") => tidy::map(args.get(1).map(String::as_str)),
         Some("code-map") => tidy::code_map(),
         Some("header") => header::run(&args[1..]),

@@ -198,7 +198,8 @@ impl Office {
             let id = state.last_id + 1;
             let export = Export::new(id, size).map(Arc::new).inspect_err(|e| tracing::debug!("no export: {e}")).ok()?;
             state.last_id = id;
-            let before = state.shown.insert(id, Shown { ino: file.ino(), secret: secret().ok()?, export: export.clone() });
+            let before =
+                state.shown.insert(id, Shown { ino: file.ino(), secret: secret().ok()?, export: export.clone() });
             assert!(before.is_none(), "two exports have the number {id}");
             Some(export)
         };
