@@ -13,7 +13,7 @@
 //! because fresh memory has to be mapped.
 
 use crate::kernel::WRITE_HEAD_BYTES;
-use amphi_client::Buf;
+use amphi_client::{Buf, UNIT_BYTES};
 use amphi_client::Loan;
 use smallvec::SmallVec;
 use std::ops::Deref;
