@@ -13,8 +13,8 @@
 //! because fresh memory has to be mapped.
 
 use crate::kernel::WRITE_HEAD_BYTES;
-use amphi_client::{Buf, UNIT_BYTES};
 use amphi_client::Loan;
+use amphi_client::{Buf, UNIT_BYTES};
 use smallvec::SmallVec;
 use std::ops::Deref;
 
