@@ -106,6 +106,8 @@ impl NewDirectories {
                 let directories = &state.directories;
                 state.order.retain(|dir| directories.contains_key(dir));
             }
+            // A server may say twice that it has made this inode.
+            state.forget(dir);
             state.directories.insert(dir, Names { rule, hashes: BTreeSet::new() });
             state.order.push_back(dir);
         }
