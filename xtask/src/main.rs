@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode};
 const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask test                     all tests, the end-to-end tests beside the others
        cargo xtask floors [CRATE ...]       folders from the bottom up, and the largest circle of files
+       cargo xtask chains [CRATE ...]       how often code reaches through other rooms, and where in these crates
        cargo xtask map [CRATE]              what each file is, by the first sentence of its head
        cargo xtask code-map                 writes docs/CODE_MAP.md: the same of crates and folders
        cargo xtask header [--check]         writes crates/capi/include/amphi.h, the header of the C library
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Some("tidy") => tidy::run(),
         Some("test") => suites::run(),
         Some("floors") => tidy::floors(&args[1..]),
+        Some("chains") => tidy::chains(&args[1..]),
         Some("map") => tidy::map(args.get(1).map(String::as_str)),
         Some("code-map") => tidy::code_map(),
         Some("header") => header::run(&args[1..]),

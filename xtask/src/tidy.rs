@@ -1,7 +1,9 @@
 //! House rules that a machine holds: the tables of imports between crates and between the folders of large crates, the
 //! list of files that may contain `unsafe`, a head on every module, sizes of files, functions and structs, marks that
-//! must not be left, and promises named by tests.
+//! must not be left, the assertions of the release program, and promises named by tests.
 
+mod asserts;
+mod chains;
 mod documents;
 mod floors;
 mod imports;
@@ -128,6 +130,8 @@ pub fn run() -> ExitCode {
     }
     floors::check(&sources, &mut findings);
     sizes::check(&sources, &mut findings);
+    asserts::check(&sources, &mut findings);
+    chains::check(&sources, &mut findings);
     let document = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     for (name, text) in &sources {
         documents::long_lines(name, text, &mut findings);
@@ -182,6 +186,12 @@ pub fn floors(crates: &[String]) -> ExitCode {
     let all = IMPORTS.iter().map(|(name, _)| name.to_string());
     let shown = all.filter(|name| crates.is_empty() || crates.contains(name));
     shown.for_each(|name| floors::show(&sources, &name));
+    ExitCode::SUCCESS
+}
+
+/// Prints how many chains of fields each crate has, and those of some crates.
+pub fn chains(crates: &[String]) -> ExitCode {
+    print!("{}", chains::text(&sources(&root()), crates));
     ExitCode::SUCCESS
 }
 

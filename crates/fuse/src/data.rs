@@ -13,8 +13,8 @@
 //! because fresh memory has to be mapped.
 
 use crate::kernel::WRITE_HEAD_BYTES;
-use amphi_client::Buf;
 use amphi_client::Loan;
+use amphi_client::{Buf, UNIT_BYTES};
 use smallvec::SmallVec;
 use std::ops::Deref;
 
@@ -42,6 +42,7 @@ impl<'a> Payload<'a> {
     /// All of `unit`, memory of `UNIT_BYTES`.
     pub(crate) fn of_unit(unit: &'a mut Buf) -> Payload<'a> {
         let len = unit.len();
+        assert_eq!(len, UNIT_BYTES, "a payload in memory of its own is one unit");
         Payload { buf: unit, len, is_unit: true }
     }
 
@@ -126,6 +127,7 @@ impl<'a> ReadSink<'a> {
 
     /// Appends an owned buffer without copying. Bytes beyond `size` are cut off.
     pub fn give(&mut self, mut buf: Buf) {
+        assert!(self.len() <= self.size, "{} bytes for a read of {}", self.len(), self.size);
         let room = self.size - self.len();
         if buf.len() > room {
             buf.narrow(0..room);
@@ -135,6 +137,7 @@ impl<'a> ReadSink<'a> {
 
     /// Appends borrowed bytes without copying. Bytes beyond `size` are cut off.
     pub fn lend(&mut self, mut loan: Loan) {
+        assert!(self.len() <= self.size, "{} bytes for a read of {}", self.len(), self.size);
         loan.truncate(self.size - self.len());
         self.given.push(Given::Lent(loan));
     }

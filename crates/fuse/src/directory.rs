@@ -12,6 +12,8 @@ use amphi_types::{Ino, Kind};
 use std::mem::size_of;
 use zerocopy::IntoBytes;
 
+const _: () = assert!(size_of::<Dirent>().is_multiple_of(8) && size_of::<EntryOut>().is_multiple_of(8));
+
 /// Takes directory entries until the kernel's room is full.
 pub struct DirSink<'a> {
     out: &'a mut Vec<u8>,
@@ -36,6 +38,7 @@ impl<'a> DirSink<'a> {
 
     /// Bytes of room left.
     pub fn room_bytes(&self) -> usize {
+        assert!(self.out.len() <= self.room, "a listing of {} bytes for {}", self.out.len(), self.room);
         self.room - self.out.len()
     }
 

@@ -66,6 +66,7 @@ impl GroupCache {
                 entries.clear();
             }
             entries.insert(who, (now_ns, rights.clone()));
+            assert!(entries.len() <= ENTRIES_MAX, "the rights of {} threads are kept", entries.len());
         }
         rights
     }

@@ -147,6 +147,7 @@ impl InHand {
             early.pop_front();
         }
         early.push_back(unique);
+        assert!(early.len() <= EARLY_MAX, "{} interrupts are remembered, at most {EARLY_MAX}", early.len());
         self.early_len.store(early.len(), SeqCst);
         drop(early);
         // The request may have been entered between the search and the note, without seeing the note.

@@ -192,6 +192,7 @@ impl<'a> ReplyTo<'a> {
 /// Writes one message to the device: a reply (`unique` not 0) or a notification (`unique` 0, its code in `error`).
 pub(crate) fn write_message(device: BorrowedFd<'_>, unique: u64, error: i32, parts: &[&[u8]]) -> Result<(), Raw> {
     let body: usize = parts.iter().map(|p| p.len()).sum();
+    assert!(body <= u32::MAX as usize - size_of::<OutHeader>(), "a reply of {body} bytes");
     let header = OutHeader { len: (size_of::<OutHeader>() + body) as u32, error, unique };
     let mut slices: SmallVec<[IoSlice<'_>; 6]> = SmallVec::new();
     slices.push(IoSlice::new(header.as_bytes()));

@@ -41,6 +41,7 @@ use windows::{Window, Windows};
 const ORDINAL_BITS: u32 = 8;
 /// Largest ordinal: one less than fits, so that no cookie is `i64::MAX`.
 const ORDINAL_MAX: u64 = 254;
+const _: () = assert!(ORDINAL_MAX < 1 << ORDINAL_BITS, "an ordinal fits below the hash");
 /// Smallest cookie. Smaller ones mean the start, `.` and `..`.
 const COOKIE_MIN: u64 = 3;
 /// Most entries of a directory that is walked for each page of a listing: as many as the server requests at once, so
@@ -101,8 +102,10 @@ impl Displaced {
     }
 
     fn insert(&mut self, dir: u64, cookie: u64, name: &[u8]) {
-        self.names.insert((dir, cookie), name.into());
-        self.cookies.entry(dir).or_default().insert(name.into(), cookie);
+        let other = self.names.insert((dir, cookie), name.into());
+        assert!(other.is_none(), "two names of directory {dir} have the cookie {cookie}");
+        let other = self.cookies.entry(dir).or_default().insert(name.into(), cookie);
+        assert!(other.is_none(), "a name of directory {dir} has the cookies {other:?} and {cookie}");
     }
 
     fn remove(&mut self, dir: u64, name: &[u8]) -> Option<u64> {
@@ -111,7 +114,8 @@ impl Displaced {
         if of_dir.is_empty() {
             self.cookies.remove(&dir);
         }
-        self.names.remove(&(dir, cookie));
+        let removed = self.names.remove(&(dir, cookie));
+        assert!(removed.is_some(), "cookie {cookie} of directory {dir} has no name");
         Some(cookie)
     }
 }
@@ -343,6 +347,7 @@ impl DentryIndex {
                 windows.drop_last();
                 return true;
             }
+            assert!(window.last() > cookie, "a window of directory {dir} does not go beyond {cookie}");
             cookie = window.last();
         }
     }

@@ -32,6 +32,7 @@ use std::fmt;
 
 /// The bits of a number that give the place within its block.
 const SLOT_BITS: u32 = block::SLOTS.trailing_zeros();
+const _: () = assert!(block::SLOTS == 1 << SLOT_BITS, "the bits give each place");
 /// Memory for an entry of the map of blocks, whose nodes are half full, bytes.
 const ENTRY_BYTES: usize = 2 * size_of::<(u64, Box<Block>)>();
 
@@ -117,6 +118,7 @@ impl Inodes {
         let record = Record::encode(inode, block.usual());
         let before = if block.is_empty() { 0 } else { block.bytes() };
         let was_there = block.put(slot, record.as_bytes());
+        assert!(before <= self.bytes, "a block of {before} bytes, all have {}", self.bytes);
         self.bytes = self.bytes - before + block.bytes();
         self.len += usize::from(!was_there);
         self.put_target(local, record.target_beside().then_some(&*inode.symlink));
@@ -139,6 +141,7 @@ impl Inodes {
         if !block.remove(slot) {
             return;
         }
+        assert!(self.len > 0 && before <= self.bytes, "{} inodes, {before} of {} bytes", self.len, self.bytes);
         self.len -= 1;
         if block.is_empty() {
             self.blocks.remove(&number);
@@ -214,7 +217,9 @@ impl Inodes {
             }
             None => self.targets.remove(&local),
         };
-        self.bytes -= old.map_or(0, |old| cost(&old));
+        let freed = old.map_or(0, |old| cost(&old));
+        assert!(freed <= self.bytes, "a target of {freed} bytes, all have {}", self.bytes);
+        self.bytes -= freed;
     }
 }
 

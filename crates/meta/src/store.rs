@@ -365,6 +365,7 @@ impl MetaStore {
             self.reserved = (self.next_local.div_ceil(RESERVE_STEP) * RESERVE_STEP).min(Ino::MAX_LOCAL + 1);
             dirty.mark(ItemKey::Root);
         }
+        assert!(self.next_local <= self.reserved, "number {} is beyond {}", self.next_local, self.reserved);
     }
 
     pub(crate) fn insert_inode(&mut self, new: &NewInode, now: Timespec, dirty: &mut Dirty) {

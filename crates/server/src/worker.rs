@@ -192,6 +192,7 @@ impl<E: Env> Worker<E> {
 
     /// Sends a message to another worker. If its ring is full, the message is sent later, in the order of its lane.
     pub fn send(self: &Rc<Self>, to: usize, lane: Lane, message: Message) {
+        assert!(to < usize::from(self.workers), "a message to worker {to} of {}", self.workers);
         let waits = self.full.borrow().iter().any(|(t, l, _)| (*t, *l) == (to, lane));
         let message = if waits {
             message
@@ -270,7 +271,8 @@ impl<E: Env> Worker<E> {
         add(&self.counters.forwarded, 1);
         let (sender, receiver) = oneshot::channel();
         let token = self.waiters.token();
-        self.waiters.calls.borrow_mut().insert(token, sender);
+        let before = self.waiters.calls.borrow_mut().insert(token, sender);
+        assert!(before.is_none(), "two forwarded requests have the number {token}");
         let lane = lane_of(&call.op);
         self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload, terms });
         receiver.await.unwrap_or((Answer::of(Err(Errno::Io)), None))
@@ -285,7 +287,8 @@ impl<E: Env> Worker<E> {
         }
         let (sender, receiver) = oneshot::channel();
         let token = self.waiters.token();
-        self.waiters.asks.borrow_mut().insert(token, sender);
+        let before = self.waiters.asks.borrow_mut().insert(token, sender);
+        assert!(before.is_none(), "two questions to targets have the number {token}");
         self.send(to, Lane::Urgent, Message::Ask { token, target, question: Box::new(question) });
         receiver.await.unwrap_or(Err(Errno::Io))
     }

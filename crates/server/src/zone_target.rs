@@ -183,6 +183,7 @@ impl<E: Env> Target<E> {
             data.delete_free_checksums(&mut txn);
         }
         let lsn = self.zone.append(txn, order);
+        assert_eq!(lsn, self.zone.appended_lsn(), "{}: a record is not the last one of its step", self.id);
         if let Ok(mut data) = self.data.try_borrow_mut() {
             self.storage.write_back.bury(lsn, data.delayed.take_dead());
         }

@@ -267,6 +267,7 @@ async fn install_segment<E: Env>(
         let mut kept = Vec::clone(&st.medium.segments);
         let replaced = kept.split_off(kept.len() - inputs);
         kept.extend(segment.clone().map(Rc::new));
+        assert!(kept.len() <= SEGMENTS_MAX, "a root of {} segments, at most {SEGMENTS_MAX}", kept.len());
         let mut root = st.medium.root.clone();
         root.start_position = start.position.into();
         root.start_seq = (start.seq + 1).into();
@@ -283,6 +284,13 @@ async fn install_segment<E: Env>(
     }
     install(shared, root).await?;
     let mut st = shared.state.borrow_mut();
+    assert!(
+        st.log.start_position <= start.position && start.position <= st.log.head.position,
+        "the log from {} to {} is cut at {}",
+        st.log.start_position,
+        st.log.head.position,
+        start.position
+    );
     for s in &replaced {
         st.medium.slots.release(&s.slots);
     }

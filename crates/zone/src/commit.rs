@@ -136,6 +136,12 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         shared.state.borrow_mut().log.is_full = true;
         shared.wait_log_room(|st| has_room(st) || given_up(st)).await;
         shared.healthy().ok()?;
+        let mut st = shared.state.borrow_mut();
+        if !has_room(&st) {
+            // A mark that is given up. Should it be due again in a moment, it waits for room as a new one.
+            Shared::<E>::recycle(&mut st, group);
+            return Some(());
+        }
     }
     if !shared.is_near(&shared.state.borrow(), blocks) && !planted::is(Mistake::SyncsLate) {
         shared.wait_near(blocks).await;
@@ -149,10 +155,14 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         let st = shared.state.borrow();
         let near = shared.is_near(&st, blocks) || planted::is(Mistake::SyncsLate);
         assert!(near, "{blocks} blocks of the log, while {} before them are not synced", st.unsynced());
-        (st.log.head, st.reached.synced_seq)
+        let (start, head) = (st.log.start_position, st.log.head);
+        assert!(has_room(&st), "{blocks} blocks at {} of a log that begins at {start}", head.position);
+        assert_eq!(group.first_lsn, head.lsn + 1, "a group does not follow record {}", head.lsn);
+        (head, st.reached.synced_seq)
     };
     let (buf, link) = group.seal(shared.ids.zone, shared.ids.opening, head.link, head.seq + 1, mark);
     let bytes = buf.len() as u64;
+    assert_eq!(bytes, blocks * BLOCK, "a group takes as many blocks as were looked for");
     match write_ring(&*shared.disk, &shared.geometry, head.position, buf).await {
         Ok(buf) => group.restore(buf),
         Err(e) => {
@@ -171,6 +181,7 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         if group.fresh {
             st.marks.fresh.push_back(Fresh { seq: head.seq + 1, before: head.lsn });
         }
+        assert!(queued <= st.waiting.bytes, "{queued} bytes were written of {} queued ones", st.waiting.bytes);
         st.waiting.bytes -= queued;
         st.counters.groups += 1;
         st.counters.marks += u64::from(group.records == 0);
@@ -261,6 +272,7 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
         }
         {
             let mut st = shared.state.borrow_mut();
+            assert!(st.reached.synced_lsn <= head.lsn, "a sync up to {} ends behind a later one", head.lsn);
             st.syncs.done = round;
             st.reached.synced_lsn = head.lsn;
             st.reached.synced_seq = head.seq;

@@ -79,6 +79,7 @@ impl Group {
     /// The first record that was not kept is kept now; the area has `area_bytes` in use.
     pub fn is_kept(&mut self, area_bytes: usize) {
         self.unkept += 4 + self.unkept().map_or(0, <[u8]>::len);
+        assert!(self.unkept <= self.len, "{} bytes are kept of a group of {}", self.unkept, self.len);
         self.area_bytes = area_bytes;
     }
 

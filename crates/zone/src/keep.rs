@@ -131,6 +131,7 @@ impl<E: Env> Keep<E> {
     /// Copies `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its beginning. Returns
     /// where the next one begins, or `None` if the record is not kept: there is no space, or the memory has failed.
     pub fn put(&self, area: usize, at: usize, lsn: u64, record: &[u8]) -> Option<usize> {
+        assert!(area < AREAS, "area {area} of {AREAS}");
         let end = at + RECORD_HEADER + record.len();
         if end > AREA_BYTES || self.failed.get() {
             return None;

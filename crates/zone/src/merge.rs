@@ -34,6 +34,7 @@ impl<'log, 'a, D: Disk> Merge<'log, 'a, D> {
 
     /// A merge of the log and of segments that are already at the change with which the merge begins.
     pub fn of(log: Order<'log>, segments: Vec<SegmentReader<'a, D>>) -> Merge<'log, 'a, D> {
+        assert!(segments.len() <= SEGMENTS_MAX, "a merge of {} segments, at most {SEGMENTS_MAX}", segments.len());
         let mut merge = Merge { log: log.peekable(), segments, has_key: [false; SEGMENTS_MAX + 1] };
         merge.look();
         merge

@@ -78,6 +78,10 @@ impl State {
             _ => u64::MAX,
         };
         self.reached.stable_lsn = self.reached.stable_lsn.max(self.reached.synced_lsn.min(limit));
+        let Reached { stable_lsn, synced_lsn, written_lsn, kept_lsn, .. } = self.reached;
+        assert!(stable_lsn <= synced_lsn, "record {stable_lsn} is stable, and {synced_lsn} is the last synced one");
+        assert!(synced_lsn <= written_lsn, "record {synced_lsn} is synced, and {written_lsn} is the last written one");
+        assert!(written_lsn <= kept_lsn, "record {written_lsn} is written, and {kept_lsn} is the last kept one");
     }
 
     /// Whether the next group has to be written now: a task waits for a record, a mark, or the end; or more than one
@@ -262,7 +266,11 @@ impl<E: Env> Shared<E> {
 
     /// Counts an agent as ended.
     pub fn agent_ended(&self) {
-        self.state.borrow_mut().life.agents -= 1;
+        {
+            let life = &mut self.state.borrow_mut().life;
+            assert!(life.agents > 0, "{}: an agent ends, and none is left", self.path);
+            life.agents -= 1;
+        }
         self.notify_all();
     }
 
@@ -371,6 +379,7 @@ impl<E: Env> Shared<E> {
     /// Takes the changes of a written group over.
     pub fn absorb(st: &mut State, group: &mut Group) {
         let hashes = std::mem::take(&mut st.waiting.writing_hashes);
+        assert_eq!(hashes.is_empty(), group.records == 0, "{} records with {} hashes", group.records, hashes.len());
         for (change, hash) in group.changes().zip(&hashes) {
             st.changes.deletions += u64::from(change.is_deletion());
             st.changes.dirty.insert_hashed(*hash, change);

@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// If this many closes of one target are delayed, they are sent at once.
 const LINGER_MAX: usize = 256;
+const _: () = assert!(LINGER_MAX <= BATCH_PARTS_MAX, "one message takes all that are delayed");
 
 /// Sends the closes that nothing delays any more, without waiting for the answers.
 pub(crate) fn send_closes(mount: &Arc<Mount>, file: &Arc<Inode>) {

@@ -14,6 +14,7 @@
 
 use crate::coherence::front_pages;
 use crate::mount::Mount;
+use crate::tables::coherence::leases::LEASE_NS;
 use amphi_env::Env;
 use amphi_types::{Cred, TargetId};
 use amphi_wire::{Lane, Request, Welcome};
@@ -26,6 +27,7 @@ use std::time::Duration;
 /// If the master sends nothing for this time (two of its pings), a mount in sole mode with several servers assumes that
 /// other mounts exist. Servers count on it (`cluster/sessions` in `crates/server`).
 pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
+const _: () = assert!(CAUTION_NS < LEASE_NS, "a mount is cautious before its leases end");
 /// Added to a front end's timeouts: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
 /// How often the server is informed that a switch is being worked on. The server considers a mount unresponsive if it

@@ -99,7 +99,10 @@ impl Failures {
     pub(crate) fn tell(&self, reported: &AtomicU64) -> Result<()> {
         let state = self.state.lock();
         let count = self.count.load(SeqCst);
-        if reported.swap(count, SeqCst) >= state.owed {
+        assert!(state.lost <= state.owed && state.owed <= count, "{count} failures: {} {}", state.owed, state.lost);
+        let before = reported.swap(count, SeqCst);
+        assert!(before <= count, "{before} failures were reported of {count}");
+        if before >= state.owed {
             return Ok(());
         }
         self.told.store(count, SeqCst);
@@ -149,7 +152,9 @@ impl Watch<'_> {
     /// unless it was for want of space and the watching writer waited.
     pub(crate) fn result(&self) -> Result<()> {
         let state = self.0.state.lock();
-        let failed = state.watched.iter().find(|w| w.id == self.1).and_then(|w| w.failed);
+        let watched = state.watched.iter().find(|w| w.id == self.1);
+        assert!(watched.is_some(), "watch {} is gone before its writer", self.1);
+        let failed = watched.and_then(|w| w.failed);
         failed.map_or(Ok(()), Err)
     }
 }

@@ -82,6 +82,7 @@ impl Flights {
 
     /// Enters a flight.
     pub(crate) fn begin(&mut self, range: ByteRange) -> FlightId {
+        assert!(!range.is_empty(), "a flight without bytes: {range:?}");
         self.last_number += 1;
         let id = FlightId { start: range.start, number: self.last_number };
         self.put(id, range)
@@ -90,21 +91,27 @@ impl Flights {
     /// The flight now has only these bytes; returns its new id.
     pub(crate) fn narrow(&mut self, id: FlightId, range: ByteRange) -> FlightId {
         match self.ends.remove(&(id.start, id.number)) {
-            Some(_) => self.put(id, range),
+            Some(end) => {
+                let whole = ByteRange::new(id.start, end);
+                assert!(!range.is_empty() && whole.contains(&range), "{range:?} is no part of the flight {whole:?}");
+                self.put(id, range)
+            }
             None => id,
         }
     }
 
     fn put(&mut self, id: FlightId, range: ByteRange) -> FlightId {
         let id = FlightId { start: range.start, ..id };
-        self.ends.insert((id.start, id.number), range.end);
+        let before = self.ends.insert((id.start, id.number), range.end);
+        assert!(before.is_none(), "two flights have the number {}", id.number);
         self.longest = self.longest.max(range.len());
         id
     }
 
     /// The flight has ended, with or without success.
     pub(crate) fn end(&mut self, id: FlightId) {
-        self.ends.remove(&(id.start, id.number));
+        let ended = self.ends.remove(&(id.start, id.number));
+        assert!(ended.is_some(), "a flight ends that is not under way: {id:?}");
         self.piped.remove(&id.number);
         if self.ends.is_empty() {
             self.longest = 0;

@@ -46,6 +46,7 @@ impl Maps {
         maps.retain(|old| old.ino != map.ino);
         maps.truncate(MAPS_MAX - 1);
         maps.push_front(map);
+        assert!(maps.len() <= MAPS_MAX, "{} maps are kept, at most {MAPS_MAX}", maps.len());
     }
 }
 
@@ -62,6 +63,8 @@ pub(crate) enum Found {
 impl Map {
     /// The next data or hole at or after `offset`, which has to be inside the map and below the size.
     pub(crate) fn find(&self, offset: u64, whence: Whence) -> Found {
+        assert!(offset < self.size, "{}: byte {offset} of a file of {} bytes", self.ino, self.size);
+        assert!(self.known.contains(&ByteRange::at(offset, 1)), "{}: {offset} outside {:?}", self.ino, self.known);
         let next = self.data.get(self.data.partition_point(|run| run.end <= offset));
         let at = match (whence, next) {
             (Whence::Data, Some(run)) => run.start.max(offset),

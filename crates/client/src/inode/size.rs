@@ -161,6 +161,7 @@ impl FileSize {
     /// before).
     pub(crate) fn finished(&self) {
         let mut unfinished = self.unfinished.lock();
+        assert!(unfinished.0 > 0, "a write has landed that was not under way");
         unfinished.0 -= 1;
         if unfinished.0 == 0 {
             unfinished.1 = 0;

@@ -33,6 +33,7 @@ impl Forgotten {
             self.others = now;
         }
         self.at.insert(ino, now);
+        assert!(self.at.len() <= FORGOTTEN_MAX, "{} dropped files are remembered", self.at.len());
     }
 
     /// Answers for `ino` may be from before a change if their request was sent before this moment.
@@ -153,7 +154,8 @@ impl InodeTable {
             }
         }
         file.size.turned.fetch_max(until, SeqCst);
-        shard.files.insert(ino, file.clone());
+        let before = shard.files.insert(ino, file.clone());
+        assert!(before.is_none(), "{ino} is twice in the table");
         file
     }
 

@@ -46,6 +46,7 @@ impl Shown {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(attr.ino, attr);
+        assert!(self.young.len() <= GENERATION_MAX, "{} inodes of one generation", self.young.len());
     }
 }
 

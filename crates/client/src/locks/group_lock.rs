@@ -160,6 +160,7 @@ pub(crate) async fn lock(
                     Next::Take
                 }
                 Stage::Held if file.group.id() == group => {
+                    assert!(state.members > 0, "{}: group {group} holds the file without members", file.ino);
                     state.members += 1;
                     open.group.store(group, SeqCst);
                     Next::Joined
@@ -186,6 +187,7 @@ pub(crate) async fn lock(
         let mut state = file.group.state.lock();
         let lost = file.group.id() != group;
         if taken.is_ok() && !lost {
+            assert_eq!(state.stage, Stage::Taking, "{}: group {group} was taken by this call", file.ino);
             state.stage = Stage::Held;
             state.members = 1;
             state.locks = locks;
@@ -304,6 +306,7 @@ async fn end(mount: &Arc<Mount>, file: &Arc<Inode>, locks: &[(TargetId, LockId)]
 fn free(mount: &Arc<Mount>, file: &Arc<Inode>) {
     let before = {
         let mut state = file.group.state.lock();
+        assert_eq!(state.stage, Stage::Leaving, "{}: a group ends whose locks are not returned", file.ino);
         file.exported().while_all_changes(|| file.group.id.store(0, SeqCst));
         std::mem::take(&mut *state)
     };

@@ -64,6 +64,7 @@ pub(crate) async fn direct_gaps(
     gaps: &[ByteRange],
     under: Under,
 ) -> Result<Segments> {
+    assert_eq!(buf.len() as u64, range.len(), "{}: a read of {range:?} has a buffer of its length", file.ino);
     mount.cache.used(file, range);
     let parts = join_all(gaps.iter().map(|gap| direct_under(mount, file, *gap, under))).await;
     for (gap, part) in gaps.iter().zip(parts) {

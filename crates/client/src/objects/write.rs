@@ -155,6 +155,7 @@ pub(crate) async fn send_all(
     kind: WriteKind,
     end_first: bool,
 ) -> Sent {
+    assert_eq!(data.len() as u64, range.len(), "{}: a write of {range:?} comes with its bytes", file.ino);
     let pieces = direct_pieces(file, range);
     let mut cut = split(data, &pieces);
     let send = |at: usize, buf| write_piece(mount, file, pieces[at].0, pieces[at].1.start, buf, kind);
@@ -200,5 +201,6 @@ fn split(mut data: Buf, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
         bufs.extend(rest.iter().map(|(_, part)| data.split_to(part.len() as usize)));
         bufs.push(data);
     }
+    assert_eq!(bufs.len(), pieces.len(), "each piece of a write has its bytes");
     bufs
 }

@@ -491,6 +491,7 @@ impl Fetch {
             return Ok(());
         }
         let (mount, file) = (&self.mount, &self.file);
+        assert!(self.range.contains(&range), "{}: {range:?} was not requested with {:?}", file.ino, self.range);
         if !mount.make_room(range.len().next_multiple_of(UNIT)) {
             // Everything is dirty: this read goes by the cache.
             return if self.ahead { Ok(()) } else { Err(Errno::NoSpace) };

@@ -468,6 +468,7 @@ async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&
 /// it.
 async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<bool> {
     let file = &open.file;
+    assert_eq!(data.len() as u64, range.len(), "{}: a write of {range:?} comes with its bytes", file.ino);
     grants::ask(mount, file, range).await;
     let mut all_covered = true;
     // In steps, so that a write larger than the dirty share of the cache gets through.
@@ -525,6 +526,7 @@ async fn direct(
     // If another mount requests the size of the file meanwhile, it sees the old end or the new one, none in between.
     let end_first = pins.is_some() && (range.end > old_size || !tokens::is_sure(mount, file));
     let Sent { good_to, written_to, error } = send_all(mount, file, range, data, kind, end_first).await;
+    assert!(good_to <= range.end, "{}: of {range:?} all up to {good_to} was written", file.ino);
     if good_to > range.start {
         file.extend(good_to);
     }

@@ -83,6 +83,7 @@ pub(crate) async fn write(
     mut kept: Kept,
 ) -> Result<usize, (Buf, Kept)> {
     let file = &open.file;
+    assert_eq!(data.len() as u64, range.len(), "{}: a write of {range:?} comes with its bytes", file.ino);
     let data = compact(range, data);
     let memory = data.capacity() as u64;
     let (locked, unfinished) = (kept.pins.is_some(), kept.pins.is_none() && kept.begun.is_none());
@@ -188,7 +189,9 @@ fn land(
     // Of a file that nobody can reach any more nothing is missed.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     let error = sent.error.filter(missed);
-    let lost = ByteRange::new(sent.good_to, range.end);
+    let (ino, good_to) = (file.ino, sent.good_to);
+    assert!(range.start <= good_to && good_to <= range.end, "{ino}: of {range:?} all up to {good_to} has landed");
+    let lost = ByteRange::new(good_to, range.end);
     if let Some(e) = error {
         mount.stats.bytes(Count::WriteBackFailed, lost.len());
         // None of the bytes is in the cache.
@@ -203,9 +206,12 @@ fn land(
     if unfinished {
         file.size.finished();
     }
-    file.cached.dirty_bytes.fetch_sub(range.len(), SeqCst);
-    file.size.piped_bytes.fetch_sub(memory, SeqCst);
-    mount.writeback.piped_bytes.fetch_sub(memory, SeqCst);
+    let before = file.cached.dirty_bytes.fetch_sub(range.len(), SeqCst);
+    assert!(before >= range.len(), "{ino}: {range:?} has landed of {before} dirty bytes");
+    let before = file.size.piped_bytes.fetch_sub(memory, SeqCst);
+    assert!(before >= memory, "{ino}: {memory} bytes of memory end of {before}");
+    let before = mount.writeback.piped_bytes.fetch_sub(memory, SeqCst);
+    assert!(before >= memory, "{memory} bytes of memory end of {before} of all files");
     mount.writeback.landings.fetch_add(1, SeqCst);
     flush::end_flight(file, id);
     if error.is_some() {

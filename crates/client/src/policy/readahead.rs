@@ -133,6 +133,7 @@ impl ReadAhead {
         {
             self.streams.swap_remove(oldest);
         }
+        assert!(self.streams.len() < STREAMS, "{} streams of one open file", self.streams.len());
         self.streams.push(Stream { last: range, stride, matches: 0, window: 0, ahead_to: range.end, age: self.clock });
     }
 
@@ -177,6 +178,7 @@ fn sequential(s: &mut Stream, range: ByteRange, size: u64, limits: Limits, plan:
 }
 
 fn strided(s: &mut Stream, range: ByteRange, size: u64, limits: Limits, plan: &mut Plan) {
+    assert!(s.stride > 0 && !range.is_empty(), "a strided read of {range:?}, and the next {} bytes on", s.stride);
     let count = limits.requests.min((limits.window_max / range.len()).max(1));
     // For a strided stream, `ahead_to` is the start of the next request that was not fetched.
     let mut next = s.ahead_to;

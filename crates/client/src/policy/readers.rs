@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 const FIRST: u32 = 64;
 /// How often the wait for the next look can be multiplied by four.
 const WRONG_MAX: u32 = 8;
+const _: () = assert!(FIRST.leading_zeros() > 2 * WRONG_MAX, "the longest wait can be counted");
 /// Most habits of each kind. When there are more, all are forgotten.
 const HABITS_MAX: usize = 4096;
 /// An open file with fewer reads says nothing about its readers, unless the reads are large.
@@ -180,6 +181,7 @@ impl Habits {
             self.0.clear();
         }
         change(self.0.entry(key).or_default());
+        assert!(self.0.len() <= HABITS_MAX, "{} habits of one kind, at most {HABITS_MAX}", self.0.len());
     }
 }
 

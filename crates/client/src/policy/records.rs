@@ -49,6 +49,7 @@ impl Records {
         if self.matches < SURE || count == 0 {
             return SmallVec::new();
         }
+        assert!(self.distance > 0, "{} records follow each other without a distance", self.matches);
         self.next = self.next.max(range.start.saturating_add(self.distance));
         let ahead = (self.next - range.start) / self.distance - 1;
         if ahead > count / 2 {

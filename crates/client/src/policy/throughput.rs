@@ -206,6 +206,7 @@ impl Side {
     fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let Some(sample) = self.meter.note(sample_bytes, of, bytes, times_ns, shows) else { return };
         let (rate, io_ns) = (&mut self.rates[of], self.meter.io_ns);
+        assert!(rate.at_ns <= io_ns, "a rate of {} ns is measured again at {io_ns} ns", rate.at_ns);
         if io_ns - rate.at_ns > OLD_NS {
             rate.samples = rate.samples.min(1);
         }

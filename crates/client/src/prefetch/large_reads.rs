@@ -256,6 +256,7 @@ impl AheadOwner for Mount {
 
 /// Keeps `bytes`, which are those from `start` on.
 fn keep(ahead: &mut Ahead, mount: &Mount, start: u64, bytes: Segments) {
+    assert!(ahead.range.start <= start && start <= ahead.range.end, "{start} is outside {:?}", ahead.range);
     let gone = start - ahead.range.start;
     mount.prefetch.fill_bytes.fetch_sub(gone, SeqCst);
     mount.prefetch.direct_streams.bytes.fetch_sub(gone, SeqCst);

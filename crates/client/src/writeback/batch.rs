@@ -34,6 +34,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Longer runs are sent in requests of their own. From 16 KiB on the copies into a batch cost as much as it saves
 /// (docs/LESSONS.md, Scattered and unaligned writes).
 const SCATTERED_MAX_BYTES: usize = 12 << 10;
+const _: () = assert!(SCATTERED_MAX_BYTES <= BATCH_BYTES_MAX, "a batch takes a run");
 
 fn is_small(mount: &Mount, file: &Inode) -> bool {
     let dirty = file.cached.dirty_bytes.load(SeqCst);
@@ -138,6 +139,8 @@ impl Batch {
     /// Sends the batch and begins a new one.
     fn send(&mut self, mount: &Arc<Mount>) {
         let Batch { mut parts, bytes } = std::mem::take(self);
+        assert!(bytes <= BATCH_BYTES_MAX, "a batch of {bytes} bytes, at most {BATCH_BYTES_MAX}");
+        assert!(parts.len() <= BATCH_PARTS_MAX, "a batch of {} parts, at most {BATCH_PARTS_MAX}", parts.len());
         if parts.len() > 1 {
             let mount2 = mount.clone();
             mount.spawn(async move { fly(mount2, parts, bytes).await });
@@ -189,6 +192,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
         at += buf.len();
         flights.push(flight);
     }
+    assert_eq!(at, bytes, "the parts of a batch fill its payload");
     let results = write(&mount, &flights, payload).await;
     let mut due = Vec::new();
     for (at, flight) in flights.into_iter().enumerate() {
@@ -226,6 +230,7 @@ async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<V
     if let Some(f) = flights.first().filter(|f| f.object.stripe > 0) {
         spread(mount, &f.file).await?;
     }
+    assert!(!flights.is_empty(), "a batch without parts");
     let part = |f: &Flight| {
         let known = f.file.known.lock();
         let (generation, mtime) = (known.view.generation, known.write_time());

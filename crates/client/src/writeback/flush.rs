@@ -32,6 +32,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// Largest write-back request, bytes.
 pub(crate) const WRITE_MAX: u64 = 4 << 20;
+const _: () = assert!(WRITE_MAX <= amphi_types::limits::PAYLOAD_MAX as u64, "a request takes a run");
 
 /// Why dirty bytes have not set out, but for those that are being written back and were written again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +90,7 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scatte
                     }
                     break;
                 };
+                assert!(flight.range.end > rest.start, "{:?} takes nothing of {rest:?}", flight.range);
                 rest = ByteRange::new(flight.range.end, rest.end);
                 if let Some((flight, buf)) = scattered.add(mount, flight, buf) {
                     submit(mount, flight, buf);
@@ -132,6 +134,7 @@ pub(crate) fn begin_flight(
         end_flight(file, id);
         return None;
     };
+    assert_eq!(buf.len() as u64, range.len(), "{}: the dirty bytes of {range:?}", file.ino);
     let id = file.flights.lock().narrow(id, range);
     mount.writeback.flight_bytes.fetch_add(range.len(), SeqCst);
     mount.writeback.flight_parts.fetch_add(1, SeqCst);
@@ -216,8 +219,10 @@ fn complete(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Opti
     tokens::outdated(mount, file.ino);
     let tell = || failure.into_iter().for_each(|e| file.failures.note(e, flight.range));
     mount.cache.landed(file, flight.range, landing, mount.clock.now_ns(), tell);
-    mount.writeback.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
-    mount.writeback.flight_parts.fetch_sub(1, SeqCst);
+    let before = mount.writeback.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
+    assert!(before >= flight.range.len(), "{:?} ends with {before} bytes under way", flight.range);
+    let before = mount.writeback.flight_parts.fetch_sub(1, SeqCst);
+    assert!(before > 0, "{:?} ends with no run under way", flight.range);
     if landing == Landing::Done {
         // Writers wait for space, or soon will, or a program waits for many bytes.
         let waited = mount.dirty_is_high() || mount.writeback.drains.load(SeqCst) > 0;

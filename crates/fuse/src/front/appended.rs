@@ -78,6 +78,7 @@ impl Appended {
         if file.flags().append {
             let mut files = self.files.lock();
             if let Some(open) = files.get_mut(&file.ino()) {
+                assert!(*open > 0, "{}: no open file appends", file.ino());
                 *open -= 1;
                 if *open == 0 {
                     files.remove(&file.ino());

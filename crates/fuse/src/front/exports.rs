@@ -198,7 +198,9 @@ impl Office {
             let id = state.last_id + 1;
             let export = Export::new(id, size).map(Arc::new).inspect_err(|e| tracing::debug!("no export: {e}")).ok()?;
             state.last_id = id;
-            state.shown.insert(id, Shown { ino: file.ino(), secret: secret().ok()?, export: export.clone() });
+            let before =
+                state.shown.insert(id, Shown { ino: file.ino(), secret: secret().ok()?, export: export.clone() });
+            assert!(before.is_none(), "two exports have the number {id}");
             Some(export)
         };
         let export = client.export(file, make)?;
@@ -218,7 +220,8 @@ impl Office {
         while state.shown.len() > EXPORTS_MAX || bytes > max_bytes {
             let oldest = state.shown.keys().find(|id| Some(**id) != kept).copied();
             let Some(gone) = oldest.and_then(|id| state.shown.remove(&id)) else { return };
-            bytes -= gone.export.used_bytes();
+            // Other threads may have filled it since it was counted.
+            bytes = bytes.saturating_sub(gone.export.used_bytes());
             gone.export.give_up();
             self.client.unexport(gone.ino);
         }
@@ -267,6 +270,7 @@ impl Office {
                     waiting.remove(0);
                 }
                 waiting.push(connection);
+                assert!(waiting.len() <= WAITING_MAX, "{} connections wait, at most {WAITING_MAX}", waiting.len());
             }
         }
     }

@@ -77,7 +77,9 @@ impl Taken {
     }
 
     fn remove_from(&mut self, handle: Handle, ino: Ino, owner: FileLockOwner) {
-        self.by_handle.remove(&(handle, ino, owner));
+        let is_of_handle = self.by_handle.remove(&(handle, ino, owner));
+        let is_of_owner = self.by_owner.get(&(ino, owner)).is_some_and(|handles| handles.contains(&handle));
+        assert_eq!(is_of_handle, is_of_owner, "{ino}: handle {} and its owner do not agree on locks", handle.0);
         if self.owners(handle).next().is_none() {
             self.closing.remove(&handle);
         }
@@ -175,6 +177,7 @@ impl FileLocks {
         owners.iter().for_each(|(ino, owner)| release(*ino, *owner));
         let taken = &mut *self.taken.lock();
         taken.released += 1;
+        assert!(taken.released <= taken.closes, "{} of {} closes are complete", taken.released, taken.closes);
         owners.into_iter().for_each(|(ino, owner)| taken.remove_from(handle, ino, owner));
         for question in taken.questions.values_mut() {
             question.handles.remove(&handle);
@@ -257,7 +260,8 @@ impl Closes for FileLocks {
             return None;
         }
         taken.last_question += 1;
-        taken.questions.insert(taken.last_question, question);
+        let before = taken.questions.insert(taken.last_question, question);
+        assert!(before.is_none(), "two questions of servers have the number {}", taken.last_question);
         Some(taken.last_question)
     }
 

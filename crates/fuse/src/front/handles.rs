@@ -33,6 +33,7 @@ impl Handles {
         let mut t = self.table.write();
         match t.free.pop() {
             Some(at) => {
+                assert!(t.files[at].is_none(), "handle {at} is free and names an open file");
                 t.files[at] = Some(file);
                 Handle(at as u64)
             }
@@ -60,6 +61,7 @@ impl Handles {
 
     pub(crate) fn len(&self) -> usize {
         let t = self.table.read();
+        assert!(t.free.len() <= t.files.len(), "{} of {} handles are free", t.free.len(), t.files.len());
         t.files.len() - t.free.len()
     }
 

@@ -130,7 +130,9 @@ impl KeptListings {
             }
         }
         let directory = Directory { shown: *attr, kept: None, open: 0, opening: 0, answers: VecDeque::new() };
-        directories.insert(attr.ino, directory);
+        let before = directories.insert(attr.ino, directory);
+        assert!(before.is_none(), "{}: a directory is recorded twice", attr.ino);
+        assert!(directories.len() <= DIRECTORIES_MAX, "{} directories are recorded", directories.len());
     }
 
     /// Opens a directory, and returns how it is marked. `life` says for how long the given attributes are certainly up
@@ -146,6 +148,7 @@ impl KeptListings {
         let life = life(&shown);
         let mut directories = self.directories.lock();
         let Some(directory) = directories.get_mut(&ino) else { return Mark::No };
+        assert!(directory.opening > 0, "{ino}: an open ends that was not under way");
         directory.opening -= 1;
         if life.is_zero() {
             return Mark::No;
@@ -174,6 +177,7 @@ impl KeptListings {
                 directory.answers.pop_front();
             }
             directory.answers.push_back(Answer { number, tid, given_ns: None });
+            assert!(directory.answers.len() <= ANSWERS_MAX, "{ino}: {} answers with names", directory.answers.len());
         }
         Asking { listings: self, ino, number }
     }

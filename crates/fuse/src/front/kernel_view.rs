@@ -163,7 +163,8 @@ impl KernelView {
     /// Ends `posts_begin`.
     pub(crate) fn posts_end(&self, ino: Ino) {
         let mut slot = self.slot(ino).lock();
-        slot.posted_to -= 1;
+        assert!(slot.posted_to > 0 || std::thread::panicking(), "{ino}: posts end that did not begin");
+        slot.posted_to = slot.posted_to.saturating_sub(1);
         slot.changed = self.ended.fetch_add(1, SeqCst) + 1;
     }
 

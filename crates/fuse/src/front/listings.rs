@@ -37,7 +37,8 @@ struct Opened {
 impl Listings {
     pub(crate) fn open(&self, opener: Cred, marked: bool) -> Handle {
         let handle = self.next.fetch_add(1, Relaxed);
-        self.openers.lock().insert(handle, Opened { opener, marked });
+        let before = self.openers.lock().insert(handle, Opened { opener, marked });
+        assert!(before.is_none(), "two open directories have the number {handle}");
         Handle(handle)
     }
 

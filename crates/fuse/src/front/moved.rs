@@ -84,6 +84,7 @@ impl Shown {
         }
         self.by_place.insert(place.clone(), ino);
         self.young.insert(ino, Spot { place, node });
+        assert!(self.young.len() <= DIRECTORIES_MAX, "{} directories of one generation", self.young.len());
     }
 
     fn leave(&mut self, ino: Ino, place: &Place) {
@@ -182,6 +183,7 @@ impl Moved {
                 moving.clear();
             }
             moving.insert(thread, Moving { ino, place, node, asked: 1, came_back: false });
+            assert!(moving.len() <= THREADS_MAX, "{} threads were shown a moved directory", moving.len());
             self.threads.store(moving.len(), SeqCst);
         }
         node

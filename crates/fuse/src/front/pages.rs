@@ -74,6 +74,7 @@ impl Droppers {
             return;
         }
         waiting.threads += 1;
+        assert!(waiting.threads <= DROPPERS_MAX, "{} threads drop pages, at most {DROPPERS_MAX}", waiting.threads);
         drop(waiting);
         if let Err(e) = self.start() {
             tracing::warn!("no further thread for pages of the kernel: {e}");
@@ -102,6 +103,7 @@ impl Droppers {
             self.changed.wait(&mut waiting);
             waiting.idle -= 1;
         }
+        assert!(waiting.threads > waiting.idle, "{} threads, {} of them idle", waiting.threads, waiting.idle);
         waiting.threads -= 1;
         drop(waiting);
         self.changed.notify_all();

@@ -204,6 +204,8 @@ impl Posted {
         let (parts, posts) = (gather.parts, gather.posts);
         work.taken += parts;
         work.posts += posts;
+        let queued = work.queue.len() as u64;
+        assert_eq!(work.taken - work.done, queued, "{}: {queued} parts of posted writes are queued", self.ino);
     }
 
     /// Carries out what can be done at once. Returns whether that is everything.
@@ -262,6 +264,12 @@ impl Posted {
 
     /// Ends the posting, if the ring is stopped and everything was carried out.
     fn end(&self, work: &mut Work) {
+        assert!(
+            work.queue.is_empty() || std::thread::panicking(),
+            "{}: posting ends before {} parts are carried out",
+            self.ino,
+            work.queue.len()
+        );
         if let Some(posting) = work.posting.take() {
             if posting.has_grown() {
                 self.owed.lock().insert(self.ino);
@@ -407,6 +415,7 @@ impl Posts {
         let may_extend = self.owed.lock().len() < OWED_MAX;
         let posting = wait(Posting::begin(client, file, may_extend)).ok().flatten();
         let mut work = posted.work.lock();
+        assert!(work.is_beginning && work.posting.is_none(), "{}: posting begins twice", posted.ino);
         work.is_beginning = false;
         let Some(posting) = posting else {
             drop(work);

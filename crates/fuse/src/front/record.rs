@@ -153,6 +153,7 @@ impl Records {
         if all.len() >= CALLERS_MAX {
             all.clear();
         }
+        assert!(all.len() < CALLERS_MAX, "{} callers are noted, at most {CALLERS_MAX}", all.len());
         all.insert(tid, Told { id: recording.id(), first_ns, read_ns: now_ns, pid, program });
     }
 
@@ -164,6 +165,7 @@ impl Records {
             if handles.len() >= HANDLES_MAX {
                 handles.clear();
             }
+            assert!(handles.len() < HANDLES_MAX, "{} handles are noted, at most {HANDLES_MAX}", handles.len());
             handles.insert(call.handle, Arc::downgrade(&recorded.recording));
         }
         if call.size.is_none() {

@@ -47,6 +47,7 @@ impl Rollbacks {
                     failed.remove(0);
                 }
                 failed.push(Failed { handle, tid, end });
+                assert!(failed.len() <= FAILED_MAX, "{} failed writes are noted", failed.len());
             }
         }
         self.any.store(true, SeqCst);

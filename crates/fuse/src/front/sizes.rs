@@ -45,6 +45,9 @@ use std::time::Duration;
 
 /// Number of slots of `WAYS` inodes, about 700 bytes each.
 const SLOTS: usize = 1024;
+const _: () = assert!(SLOTS == 1 << (u64::BITS - SLOT_SHIFT), "each slot has inodes");
+/// The bits of the hash of an inode above this one choose its slot.
+const SLOT_SHIFT: u32 = 54;
 /// Inodes in one slot.
 const WAYS: usize = 4;
 /// Number of threads that request attributes and check the kernel's size.
@@ -156,7 +159,7 @@ impl Default for Sizes {
 impl Sizes {
     /// Runs `act` on the knowledge of an inode.
     fn with<T>(&self, ino: Ino, act: impl FnOnce(&mut Known) -> T) -> T {
-        let slot = &self.slots[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize % SLOTS];
+        let slot = &self.slots[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> SLOT_SHIFT) as usize % SLOTS];
         act(slot.lock().of(ino))
     }
 
@@ -238,6 +241,7 @@ impl Sizes {
                 return None;
             }
             state.jobs.push_back(Job { ino, what, done });
+            assert!(state.jobs.len() <= JOBS_MAX, "{} jobs wait for the threads", state.jobs.len());
         }
         self.changed.notify_one();
         Some(is_done)
@@ -266,6 +270,7 @@ impl Sizes {
                 self.changed.wait(&mut state);
                 continue;
             };
+            assert!(state.asked[own].is_none(), "{ino}: thread {own} is requesting another inode");
             state.asked[own] = Some(ino);
             drop(state);
             let is_right = match what {
@@ -286,6 +291,7 @@ impl Sizes {
                 self.changed.notify_one();
             }
         }
+        assert!(state.threads > 0, "a thread ends that was not counted");
         state.threads -= 1;
         // Dropping the senders wakes those who wait.
         state.jobs.clear();

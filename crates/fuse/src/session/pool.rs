@@ -16,6 +16,7 @@
 //! drops any, it waits for page requests. So `PAGE_THREADS` threads are reserved for them, and they come first in the
 //! backlog.
 
+use crate::front::pages::DROPPERS_MAX;
 use amphi_client::Buf;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,6 +32,7 @@ const BACKLOG_MAX_BYTES: usize = 64 << 20;
 /// them than the kernel waits for at a time. It drops pages of `DROPPERS_MAX` files and one more (`front::pages`), and
 /// waits for one read or write of each file at a time.
 const PAGE_THREADS: usize = 64;
+const _: () = assert!(PAGE_THREADS > DROPPERS_MAX + 1, "a page request finds a thread");
 /// How often the watch checks whether any thread reads.
 const WATCH_TICK: Duration = Duration::from_millis(5);
 /// Ticks without a request after which the watch sleeps until the next one, so that an idle mount uses no CPU.
@@ -146,6 +148,7 @@ impl Pool {
             s.watch_asleep = false;
             self.watch.notify_one();
         }
+        assert!(s.reading > 0, "a request was read, and none of {} threads reads", s.threads);
         s.reading -= 1;
         let room = s.backlog.len() < BACKLOG_MAX && s.backlog_bytes + bytes <= BACKLOG_MAX_BYTES;
         if room && !(self.may_work(&s, urgent) && self.has_share(&s, share)) {
@@ -180,6 +183,7 @@ impl Pool {
     /// A thread no longer waits for a request of this user.
     pub(super) fn unblocked(&self, uid: u32) {
         let mut s = self.state.lock();
+        assert!(s.blocked_in_all > 0, "a thread goes on that did not wait, for user {uid}");
         s.blocked_in_all -= 1;
         if let Some(count) = s.blocked.get_mut(&uid) {
             *count -= 1;
@@ -251,6 +255,7 @@ impl Pool {
         let mut s = self.state.lock();
         let at = s.backlog.iter().position(|p| p.unique == unique)?;
         let parked = s.backlog.remove(at)?;
+        assert!(s.backlog_bytes >= parked.bytes.len(), "{} bytes are in the backlog", s.backlog_bytes);
         s.backlog_bytes -= parked.bytes.len();
         Some(parked)
     }
@@ -276,6 +281,7 @@ impl Pool {
         if s.reading <= s.target(self.readers_max) || s.ended {
             return Idle::Read;
         }
+        assert!(s.reading > 0, "a thread found the device empty that is not counted as reading");
         s.reading -= 1;
         if s.sleepers.len() >= self.sleepers_max {
             return Idle::Leave;

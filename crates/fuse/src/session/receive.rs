@@ -34,6 +34,7 @@ use zerocopy::FromBytes;
 
 /// Where a request begins in a receive buffer.
 const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
+const _: () = assert!(PAYLOAD_AT as u64 % BLOCK == 0, "the payload of a request begins a block");
 const BLOCK: u64 = 4096;
 
 /// Where the next WRITE is expected to begin: at the end of the last large one, or of one that continued it. All
@@ -111,6 +112,7 @@ impl Receive {
                 self.gather();
             }
         }
+        assert!(!self.in_unit || self.unit.len() == UNIT_BYTES, "a payload of {} bytes in a unit", self.unit.len());
         Ok(len)
     }
 

@@ -67,6 +67,7 @@ impl Table {
         if (self.len + 1) * FULL.1 > self.places.len() * FULL.0 {
             self.resize(self.places.len() + self.places.len() / 4);
         }
+        assert!(self.len + 1 < self.places.len(), "{} numbers in {} places", self.len + 1, self.places.len());
         self.put(number);
         self.len += 1;
     }

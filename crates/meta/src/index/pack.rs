@@ -19,6 +19,8 @@ const LOCAL_BITS: u32 = 45;
 const TARGET_SHIFT: u32 = KIND_BITS + LOCAL_BITS;
 /// The value of an entry whose inode is in the separate map.
 pub(super) const BESIDE: u64 = 7;
+const _: () = assert!(TARGET_SHIFT + u16::BITS == u64::BITS, "the target takes the rest of the bits");
+const _: () = assert!(KINDS.len() as u64 == BESIDE && BESIDE < 1 << KIND_BITS, "each kind has a number");
 
 const KINDS: [Kind; 7] =
     [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];

@@ -96,6 +96,7 @@ impl Windows {
             bytes -= self.0.remove(0).bytes;
         }
         self.0.push(window);
+        assert!(self.0.len() <= WINDOWS_MAX, "{} windows are kept, at most {WINDOWS_MAX}", self.0.len());
     }
 
     /// Drops the window that was used last.
@@ -122,6 +123,7 @@ impl Windows {
         }
         for window in self.0.iter_mut().filter(|window| window.covers(dir, cookie)) {
             if let Some(old) = window.entries.remove(&cookie) {
+                assert!(bytes_of(&old.name) <= window.bytes, "a window of directory {dir} has {} bytes", window.bytes);
                 window.bytes -= bytes_of(&old.name);
             }
         }

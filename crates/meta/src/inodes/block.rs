@@ -83,6 +83,7 @@ impl Block {
     fn replace(&mut self, slot: usize, record: &[u8]) -> bool {
         let (start, old, all) = (self.start(slot), usize::from(self.lens[slot]), self.records.len());
         let (old_end, end) = (start + old, start + record.len());
+        assert!(old_end <= all, "the record at {slot} ends at {old_end} of {all} bytes");
         let needed = all - old + record.len();
         if needed > all {
             self.make_room(needed);

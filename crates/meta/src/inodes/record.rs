@@ -40,6 +40,8 @@ pub(super) const TARGET_MAX: usize = 60;
 const RECORD_MAX: usize = 240;
 /// Bytes for the number with the bits.
 const HEAD_MAX: usize = 3;
+const _: () = assert!(RECORD_MAX <= u8::MAX as usize, "a block keeps the length of a record in a byte");
+const _: () = assert!(TARGET_BESIDE < 1 << (7 * HEAD_MAX), "the bits fit in front of the fields");
 
 /// Kinds and patterns by the number that the record has for them.
 const KINDS: [Kind; 7] =

@@ -73,7 +73,7 @@ impl<E: Env> Cluster<E> {
 
     /// A beat that was sent at `sent_ns` has been answered, and nothing more is taken from sessions that have ended.
     pub(crate) fn heard_master(self: &Rc<Self>, sent_ns: u64) -> Result<()> {
-        debug_assert!(sent_ns <= self.worker.now_ns(), "an answer comes after its question");
+        assert!(sent_ns <= self.worker.now_ns(), "a beat of {sent_ns} ns was answered before it was sent");
         self.lease.hear(sent_ns);
         if self.lease.hold(false) {
             self.manager()?.hold_mounts(false);
@@ -91,7 +91,7 @@ impl<E: Env> Cluster<E> {
         if !may {
             return self.grant_tokens().await;
         }
-        debug_assert!(self.as_follower.count() < 2, "nobody goes without tokens in company");
+        assert!(self.as_follower.count() < 2, "{} mounts would go without tokens", self.as_follower.count());
         if self.lease.begin_alone(until_ns) {
             self.switch(false).await?;
             self.watch_lease();

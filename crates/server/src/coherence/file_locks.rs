@@ -87,7 +87,8 @@ impl Inner {
     fn pump(&mut self) {
         while let Some(granted) = self.locks.poll_granted() {
             if let Some(asked) = self.asked.remove(&granted.id) {
-                self.waits.remove(&asked);
+                let waited = self.waits.remove(&asked);
+                assert_eq!(waited, Some(granted.id), "request {} of a session waits under another number", asked.1);
                 self.news.push(asked);
             }
         }
@@ -129,7 +130,8 @@ impl FileLockTable {
             Outcome::Held => Ok(true),
             Outcome::Waiting(id) => {
                 inner.waits.insert(asked, id);
-                inner.asked.insert(id, asked);
+                let before = inner.asked.insert(id, asked);
+                assert!(before.is_none(), "two waiting requests have the number {id:?}");
                 Ok(false)
             }
         }

@@ -78,7 +78,7 @@ impl Glimpses {
         let id = self.common | u64::from(self.last.get());
         let (answer, receiver) = oneshot::channel();
         let before = self.asked.borrow_mut().insert(id, Asked { session, object, lock, asked_ns, answer });
-        debug_assert!(before.is_none(), "a question's number is its own");
+        assert!(before.is_none(), "two open glimpses have the number {id:#x}");
         (id, receiver)
     }
 

@@ -51,7 +51,8 @@ impl LeftPages {
         }
         self.last_token += 1;
         let token = self.last_token;
-        self.left.insert((ino, session), Left { token, changed: RangeSet::new(), overflown: false });
+        let before = self.left.insert((ino, session), Left { token, changed: RangeSet::new(), overflown: false });
+        assert!(before.is_none_or(|left| left.token < token), "{ino}: note {token} is not newer than the one before");
         Ok(token)
     }
 

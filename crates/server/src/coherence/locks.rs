@@ -180,8 +180,9 @@ impl Locks {
         let mut inner = self.inner.borrow_mut();
         let id = inner.space.enqueue_ahead(now_ns, request).map_err(errno)?;
         inner.pump();
-        let range = inner.space.granted_range(id).ok_or(Errno::Stale)?;
-        Ok(Grant { id, range })
+        let granted = inner.space.granted_range(id).ok_or(Errno::Stale)?;
+        assert!(granted.contains(&range), "lock {id:?} was granted on {granted:?}, requested on {range:?}");
+        Ok(Grant { id, range: granted })
     }
 
     /// Requests the lock of a group, or repeats the request `asked`. Returns the id and whether the lock is granted. If
@@ -210,7 +211,8 @@ impl Locks {
         let id = inner.space.enqueue(now_ns, request).map_err(errno)?;
         let granted = inner.space.granted_range(id).is_some();
         if !granted {
-            inner.group_waiting.insert(id);
+            let is_new = inner.group_waiting.insert(id);
+            assert!(is_new, "two requests for group locks have the number {id:?}");
         }
         inner.pump();
         Ok((id, granted))
@@ -276,7 +278,8 @@ impl Locks {
         let mut inner = self.inner.borrow_mut();
         let id = inner.space.enqueue(now_ns, request).map_err(errno)?;
         let (sender, receiver) = oneshot::channel();
-        inner.waiting.insert(id, sender);
+        let before = inner.waiting.insert(id, sender);
+        assert!(before.is_none(), "two requests for locks have the number {id:?}");
         inner.pump();
         Ok((id, receiver))
     }

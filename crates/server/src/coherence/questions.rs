@@ -69,10 +69,12 @@ impl Questions {
                 }
             }
             let (sender, receiver) = oneshot::channel();
-            inner.open.insert(inner.last, (session, sender));
+            let before = inner.open.insert(inner.last, (session, sender));
+            assert!(before.is_none(), "two open questions have the number {}", inner.last);
             asked.sessions.push((session, inner.last));
             asked.answers.push(receiver);
         }
+        assert_eq!(asked.sessions.len(), asked.answers.len(), "each question that is sent has its answer");
         asked
     }
 

@@ -158,7 +158,11 @@ impl Tokens {
         }
         let mut inner = self.inner.borrow_mut();
         let grant = inner.space.grant(now_ns, session, key, written).ok()?;
-        debug_assert!(grant.life_ns <= TOKEN_LIFE.as_nanos() as u64, "no token lives longer than is waited for");
+        assert!(
+            grant.life_ns <= TOKEN_LIFE.as_nanos() as u64,
+            "a token of {} ns outlives what is waited for when a session is cut off",
+            grant.life_ns
+        );
         inner.pump();
         Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
     }

@@ -86,6 +86,7 @@ impl Callers {
         }
         let (answers, routes) = (ReplyTable::new(), BTreeMap::new());
         sessions.insert(hello.session, Caller { name, conn: None, answers, routes, moves: BTreeSet::new() });
+        assert!(sessions.len() <= CALLERS_MAX, "{} servers are connected, at most {CALLERS_MAX}", sessions.len());
         Ok((false, moves))
     }
 

@@ -105,7 +105,7 @@ impl FollowerState {
 
     /// The master has been informed of one such session.
     pub fn end_evicting(&self) {
-        debug_assert!(self.evicting.get() > 0, "what ends has begun");
+        assert!(self.evicting.get() > 0, "the master was informed of an eviction that never began");
         self.evicting.set(self.evicting.get().saturating_sub(1));
     }
 

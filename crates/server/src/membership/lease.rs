@@ -5,11 +5,13 @@
 //! master).
 
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
+use crate::membership::beats::{BEAT, DOWN_AFTER};
 use std::cell::Cell;
 use std::time::Duration;
 
 /// How long a server may grant no tokens after it asked whether there is one mount: three beats.
 pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
+const _: () = assert!(ALONE_LEASE.as_nanos() > 2 * BEAT.as_nanos() && ALONE_LEASE.as_nanos() < DOWN_AFTER.as_nanos());
 
 /// The state of one server.
 #[derive(Default)]

@@ -120,7 +120,7 @@ impl<E: Env> RequestCx<E> {
     /// it. Returns whether the write was accepted; if not, it has to be written through.
     pub(super) fn accept_into(&self, write: &Accepting, payload: &[u8], accepted: &mut Accepted) -> bool {
         let (target, back) = (&self.target, &self.target.storage.write_back);
-        debug_assert_eq!(write.range.len(), payload.len() as u64, "a write comes with its bytes");
+        assert_eq!(write.range.len(), payload.len() as u64, "a write of {:?} comes with its bytes", write.range);
         if self.way_of(write) != Way::Back || target.storage.below.is_anyone_alone() || self.alive().is_err() {
             return false;
         }
@@ -149,14 +149,14 @@ impl<E: Env> RequestCx<E> {
         accepted.bytes += write.range.len();
         count_accepted(&self.worker.counters, write.range.len());
         self.worker.counters.histograms.write.request_bytes.note(write.range.len());
-        debug_assert!(write.range.len() <= UNIT * 4, "large writes go through");
+        assert!(write.range.len() <= UNIT * 4, "a write of {:?} is too large for memory", write.range);
         true
     }
 
     /// Appends the record of the accepted writes, with the answer if they are the whole request.
     pub(super) fn append_accepted(&self, accepted: Accepted, reply: Option<&Reply>) -> Lsn {
         let (target, back) = (&self.target, &self.target.storage.write_back);
-        debug_assert!(accepted.bytes > 0, "a record has what was accepted");
+        assert!(accepted.bytes > 0, "a record of accepted writes without bytes");
         let lsn = match reply {
             Some(reply) => self.append(accepted.txn, Order::Plain, reply, None),
             None => target.append(accepted.txn, Order::Plain),

@@ -109,6 +109,8 @@ impl<E: Env> RequestCx<E> {
             self.top_up(cover);
             rest = behind;
         }
+        assert!(rest.is_empty(), "{} bytes of a batch belong to no part", rest.len());
+        assert_eq!(results.len(), parts.len(), "each part of a batch has its result");
         Ok(Reply::WrittenBatch(results))
     }
 
@@ -321,6 +323,7 @@ impl<E: Env> RequestCx<E> {
         let (mut pieces, mut at) = (Vec::new(), 0);
         for p in planned {
             let len = p.aligned_len();
+            assert_eq!(p.bytes.len() as u64, p.plan.range.len(), "the plan of {:?} is for other bytes", p.plan.range);
             let whole = &mut buf[at..at + len];
             let pad = (p.plan.range.start - p.plan.aligned().start) as usize;
             whole[pad..pad + p.bytes.len()].copy_from_slice(p.bytes);
@@ -333,6 +336,7 @@ impl<E: Env> RequestCx<E> {
             self.push_segments(&p.plan, from, &mut pieces);
             at += len;
         }
+        assert_eq!(at, buf.len(), "the parts of a batch fill its buffer");
         (buf, pieces)
     }
 

@@ -74,7 +74,8 @@ impl<E: Env> RequestCx<E> {
         match self.read_way(plan, &runs, advice, beside) {
             ReadWay::Kept => {
                 let mut buf = Buf::scratch(plan.aligned().len() as usize);
-                self.copy_kept(plan, &runs, &mut buf);
+                let missing = self.copy_kept(plan, &runs, &mut buf);
+                assert!(missing.is_empty(), "{object:?}: {} runs of a read are not kept as they were", missing.len());
                 add(&counters.cache_hits, 1);
                 add(&counters.cache_hit_bytes, plan.range.len());
                 counters.histograms.read.note(plan.range.len(), [].into_iter());
@@ -110,7 +111,7 @@ impl<E: Env> RequestCx<E> {
         if way == ReadWay::Kept {
             let mut buf = Buf::scratch(plan.aligned().len() as usize);
             let missing = self.copy_kept(plan, &runs, &mut buf);
-            debug_assert!(missing.is_empty(), "nothing was waited for since it was all there");
+            assert!(missing.is_empty(), "{} runs of a read are not kept as they were", missing.len());
             add(&counters.cache_hits, 1);
             add(&counters.cache_hit_bytes, plan.range.len());
             return Ok(buf);
@@ -199,6 +200,7 @@ impl<E: Env> RequestCx<E> {
         self.worker.counters.histograms.read.request_bytes.note(plan.range.len());
         let (result, buf) = self.read_disk(buf, &pieces, verify).await;
         result.map_err(|e| self.target.disk_error("read", &e))?;
+        assert_eq!(buf.len() as u64, aligned.len(), "{object:?}: the disk has filled another buffer");
         verified.get().map(|()| buf)
     }
 
@@ -252,6 +254,7 @@ impl<E: Env> RequestCx<E> {
             drop(fetches);
             return self.read_direct(object, plan).await;
         }
+        assert_eq!(read.len(), len, "{object:?}: the disk has filled another buffer");
         counters.histograms.read.request_bytes.note(plan.range.len());
         for f in fetches.iter().filter(|f| f.is_asked) {
             self.target.verify(object, &f.expected, &mut read).await?;
@@ -311,6 +314,7 @@ impl<E: Env> RequestCx<E> {
         }
         let mut cache = self.target.storage.disk.cache.borrow_mut();
         let sums = f.expected.first().map_or(&[][..], |e| &e.checksums);
+        assert!(sums.is_empty() || sums.len() as u64 == f.run.blocks, "{} of {} checksums", sums.len(), f.run.blocks);
         for (i, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {
             let sum = sums.get(i).copied().unwrap_or(Checksum::NONE);
             // Requested blocks have been verified already.

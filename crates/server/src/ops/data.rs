@@ -183,6 +183,7 @@ impl<E: Env> RequestCx<E> {
         mut payload: Buf,
         last: bool,
     ) -> Result<Reply> {
+        assert_eq!(payload.len() as u64, range.len(), "{object:?}: a write of {range:?} comes with its bytes");
         let step = self.target.record_blocks_max() * BLOCK;
         if range.align_out(BLOCK).len() <= step {
             return self.write_record(object, range, generation, kind, payload, last).await;
@@ -274,6 +275,7 @@ impl<E: Env> RequestCx<E> {
                 return Err(e);
             }
         };
+        assert_eq!(images.len(), edges.len(), "{object:?}: each shared block of {range:?} has its copy");
         let disk_ns = self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
         self.worker.counters.histograms.write.disk_us.note(disk_ns / 1000);
         let follows = plan.points_at_new_data() && !planted::is(Mistake::UnorderedWrite);
@@ -451,6 +453,7 @@ impl<E: Env> RequestCx<E> {
         edges: &[Edge],
         since_ns: &mut u64,
     ) -> Result<Written> {
+        assert_eq!(payload.len() as u64, plan.range.len(), "the plan of {:?} is for other bytes", plan.range);
         let mut blocks = self.read_edges(plan).await?;
         let mut bases = SmallVec::new();
         for edge in edges.iter().filter(|_| !planted::is(Mistake::ForgottenNeighbour)) {
@@ -466,6 +469,7 @@ impl<E: Env> RequestCx<E> {
         let aligned = plan.aligned();
         let (mut buf, copied) =
             amphi_object::widen(payload, (plan.range.start - aligned.start) as usize, aligned.len());
+        assert_eq!(buf.len() as u64, aligned.len(), "a write of {:?} was not widened to whole blocks", plan.range);
         if copied {
             add(&self.worker.counters.write_copied, plan.range.len());
         }

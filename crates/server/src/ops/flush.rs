@@ -108,7 +108,7 @@ impl<E: Env> Target<E> {
         }
         debug_assert!(runs.iter().all(|run| run.start >= range.start && run.end <= range.end), "what was asked for");
         let plans = self.write_somewhere(object, &runs).await?;
-        debug_assert_eq!(plans.len(), runs.len(), "each run has its plan");
+        assert_eq!(plans.len(), runs.len(), "{object:?}: each delayed run has its plan");
         add(&self.counts.worker.flushes, 1);
         add(&self.counts.worker.flush_runs, runs.len() as u64);
         let whole = matches!(runs[..], [run] if run.len() == UNIT);
@@ -192,8 +192,8 @@ impl<E: Env> Target<E> {
             }
             at += len;
         }
-        debug_assert_eq!(at, buf.len(), "the plans fill the buffer");
-        debug_assert_eq!(pieces.iter().map(|p| p.len).sum::<usize>(), buf.len(), "and all of it is written");
+        assert_eq!(at, buf.len(), "{object:?}: the plans of a flush fill its buffer");
+        assert_eq!(pieces.iter().map(|p| p.len).sum::<usize>(), buf.len(), "{object:?}: a flush writes all its bytes");
         let begun_ns = self.storage.write_back.now_ns();
         let sizes = &self.counts.worker.histograms.write;
         add(&self.counts.worker.data_writes, pieces.len() as u64);
@@ -215,7 +215,7 @@ impl<E: Env> Target<E> {
     /// blocks stay damaged. Also returns whether the file is to have checksums.
     async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<(Vec<u64>, DataChecksums)> {
         let start = plan.aligned().start;
-        debug_assert_eq!(aligned.len() as u64, plan.aligned().len(), "whole blocks");
+        assert_eq!(aligned.len() as u64, plan.aligned().len(), "the plan of {:?} is for other blocks", plan.range);
         let parts = self.data.borrow().delayed.within(plan.object, plan.range);
         let gaps = self.gaps(plan, &parts);
         let mut damaged = Vec::new();
@@ -255,7 +255,7 @@ impl<E: Env> Target<E> {
                 continue;
             }
             let block = range.start / BLOCK;
-            debug_assert_eq!(block, (range.end - 1) / BLOCK, "a run has no gap over several blocks");
+            assert_eq!(block, (range.end - 1) / BLOCK, "{:?}: a gap of {range:?} in what is flushed", plan.object);
             let read = data.plan_disk_read(plan.object, ByteRange::at(block * BLOCK, BLOCK));
             gaps.push(Gap { range, physical: read.segments.first().and_then(|s| s.physical) });
         }
@@ -287,6 +287,7 @@ impl<E: Env> Target<E> {
 
     /// Puts the delayed bytes of a read over those from the disk. `aligned` are the whole blocks of the plan.
     pub fn overlay(&self, plan: &amphi_data::ReadPlan, aligned: &mut [u8]) -> Result<()> {
+        assert_eq!(aligned.len() as u64, plan.aligned().len(), "the plan of {:?} is for other blocks", plan.range);
         let start = plan.aligned().start;
         for part in &plan.overlays {
             let to = (part.range.start - start) as usize;

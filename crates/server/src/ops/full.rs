@@ -68,6 +68,7 @@ impl<E: Env> RequestCx<E> {
         mut payload: Buf,
         last: bool,
     ) -> Result<Reply> {
+        assert_eq!(payload.len() as u64, range.len(), "{object:?}: a write of {range:?} comes with its bytes");
         let target = &self.target;
         let mut calls = 0;
         let _turn = loop {

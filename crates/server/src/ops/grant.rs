@@ -118,6 +118,7 @@ impl<E: Env> RequestCx<E> {
             if held >= level.div_ceil(2) || !grants.is_settled(self.session, kept) {
                 return;
             }
+            assert!(held <= level, "a grant of {held} blocks is raised to {level}");
             grants.raise(self.session, level - held, &mut txn);
         }
         let lsn = target.append(txn, Order::Plain);

@@ -132,6 +132,7 @@ impl<E: Env> RequestCx<E> {
     }
 
     fn add_part(&self, asked: &Asked, index: usize, part: &ReadPart, lock: Lock, found: &mut Found) {
+        assert!(found.bytes <= BATCH_BYTES_MAX as u64, "{} bytes in an answer to a batch", found.bytes);
         let room = BATCH_BYTES_MAX as u64 - found.bytes;
         let opened = self.open_ahead(asked, part, room, lock);
         found.files[index] = match opened {
@@ -300,6 +301,7 @@ impl<E: Env> RequestCx<E> {
             self.target.disk_error("read", &e);
             return None;
         }
+        assert_eq!(buf.len(), at, "the disk has filled another buffer than that of the batch");
         for (at, bytes) in kept {
             buf[at..at + bytes.len()].copy_from_slice(&bytes);
         }
@@ -322,6 +324,7 @@ impl<E: Env> RequestCx<E> {
             from += blocks(w);
             to += len;
         }
+        assert!(to <= from && from == buf.len(), "{to} bytes of {from} in a buffer of {}", buf.len());
         buf.narrow(0..to);
         add(&self.worker.counters.read_bytes, to as u64);
         Some(buf)

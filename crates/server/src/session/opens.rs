@@ -47,7 +47,12 @@ impl Opens {
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
         let Some(count) = sessions.get_mut(&session) else { return false };
-        debug_assert!(count.all > 0 && count.writing <= count.all, "who is in the table has it open");
+        assert!(
+            count.all > 0 && count.writing <= count.all,
+            "{ino}: a session has {} opens, {} of them for writing",
+            count.all,
+            count.writing
+        );
         count.all = count.all.saturating_sub(1);
         count.writing = count.writing.saturating_sub(u64::from(access.write)).min(count.all);
         if count.all == 0 {
@@ -74,8 +79,8 @@ impl Opens {
         }
         self.closed.insert((ino, session), access);
         self.closed_order.push_back((ino, session));
-        debug_assert_eq!(self.closed.len(), self.closed_order.len(), "each is in the order once");
-        debug_assert!(self.closed.len() <= CLOSED_MAX, "bounded");
+        assert_eq!(self.closed.len(), self.closed_order.len(), "each closed file is in the order once");
+        assert!(self.closed.len() <= CLOSED_MAX, "{} closed files are noted, at most {CLOSED_MAX}", self.closed.len());
     }
 
     /// With which access a session has an inode open, or had it lately. Only closed files record whether they were open

@@ -87,6 +87,7 @@ impl Rights {
             self.0.clear();
         }
         self.0.entry((ino, session)).or_default();
+        assert!(self.0.len() <= RIGHTS_MAX, "{} rights are remembered, at most {RIGHTS_MAX}", self.0.len());
     }
 
     /// Keeps an answer, unless it is outdated.

@@ -106,7 +106,7 @@ impl Slots {
                 }
                 let (sender, receiver) = oneshot::channel();
                 waiting.push(sender);
-                debug_assert!(waiting.len() <= WAITING_MAX, "bounded");
+                assert!(waiting.len() <= WAITING_MAX, "{} resends wait in slot {}", waiting.len(), id.slot);
                 return Begin::Running(receiver);
             }
             Live::Running { seq, .. } | Live::Answered { seq, .. } if *seq > id.seq => return Begin::Old,

@@ -77,7 +77,8 @@ impl<E: Env> RequestCx<E> {
         }
         let _turn = self.worker.turn_for(by_target.keys().copied()).await;
         if several {
-            self.target.txs.borrow_mut().undecided.insert(tx);
+            let is_new = self.target.txs.borrow_mut().undecided.insert(tx);
+            assert!(is_new, "two operations have the number {}", tx.number);
         }
         let Promises { guard, promised, refusal, mut changing } =
             self.ask_for_promises(tx, &by_target, named, local_commits).await;
@@ -176,7 +177,13 @@ impl<E: Env> RequestCx<E> {
             }
         }
         let own = usize::from(by_target.contains_key(&own));
-        debug_assert!(all.refusal.is_some() || all.promised.len() + own == by_target.len(), "all have promised");
+        assert!(
+            all.refusal.is_some() || all.promised.len() + own == by_target.len(),
+            "operation {}: {} of {} targets have promised",
+            tx.number,
+            all.promised.len() + own,
+            by_target.len()
+        );
         all
     }
 
@@ -205,7 +212,7 @@ impl<E: Env> RequestCx<E> {
         reply: &Reply,
         changing: Option<&mut Changing>,
     ) -> Lsn {
-        debug_assert_eq!(decision.is_some(), !promised.is_empty(), "a decision is for those who have promised");
+        assert_eq!(decision.is_some(), !promised.is_empty(), "a decision is for the {} that promised", promised.len());
         let mut txn = Txn::default();
         let mut orphans = crate::objects::Orphans::default();
         if let Some(parts) = own_parts {

@@ -27,6 +27,7 @@ const DEPTH_MAX: usize = 64;
 impl<E: Env> Target<E> {
     /// Checksums of whole blocks that are written, if they should have some. `asked`: the setting of their file.
     pub fn checksums_of(&self, aligned: &[u8], asked: DataChecksums) -> Option<Vec<Checksum>> {
+        assert!(aligned.len().is_multiple_of(BLOCK as usize), "{} bytes are no whole blocks", aligned.len());
         asked.are_made(self.storage.verifier.is_on()).then(|| Checksum::of_each(aligned))
     }
 

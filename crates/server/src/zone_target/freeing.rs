@@ -31,7 +31,11 @@ impl Freeing {
     /// Blocks that `lsn` freed.
     pub fn push(&self, lsn: Lsn, freed: Freed) {
         if !freed.is_empty() {
-            self.blocks.borrow_mut().push_back((lsn, freed));
+            let mut blocks = self.blocks.borrow_mut();
+            let last = blocks.back().map(|(last, _)| *last);
+            assert!(last.is_none_or(|last| last <= lsn), "blocks freed by {lsn:?} wait behind those of {last:?}");
+            blocks.push_back((lsn, freed));
+            drop(blocks);
             // The receiver is gone only when the target is being dropped.
             drop(self.bell.unbounded_send(()));
         }

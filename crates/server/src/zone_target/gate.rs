@@ -38,7 +38,7 @@ impl<K: Ord + Clone> Queue<K> {
     }
 
     fn enter(&mut self, hold: Hold) {
-        debug_assert!(self.admits(hold), "who comes in does not conflict with who is in");
+        assert!(self.admits(hold), "{} tasks hold a key, exclusive: {}", self.shared, self.exclusive);
         match hold {
             Hold::Shared => self.shared += 1,
             Hold::Exclusive => self.exclusive = true,

@@ -24,6 +24,7 @@ impl<E: Env> Target<E> {
         let expected = self.expect_block(file_block, physical);
         let (result, mut block) = self.storage.disk.read_block(physical).await;
         result.map_err(|e| self.disk_error("read", &e))?;
+        assert_eq!(block.len() as u64, BLOCK, "block {physical} was read into a buffer of another length");
         let is_sound = self.verify(object, &expected, &mut block).await.is_ok();
         Ok((block, is_sound))
     }

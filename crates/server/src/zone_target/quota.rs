@@ -112,7 +112,7 @@ impl<E: Env> Target<E> {
 
     /// Adds to `txn` the item of an account.
     pub fn keep_standing(&self, account: Account, standing: Option<Standing>, txn: &mut Txn) {
-        debug_assert!(self.id == TargetId(0), "target 0 has the limits");
+        assert!(self.id == TargetId(0), "target 0 has the limits, not {}", self.id);
         match standing.filter(|standing| !standing.limits.is_none()) {
             Some(standing) => txn.put(records::quota_key(account), records::quota_value(standing)),
             None => txn.delete(records::quota_key(account)),

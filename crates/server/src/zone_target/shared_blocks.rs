@@ -85,7 +85,7 @@ pub struct Edge {
 impl SharedBlocks {
     /// Takes a place for each block that `range` covers in part, ascending.
     pub fn enter(&self, object: ObjectId, range: ByteRange) -> Vec<Edge> {
-        debug_assert!(!range.is_empty(), "a write has bytes");
+        assert!(!range.is_empty(), "{object:?}: a write without bytes");
         let (first, last) = (range.start / BLOCK, range.end / BLOCK);
         let head = !range.start.is_multiple_of(BLOCK);
         let tail = !(range.end.is_multiple_of(BLOCK) || (head && last == first));
@@ -137,6 +137,7 @@ impl Edge {
 
     /// Shows the copy of the block that this write makes.
     pub fn publish(&self, image: Image) {
+        assert_eq!(image.len() as u64, BLOCK, "{:?}: a copy of a block that is none", self.key);
         self.place.change(|s| s.image = Some(image));
     }
 

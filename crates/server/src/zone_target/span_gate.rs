@@ -77,6 +77,7 @@ impl SpanGate {
     }
 
     async fn enter(&self, object: ObjectId, range: ByteRange, hold: Hold, bytes: Option<ByteRange>) -> SpanGuard {
+        assert!(bytes.is_none_or(|b| range.contains(&b)), "{object:?}: {range:?} does not cover {bytes:?}");
         let (receiver, span) = {
             let mut table = self.table.borrow_mut();
             table.next += 1;

@@ -14,6 +14,7 @@ use amphi_zone::{Lsn, Order};
 impl<E: Env> Target<E> {
     /// End of the `count`-th extent of an object from byte `at` on, if more extents follow it.
     pub fn extents_end(&self, object: ObjectId, at: u64, count: usize) -> Option<u64> {
+        assert!(count > 0, "{object:?}: the end of no extents");
         let data = self.data.borrow();
         let mut behind = data.extents(object).filter(|(b, e)| (b + u64::from(e.blocks)) * BLOCK > at);
         let (b, e) = behind.by_ref().nth(count - 1)?;

@@ -142,7 +142,7 @@ impl LocalCommits {
 
     /// Notes a decision that is logged with its changes.
     pub fn decide(&mut self, tx: TxId, participants: Vec<TargetId>) {
-        debug_assert!(!participants.is_empty(), "an operation of one target needs no decision");
+        assert!(!participants.is_empty(), "operation {} is decided for nobody", tx.number);
         let before = self.known.insert(tx, participants);
         debug_assert!(before.is_none(), "an operation is decided once");
     }

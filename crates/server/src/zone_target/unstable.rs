@@ -76,6 +76,9 @@ impl Unstable {
         if samples.back().map_or(0, |last| last.1) == self.written.get() {
             return;
         }
+        assert!(stable <= lsn, "record {stable:?} is stable, and {lsn:?} is the last one");
+        let last = samples.back().map(|last| last.0);
+        assert!(last.is_none_or(|last| last <= lsn), "record {lsn:?} is appended behind {last:?}");
         Unstable::forget(&mut samples, stable);
         if samples.len() == SAMPLES_MAX {
             samples.pop_back();
@@ -113,6 +116,7 @@ impl Unstable {
         let mut samples = self.samples.borrow_mut();
         Unstable::forget(&mut samples, stable);
         let counts = samples.front().filter(|first| first.0 <= stable).map_or(0, |first| first.1);
+        assert!(counts <= self.written.get(), "{counts} bytes are stable of {} written ones", self.written.get());
         self.written.get() - counts
     }
 }

@@ -126,7 +126,9 @@ impl Verifier {
         let skipped = name.chars().count().saturating_sub(NAME_CHARS_MAX);
         let (dots, end): (&str, String) = (if skipped > 0 { "..." } else { "" }, name.chars().skip(skipped).collect());
         let line = format!("{dots}{end}: 4096 bytes from byte {} on (byte {address} of the disk)", file_block * BLOCK);
-        self.damaged.borrow_mut().insert(physical, Damaged { checksum, object, file_block, number, line });
+        let mut damaged = self.damaged.borrow_mut();
+        damaged.insert(physical, Damaged { checksum, object, file_block, number, line });
+        assert!(damaged.len() <= DAMAGED_MAX, "{} damaged blocks are noted, at most {DAMAGED_MAX}", damaged.len());
     }
 
     /// The last findings that are still remembered, newest first.

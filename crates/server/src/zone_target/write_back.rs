@@ -257,12 +257,12 @@ impl<E: Env> WriteBack<E> {
 
     /// Fills `into` with a delayed part.
     pub fn load(&self, part: &Overlay, into: &mut [u8]) -> Result<()> {
+        assert_eq!(part.range.len(), into.len() as u64, "the delayed part {:?} is loaded whole", part.range);
         if let Some(bytes) = part.memory.bytes() {
             let from = (part.range.start - part.memory.start) as usize;
             into.copy_from_slice(bytes.get(from..from + into.len()).ok_or(Errno::Io)?);
             return Ok(());
         }
-        debug_assert_eq!(part.range.len(), into.len() as u64, "a part is loaded whole");
         if part.memory.is_left() {
             let left = self.left.borrow();
             let from = part.at() as usize;
@@ -290,7 +290,8 @@ impl<E: Env> WriteBack<E> {
     pub fn bury(&self, lsn: Lsn, dead: Vec<Rc<Memory>>) {
         if !dead.is_empty() {
             let mut buried = self.buried.borrow_mut();
-            debug_assert!(buried.back().is_none_or(|(before, _)| *before <= lsn), "in the order of the log");
+            let last = buried.back().map(|(before, _)| *before);
+            assert!(last.is_none_or(|last| last <= lsn), "memory of record {lsn:?} is buried behind that of {last:?}");
             buried.push_back((lsn, dead));
         }
     }
@@ -335,7 +336,7 @@ impl<E: Env> WriteBack<E> {
     pub fn give_up(&self, data: &mut DataStore, txn: &mut Txn) -> Option<u64> {
         let area = self.area.take()?;
         self.missed_ns.set(self.now_ns());
-        debug_assert!(data.delayed.is_empty(), "memory goes when nothing lies in it");
+        assert!(data.delayed.is_empty(), "memory {} is given up with {} extents", area.number, data.delayed.extents());
         data.set_memory(None, txn);
         Some(area.number)
     }

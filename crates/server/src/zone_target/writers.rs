@@ -85,7 +85,9 @@ impl Writers {
                 return false;
             }
             self.last.set(self.last.get() + 1);
-            queue.push_back((self.last.get(), ino));
+            let number = self.last.get();
+            assert!(queue.back().is_none_or(|(last, _)| *last < number), "news {number} come behind later ones");
+            queue.push_back((number, ino));
             queue.len() == 1
         };
         if is_first {

@@ -92,6 +92,7 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
     }
 
     async fn write_page(&mut self, index: usize, next_slot: u32) -> Result<(), WriteError> {
+        assert!(self.fill <= self.payload_max, "a page of {} bytes, at most {}", self.fill, self.payload_max);
         let end = blocks_for(PAGE_HEADER + self.fill) as usize * BLOCK as usize;
         self.page[PAGE_HEADER + self.fill..end].fill(0);
         let header = PageHeader {
@@ -111,6 +112,7 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
             written += BLOCK as usize;
             parity::seal(&mut self.page[..written]);
         }
+        assert!(written as u64 <= SLOT_BYTES, "a page of {written} bytes in a slot of {SLOT_BYTES}");
         self.fill = 0;
         let mut page = std::mem::take(&mut self.page);
         page.set_window(0..written);

@@ -183,6 +183,7 @@ impl<E: Env> Links<E> {
     }
 
     fn start_opening(self: &Rc<Self>, seat: &Rc<Seat<E>>) {
+        assert!(matches!(*seat.stage.borrow(), Stage::Closed), "server {} is being opened already", seat.name());
         seat.set(Stage::Opening);
         let (links, seat) = (self.clone(), seat.clone());
         self.env.spawn(async move {

@@ -295,11 +295,13 @@ fn in_their_buffers(got: Vec<(Got, u64)>, range: ByteRange) -> Segments {
             data.push(Buf::zeroed(zeros as usize));
         }
     }
+    assert_eq!(data.len() as u64, range.len(), "the pieces of a read of {range:?} are all of it");
     data
 }
 
 /// Copies bytes of `part` from the bytes that arrived, and zeros after their end.
 fn copy_part(piece: &Got, part: ByteRange, into: &mut [u8]) {
+    assert_eq!(into.len() as u64, part.len(), "{part:?} is copied to its place");
     let at = (part.start - piece.range.start) as usize;
     let there = piece.bytes.get(at..).unwrap_or_default();
     let n = there.len().min(into.len());

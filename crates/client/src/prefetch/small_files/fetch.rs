@@ -23,6 +23,7 @@ const ENTRIES: u32 = 1024;
 const SMALL_BYTES_MAX: u32 = 64 << 10;
 /// Cache memory is allocated in units of this many bytes.
 const UNIT: u64 = amphi_pagecache::UNIT;
+const _: () = assert!(SMALL_BYTES_MAX as u64 <= UNIT, "a small file is one unit of the cache");
 
 /// A request that is entered in the table. From now on the files that it requests count as under way. When it is
 /// dropped, they no longer do.
@@ -66,7 +67,8 @@ pub(super) fn begin(
         spoiled: state.changing.iter().cloned().collect::<BTreeSet<Key>>(),
         void: false,
     };
-    state.under_way.insert(state.clock, under_way);
+    let before = state.under_way.insert(state.clock, under_way);
+    assert!(before.is_none(), "two requests for small files have the number {}", state.clock);
     Some(Batch { mount: mount.clone(), id: state.clock, dir, parts })
 }
 
@@ -133,6 +135,7 @@ pub(super) async fn run(mount: Arc<Mount>, cred: Cred, batch: Batch) {
             }
         }
     }
+    assert!(!whole || payload.is_empty(), "{} bytes of an answer belong to no file", payload.len());
     let contended = told.contended_places.iter().filter_map(|&at| mount.files.get(batch.parts.get(at)?.ino));
     contended.for_each(|file| mount.note_contention(&file, true));
     mount.stats.bytes(Count::SmallAheadGot, got as u64);
@@ -215,7 +218,8 @@ fn keep(
     state.names.insert((dir, name.clone()), part.ino);
     state.ready_bytes += bytes;
     let until_ns = asked_ns.saturating_add(KEPT_NS);
-    state.ready.insert(part.ino, Ready { opened, dir, name, cred, rule, until_ns, bytes, alone_in_name });
+    let before = state.ready.insert(part.ino, Ready { opened, dir, name, cred, rule, until_ns, bytes, alone_in_name });
+    assert!(before.is_none(), "{}: a file is opened ahead twice", part.ino);
     mount.prefetch.small_files.note_busy(state);
 }
 
@@ -224,6 +228,7 @@ fn note(mount: &Mount, batch: &Batch, got: usize, (with_bytes, bytes): (u64, u64
     let now_ns = mount.clock.now_ns();
     let mut state = mount.prefetch.small_files.state.lock();
     let Some(directory) = state.directories.get_mut(&batch.dir) else { return };
+    assert!(got + later.len() <= batch.parts.len(), "{got} and {} of {} files", later.len(), batch.parts.len());
     let refused = batch.parts.len() - got - later.len();
     (0..refused).for_each(|_| directory.note_wasted(now_ns));
     mount.stats.bytes(Count::SmallAheadLater, later.len() as u64);

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) const LEASE_NS: u64 = 20_000_000_000;
 /// A message that follows another one sooner than this is not noted.
 const COARSE_NS: u64 = 500_000_000;
+const _: () = assert!(COARSE_NS < LEASE_NS / 2, "messages renew a lease before it ends");
 /// Most pieces of a range that are checked one by one. For more pieces, all stripes of the file are checked.
 const PIECES_MAX: usize = 4096;
 

@@ -89,6 +89,7 @@ impl Lent {
         let loan = loans.entry(ino).or_insert(Loan { until_ns: 0, lent_ns: 0 });
         loan.until_ns = loan.until_ns.max(now_ns + life + LATE_NS);
         loan.lent_ns = now_ns;
+        assert!(loans.len() <= LENT_MAX, "attributes of {} inodes have a timeout, at most {LENT_MAX}", loans.len());
         Duration::from_nanos(life)
     }
 

@@ -27,6 +27,7 @@ const LENT_MAX: usize = 65_536;
 pub(crate) const LATE_NS: u64 = 500_000_000;
 /// A timeout below this is not worth the walk of the lookup thread.
 const LIFE_MIN_NS: u64 = 1_000_000_000;
+const _: () = assert!(LIFE_MIN_NS > LATE_NS, "a timeout is longer than its answer may be late");
 /// Most names that are remembered because they were invalidated.
 const RESTS_MAX: usize = 16_384;
 /// The rest of a name that is invalidated again and again grows to at most this many times its first rest.
@@ -132,6 +133,7 @@ impl LentNames {
         let (until_ns, number) = (until_ns.max(before), state.last_number);
         let loan = Loan { lent: lent.clone(), until_ns, number, going: false, waiting: Vec::new() };
         state.loans.insert(key, loan);
+        assert!(state.loans.len() <= LENT_MAX, "{} names are cached, at most {LENT_MAX}", state.loans.len());
         self.noted.store(state.loans.len(), SeqCst);
         Ok(Duration::from_nanos(life))
     }
@@ -201,6 +203,7 @@ impl LentNames {
     /// The front end has shown that nothing of this loan is cached any more.
     pub(crate) fn is_over(&self, key: TokenKey, number: u64) {
         let state = &mut *self.state.lock();
+        assert!(number <= state.last_number, "loan {number} ends, and {} is the last one", state.last_number);
         if state.loans.get(&key).is_some_and(|loan| loan.number == number) {
             state.loans.remove(&key);
         }
@@ -254,6 +257,7 @@ fn rest(rests: &mut BTreeMap<TokenKey, Rest>, now_ns: u64, key: TokenKey, rest_n
         None if rests.len() >= RESTS_MAX => return,
         None => 1,
     };
+    assert!((1..=REST_FACTOR_MAX).contains(&factor), "a rest of {factor} times the first one");
     rests.insert(key, Rest { until_ns: now_ns.saturating_add(rest_ns.saturating_mul(u64::from(factor))), factor });
 }
 

@@ -106,6 +106,8 @@ impl NewDirectories {
                 let directories = &state.directories;
                 state.order.retain(|dir| directories.contains_key(dir));
             }
+            // A server may say twice that it has made this inode.
+            state.forget(dir);
             state.directories.insert(dir, Names { rule, hashes: BTreeSet::new() });
             state.order.push_back(dir);
         }
@@ -117,6 +119,7 @@ impl NewDirectories {
         if let Some(names) = state.directories.get_mut(&dir) {
             state.names += usize::from(names.hashes.insert(hash));
             while state.names > NAMES_MAX {
+                assert!(!state.directories.is_empty(), "{} names are noted of no directory", state.names);
                 state.forget_oldest();
             }
         } else if state.making > 0

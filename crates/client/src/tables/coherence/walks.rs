@@ -95,6 +95,7 @@ impl Walks {
             let passed_over = oldest.filter(|_| full).and_then(|oldest| all.remove(&oldest));
             let walk = all.entry(thread).or_default();
             (walk.at, walk.until_ns, walk.lookups) = (at, now_ns + WALK_NS, 0);
+            assert!(all.len() <= THREADS_MAX, "{} threads repeat a walk, at most {THREADS_MAX}", all.len());
             passed_over
         });
     }

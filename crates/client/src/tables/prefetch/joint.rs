@@ -98,6 +98,8 @@ impl Joint {
             self.members.remove(0);
         }
         self.members.push(read);
+        assert!(read.stride > 0, "a strided read of {:?} without a stride", read.range);
+        assert!(self.members.len() <= MEMBERS_MAX, "{} open files of one sequence", self.members.len());
         self.reach = self.reach.max(limits.window_max.min(NEAR_BYTES));
         let (rear, front) = self.ends(&read)?;
         if read.range.start < self.ahead_to {
@@ -152,6 +154,7 @@ impl Joint {
             (self.ahead_from, self.ahead_to, self.window) = (front, front, 0);
         }
         // Refill when half of the window is used, so that fetching continues while the programs read.
+        assert!(self.ahead_to >= front, "everything up to {} is fetched, and {front} is read", self.ahead_to);
         if self.ahead_to - front > self.window / 2 {
             return plan;
         }

@@ -55,6 +55,7 @@ impl KeptOpens {
     /// A request that opens a file was answered. Returns whether the inode stayed unchanged meanwhile.
     pub(crate) fn end(&mut self, ino: Ino) -> bool {
         let Some(asking) = self.asking.get_mut(&ino) else { return false };
+        assert!(asking.questions > 0, "{ino}: an open is answered that was not requested");
         let spoiled = asking.spoiled;
         asking.questions -= 1;
         if asking.questions == 0 {
@@ -83,7 +84,8 @@ impl KeptOpens {
     /// Keeps an open. There must be room for it.
     pub(crate) fn keep(&mut self, ino: Ino, kept: Kept) {
         let before = self.kept.insert(ino, kept);
-        debug_assert!(before.is_none(), "one open of a file is kept");
+        assert!(before.is_none(), "{ino}: two opens are kept");
+        assert!(self.kept.len() <= KEPT_MAX, "{} opens are kept, at most {KEPT_MAX}", self.kept.len());
     }
 
     /// The kept open of a file.

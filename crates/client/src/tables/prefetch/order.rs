@@ -139,6 +139,8 @@ impl Directory {
         {
             self.forget(first);
         }
+        assert!(self.files.len() <= NAMES_MAX, "{} names of a directory, at most {NAMES_MAX}", self.files.len());
+        assert_eq!(self.by_name.len(), self.files.len(), "each name of a directory has one place");
     }
 
     fn forget(&mut self, cookie: u64) {
@@ -292,6 +294,7 @@ impl Directory {
             self.streams.swap_remove(oldest);
         }
         let (steps, reach, head, ahead, window, fetched_ns, age) = (0, 0, at, 0, 0, now_ns, self.clock);
+        assert!(self.streams.len() < ORDERS.len() * STREAMS, "{} readers of a directory", self.streams.len());
         self.streams.push(Stream { order, last: at, steps, reach, head, ahead, window, fetched_ns, age });
         None
     }

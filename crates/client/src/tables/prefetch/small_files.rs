@@ -133,6 +133,7 @@ pub(crate) struct SmallFilePrefetch {
 impl State {
     pub(crate) fn take_out(&mut self, ino: Ino) -> Option<Ready> {
         let ready = self.ready.remove(&ino)?;
+        assert!(ready.bytes <= self.ready_bytes, "{ino}: {} of {} bytes ahead", ready.bytes, self.ready_bytes);
         self.ready_bytes -= ready.bytes;
         if self.names.get(&(ready.dir, ready.name.clone())) == Some(&ino) {
             self.names.remove(&(ready.dir, ready.name.clone()));

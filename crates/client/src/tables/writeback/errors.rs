@@ -61,6 +61,7 @@ impl WritebackErrors {
     /// Errors: that of the last loss, if there was one since the last call.
     pub(crate) fn tell(&self) -> Result<()> {
         let mut state = self.state.lock();
+        assert!(state.told <= state.count, "{} losses are reported of {}", state.told, state.count);
         let news = state.count > state.told;
         state.told = state.count;
         if news { Err(state.last) } else { Ok(()) }

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// Targets whose counts are allocated together.
 const PAGE: usize = 256;
+const _: () = assert!(PAGE * PAGE > u16::MAX as usize, "each target has a count");
 
 /// The contents of the last report of a target.
 #[derive(Default)]
@@ -103,7 +104,8 @@ impl Grants {
     #[inline]
     pub(crate) fn uncover(&self, target: TargetId, blocks: u64) {
         let counted = self.of(target).update(|limit, used| used.checked_sub(blocks).map(|used| (limit, used)));
-        debug_assert!(counted, "what is uncovered was covered before");
+        // Room that was set aside is given up in `drop` as well.
+        assert!(counted || std::thread::panicking(), "{target}: {blocks} blocks end that were never counted");
     }
 
     /// Whether the target got a request for a grant.

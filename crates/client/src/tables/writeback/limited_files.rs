@@ -59,6 +59,7 @@ impl LimitedFiles {
                 Some(_) => {}
                 None => drop(files.remove(&ino)),
             }
+            assert!(files.len() <= FILES_MAX, "{} files with limits, at most {FILES_MAX}", files.len());
             self.count.store(files.len(), Relaxed);
         }
     }

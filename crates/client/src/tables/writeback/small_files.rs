@@ -30,11 +30,14 @@ impl SmallFiles {
     pub(crate) fn add(&self, file: &Arc<Inode>, bytes: u64) -> Option<Files> {
         let mut lists = self.0.lock();
         let list = lists.entry(file.ino.target()).or_default();
-        list.bytes -= list.files.remove(&file.ino).map_or(0, |(_, bytes)| bytes);
+        let before = list.files.remove(&file.ino).map_or(0, |(_, bytes)| bytes);
+        assert!(before <= list.bytes, "{}: {before} bytes of a list of {} bytes", file.ino, list.bytes);
+        list.bytes -= before;
         let is_full = list.bytes + bytes > BATCH_BYTES_MAX as u64 || list.files.len() >= BATCH_PARTS_MAX;
         let full = is_full.then(|| std::mem::take(list).files);
         list.files.insert(file.ino, (file.clone(), bytes));
         list.bytes += bytes;
+        assert!(list.files.len() <= BATCH_PARTS_MAX, "{} files wait for one batch", list.files.len());
         full
     }
 

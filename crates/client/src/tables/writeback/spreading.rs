@@ -26,6 +26,7 @@ impl Spreading {
     pub(crate) fn begin(&self, ino: Ino) -> Option<SpreadTurn<'_>> {
         let mut under_way = self.under_way.lock();
         let free = under_way.len() < SPREADING_MAX && under_way.insert(ino);
+        assert!(under_way.len() <= SPREADING_MAX, "{} files are being spread at a time", under_way.len());
         free.then(|| SpreadTurn(self, ino))
     }
 

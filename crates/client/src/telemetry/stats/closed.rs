@@ -37,6 +37,7 @@ impl ClosedFiles {
             kept.old = std::mem::take(&mut kept.young);
         }
         kept.young.insert(ino, stats.clone());
+        assert!(kept.young.len() <= GENERATION_MAX, "the counters of {} closed files", kept.young.len());
     }
 
     /// The file is in the table again: returns its earlier counters, which are no longer kept here.

@@ -17,6 +17,7 @@ const WAYS: usize = 4;
 const OFTEN: u64 = 4;
 /// The lowest bits of a word are the counter, the others identify the name.
 const COUNT: u64 = 0xff;
+const _: () = assert!(OFTEN < COUNT, "the lookups after which a name is cached can be counted");
 
 pub(crate) struct Asked(Box<[[AtomicU64; WAYS]]>);
 
@@ -35,6 +36,7 @@ impl Asked {
     }
 
     fn set(&self, dir: Ino, name: &[u8], count: u64) {
+        assert!(count <= COUNT, "a count of {count} lookups");
         let (group, tag) = self.group(dir, name);
         if let Some(word) = group.iter().find(|word| word.load(Relaxed) & !COUNT == tag) {
             word.store(tag | count, Relaxed);

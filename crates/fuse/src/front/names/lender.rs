@@ -206,6 +206,7 @@ impl Lender {
         let is_taken = state.phase == Phase::On && state.walks.len() < WALKS_MAX;
         if is_taken {
             state.walks.push_back(path);
+            assert!(state.walks.len() <= WALKS_MAX, "{} paths wait, at most {WALKS_MAX}", state.walks.len());
             self.to_walk.notify_one();
         }
         is_taken

@@ -25,7 +25,7 @@ impl Executing {
 
     /// A request has been answered.
     pub(super) fn end(&self, session: Option<SessionId>) {
-        debug_assert!(self.all.get() > 0, "what ends has begun");
+        assert!(self.all.get() > 0, "a request ends that never began");
         self.all.set(self.all.get() - 1);
         let mut by_session = self.by_session.borrow_mut();
         if let Some(btree_map::Entry::Occupied(mut count)) = session.map(|session| by_session.entry(session)) {

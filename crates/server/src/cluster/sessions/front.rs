@@ -209,7 +209,8 @@ impl<E: Env> Front<E> {
         }
         let (sender, receiver) = oneshot::channel();
         let token = self.waiting.token();
-        self.waiting.told.borrow_mut().insert(token, sender);
+        let before = self.waiting.told.borrow_mut().insert(token, sender);
+        assert!(before.is_none(), "two questions to worker {worker} have the number {token}");
         self.tell(worker, FrontMessage::Ask { token, question });
         receiver.await.ok()
     }
@@ -331,7 +332,8 @@ impl<E: Env> Front<E> {
         let Incoming { session, role, bound, route, call, .. } = incoming;
         let (sender, receiver) = oneshot::channel();
         let token = self.waiting.token();
-        self.waiting.answers.borrow_mut().insert(token, sender);
+        let before = self.waiting.answers.borrow_mut().insert(token, sender);
+        assert!(before.is_none(), "two requests about the server have the number {token}");
         self.executing.begin(None);
         let request = Box::new(WholeRequest { session, role, bound, conn: route.conn, id: route.id, call });
         self.tell(0, FrontMessage::Request { token, request });

@@ -47,7 +47,11 @@ pub(in crate::tx) fn carry_out<E: Env>(
     lsn: Lsn,
     participants: Vec<TargetId>,
 ) {
-    debug_assert!(participants.iter().all(|t| worker.routes.is_local(*t)), "promises in memory are of this server");
+    assert!(
+        participants.iter().all(|t| worker.routes.is_local(*t)),
+        "operation {}: a promise in memory of {participants:?}, not all of this server",
+        tx.number
+    );
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         if target.zone.stable(lsn).await.is_err() {

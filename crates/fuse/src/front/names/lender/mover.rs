@@ -83,6 +83,7 @@ impl Lender {
             return done();
         }
         state.moves.waiting.push_back(Move { place, placed, done });
+        assert!(state.moves.waiting.len() <= MOVES_MAX, "{} directories wait", state.moves.waiting.len());
         self.to_move.notify_one();
     }
 
