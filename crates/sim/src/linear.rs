@@ -38,7 +38,7 @@ pub enum CellOp {
         /// What the cells hold.
         tag: u64,
     },
-    /// Writes a cell behind the last one, and returns the number of cells then: the position behind it.
+    /// Writes a cell after the last one, and returns the number of cells after that.
     AppendTold {
         /// What it holds.
         tag: u64,
@@ -186,24 +186,6 @@ impl Linear {
             ));
         }
         Ok(())
-    }
-
-    /// The call returns, and nobody looks at its result.
-    ///
-    /// Errors: no order of the calls lets it have happened.
-    pub fn end_unseen(&mut self, call: CallId) -> Result<(), String> {
-        let (mut after, mut seen) = (BTreeSet::new(), self.possible.clone());
-        let mut left = Vec::from_iter(std::mem::take(&mut self.possible));
-        while let Some(mut e) = left.pop() {
-            if e.happened.remove(&call).is_some() {
-                after.insert(e);
-                continue;
-            }
-            left.extend(self.steps(&e).into_iter().filter(|next| seen.insert(next.clone())));
-        }
-        let op = self.under_way.remove(&call);
-        self.possible = after;
-        if self.possible.is_empty() { Err(format!("{op:?} cannot have happened")) } else { Ok(()) }
     }
 
     /// The call failed and cannot happen any more: it has happened whole, or not at all.
@@ -355,23 +337,19 @@ mod tests {
         assert!(seen.refuse(refused).is_err());
     }
 
-    /// Goal: the position behind an append is the end of its own bytes, and one that nobody looks at is any. Method:
-    /// two appends at the same time; one returns each of the two positions, the other one that does not fit, or none.
+    /// Goal: an append returns the end of its own cell. Method: two appends at the same time; one returns each of the
+    /// two ends, the other one first the same end, and then its own.
     #[test]
-    fn positions_are_ends_of_appends() {
-        for position in [1, 2] {
+    fn appends_return_their_ends() {
+        for end in [1, 2] {
             let mut l = Linear::default();
             let (a, b) = (l.begin(CellOp::AppendTold { tag: 1 }), l.begin(CellOp::AppendTold { tag: 2 }));
-            l.end(a, &Cells(vec![position])).unwrap();
-            assert!(l.clone().end(b, &Cells(vec![position])).is_err(), "the other lies there");
-            l.end_unseen(b).unwrap();
-            let content = if position == 1 { vec![1, 2] } else { vec![2, 1] };
+            l.end(a, &Cells(vec![end])).unwrap();
+            assert!(l.clone().end(b, &Cells(vec![end])).is_err(), "the other one lies there");
+            l.end(b, &Cells(vec![3 - end])).unwrap();
+            let content = if end == 1 { vec![1, 2] } else { vec![2, 1] };
             assert_eq!(l.contents(), BTreeSet::from([content]));
         }
-        let mut l = Linear::default();
-        let unseen = l.begin(CellOp::AppendTold { tag: 1 });
-        l.end_unseen(unseen).unwrap();
-        assert!(done(&mut l, CellOp::Size, &[0]).is_err(), "it has happened");
     }
 
     /// Goal: the data of appends at the same time is in sequence. Method: two appends; all contents that may result.

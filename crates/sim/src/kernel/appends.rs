@@ -1,14 +1,14 @@
-//! Games of several mounts whose players append to one file, each through a descriptor that stays open, and go by its
+//! Games of several mounts whose players append to one file, each through a descriptor that stays open, and rely on its
 //! position.
 //!
 //! Owns: the cluster of a game, its players, the judgement of positions. Does not own: the kernel's caches (`Kernel`),
 //! the faults beside the players (`Story`).
 //!
-//! A file is a row of cells of one page. In half of the games each change is made under a file lock that all players
-//! take: then the position behind an append is the end of the player's own bytes, always. In the others nobody locks.
-//! There a position is judged if the kernel was told the end (by `stat`, or by an append of this mount before) at a
-//! moment at which no other mount was changing the file, and none has begun to since. Where the bytes lie is judged in
-//! every case.
+//! The file is a row of cells of one page. In half of the games each change is made under a file lock that all players
+//! take. There the position after an append has to be the end of the player's own bytes, always. In the other games no
+//! player takes locks. There a position is judged if the kernel got the end (by `stat`, or with an append of this mount
+//! before) at a moment at which no other mount was changing the file, and none has begun a change since. The place of
+//! the bytes is judged in all games: the place that the mount reports has to be the end of the file at that moment.
 
 use super::story::Story;
 use super::{Failure, Kernel, Mistake, Opened, PAGE, Tally};
@@ -27,7 +27,7 @@ use std::time::Duration;
 const CALLS: u64 = 30;
 /// Players on each mount.
 const PLAYERS: usize = 2;
-/// More cells than this are cut off.
+/// A truncate leaves fewer cells than this.
 const MANY: u64 = 10;
 
 type Told<T = ()> = std::result::Result<T, String>;
@@ -66,7 +66,7 @@ impl Table {
 
 /// Plays the game of a seed.
 ///
-/// Errors: what is wrong, with the last calls.
+/// Errors: the first wrong result, with the last calls.
 pub fn play(seed: u64, mistake: Option<Mistake>, talks: bool) -> Result<Tally, Failure> {
     let mut dice = Dice::new(seed, 34);
     let mut shape = Shape::with(seed, Some(1), Some(dice.within(2..4) as usize));
@@ -270,15 +270,14 @@ impl Player {
             return Err("the lock keeps nobody away".into());
         }
         self.told = others.filter(|_| appended.told && is_known);
-        if is_known {
-            self.table.tally.borrow_mut().positions.0 += 1;
-            return self.end(call, "append", &Cells(vec![appended.position / PAGE]));
+        let end = appended.at + PAGE;
+        self.end(call, "append", &Cells(vec![end / PAGE]))?;
+        if is_known && appended.position != end {
+            return Err(format!("an append ended at {end:x}, and left the position at {:x}", appended.position));
         }
-        self.table.tally.borrow_mut().positions.1 += 1;
-        self.table
-            .story
-            .note(&self.who, &format!("  ... append, position {:x}, others: {others:?}", appended.position));
-        self.table.history.borrow_mut().end_unseen(call)
+        let of = &mut self.table.tally.borrow_mut().positions;
+        *if is_known { &mut of.0 } else { &mut of.1 } += 1;
+        Ok(())
     }
 
     async fn stat(&mut self) -> Told {

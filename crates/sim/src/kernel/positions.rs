@@ -1,15 +1,15 @@
-//! Positions of descriptors that append, as Linux has them and as a mount keeps them right.
+//! Positions of descriptors that append, as Linux computes them and as a mount keeps them right.
 //!
-//! Owns: where the kernel takes an append to begin, the position behind it, and the moments at which the mount makes
-//! the kernel take the end of the file (`amphi-fuse`, `client_fs/positions`). Does not own: who appends, and which
-//! positions are right (`appends`).
+//! Owns: the offset at which an append begins for the kernel, the position after it, and the moments at which the mount
+//! makes the kernel take the end of the file (`amphi-fuse`, `client_fs/positions`). Does not own: which calls are made,
+//! and which positions are right (`appends`).
 //!
-//! The rules, as of Linux 6.18. An append holds the inode's lock alone. For the kernel it begins at the size that the
-//! kernel goes by, and no request comes before it. The position behind it is that place plus the bytes that were
-//! written, whatever the mount answers, and from the answer on the kernel's size is at least that. The mount writes the
-//! bytes at the end of the file. If that lies behind the kernel's end, the kernel takes it before the append is
-//! answered; if it lies before, right after the answer. The kernel takes the end also before a program is told that it
-//! holds a lock on the file.
+//! The rules (Linux 6.18). An append holds the inode's lock exclusively. It begins at the size that the kernel holds,
+//! and Linux sends no request for the size before it. The position after it is this offset plus the number of written
+//! bytes, whatever the mount answers. From the answer on, the kernel's size is at least this position. The mount writes
+//! the bytes at the end of the file. If the file ends after the kernel's end, the mount makes the kernel take that end
+//! before it answers the append; if the file ends before it, directly after the answer. The mount also makes the kernel
+//! take the end before it grants a lock on the file.
 
 use super::{Kernel, Mistake, Opened, PAGE, lock};
 use amphi_client::{Ctx, FileLockSpec, Hints, Interrupt, WriteTo};
@@ -20,9 +20,11 @@ use std::sync::Arc;
 
 /// An append that has returned.
 pub struct Appended {
-    /// The position of the descriptor behind it.
+    /// The position of the descriptor after it.
     pub position: u64,
-    /// Whether the kernel goes by the end that the file had right after it.
+    /// Where the mount has written the bytes.
+    pub at: u64,
+    /// Whether the kernel holds the end that the file had directly after it.
     pub told: bool,
 }
 
@@ -63,10 +65,10 @@ impl Kernel {
             }
         }
         self.unlock(ino);
-        written.map(|n| Appended { position: offset + n as u64, told: at >= offset })
+        written.map(|n| Appended { position: offset + n as u64, at, told: at >= offset })
     }
 
-    /// Takes a lock of a program on a file that is open to append.
+    /// Takes a file lock for a program that has the file open to append.
     ///
     /// Errors: those of the lock.
     pub async fn lock_file(&self, ctx: &Ctx, spec: FileLockSpec) -> Result<()> {
@@ -78,9 +80,9 @@ impl Kernel {
         Ok(())
     }
 
-    /// Gives a lock up.
+    /// Returns a file lock.
     ///
-    /// Errors: those of the call.
+    /// Errors: those of `unlock`.
     pub async fn unlock_file(&self, spec: FileLockSpec) -> Result<()> {
         self.client.unlock(spec.ino, spec.owner, spec.range).await
     }
