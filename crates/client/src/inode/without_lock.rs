@@ -41,7 +41,7 @@ impl Drop for Waiting {
 
 /// Most writes of pages of a file that are noted as waiting. While the front end drops the pages around each of them, a
 /// thread of it waits at each.
-pub(crate) const WRITES_MAX: usize = 16;
+pub(crate) const WRITES_MAX: usize = 8;
 
 /// A write-back of pages for which other mounts have to return locks. Its pages cannot be dropped before it is
 /// answered, so all other pages are dropped around them. Otherwise two mounts whose writes wait for each other's locks
