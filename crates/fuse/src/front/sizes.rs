@@ -259,13 +259,7 @@ impl Sizes {
 
     /// Waits until the kernel goes by the size that the file has now, `most` at the longest.
     pub(crate) fn tell_now(&self, ino: Ino, most: Duration) {
-        let began_ns = monotonic_ns();
-        while let left @ 1.. = (most.as_nanos() as u64).saturating_sub(monotonic_ns() - began_ns) {
-            if self.wait_for(ino, What::Ask, Duration::from_nanos(left)) != Some(false) {
-                return;
-            }
-            pause(PAUSE_NS);
-        }
+        self.wait_for(ino, What::Ask, most);
     }
 
     /// Makes the kernel take the size of the file after the answer to a write that is about to be given. From that
