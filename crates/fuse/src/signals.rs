@@ -1,9 +1,9 @@
 //! `Signals`: what the pending signals of a thread demand of a call in which it waits.
 //!
-//! The kernel sends an INTERRUPT whenever a waiting thread is woken as for a signal, also if the program never sees one.
-//! An example: while a thread starts a process, it blocks all signals for a moment. If another child ends just then, its
-//! SIGCHLD is not dropped, although nobody wants it, but handed to any other thread of the process. A `rename` in that
-//! thread must not end with EINTR for that.
+//! The kernel sends an INTERRUPT whenever a waiting thread is woken as for a signal, also if the program never sees
+//! one. An example: while a thread starts a process, it blocks all signals for a moment. If another child ends just
+//! then, its SIGCHLD is not dropped, although nobody wants it, but handed to any other thread of the process. A
+//! `rename` in that thread must not end with EINTR for that.
 //!
 //! Owns: reading the masks of a thread. Does not own: how long a call continues after a signal (`front/patience`).
 
@@ -54,8 +54,8 @@ mod tests {
     fn pending_masks() {
         let read = |own: u64, shared: u64, blocked: u64, ignored: u64, caught: u64| {
             Signals::read(&format!(
-                "Name:\tx\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\n\
-                 SigCgt:\t{caught:016x}\n"
+                "Name:\tx\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\n\
+                 SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n"
             ))
         };
         let (kill, alarm, child) = (1 << 8, 1 << 13, 1 << 16);

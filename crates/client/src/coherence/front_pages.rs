@@ -21,8 +21,8 @@
 //! returned has ended before the lock is returned.
 //!
 //! The numbers behind the times: the kernel takes 10 to 30 ms to drop 256 dirty pages. Where 15 threads wanted each
-//! processor, one wait of 40 ms was over before the kernel had dropped a clean page. A program that counted in a mapping
-//! under file locks then read the page of before.
+//! processor, one wait of 40 ms was over before the kernel had dropped a clean page. A program that counted in a
+//! mapping under file locks then read the page of before.
 
 use crate::conn::replies::unexpected;
 use crate::inode::Inode;
@@ -44,8 +44,8 @@ const STEP_NS: u64 = 5_000_000;
 /// or because their write-back waits for locks of other mounts.
 const PATIENCE_STEPS: u64 = 8;
 /// After this many steps a lock goes before any page. If no program here has the file open for writing, no page is
-/// dirty and nothing else ends the wait. The kernel drops clean pages at once, except for pages that are being read, and
-/// such reads wait for no lock. Only a server that does not answer them makes it take longer.
+/// dirty and nothing else ends the wait. The kernel drops clean pages at once, except for pages that are being read,
+/// and such reads wait for no lock. Only a server that does not answer them makes it take longer.
 const STEPS_MAX: u64 = 400;
 /// How long pages are kept after a read, in nanoseconds, so that a program can do some stores in its turn.
 const TURN_NS: u64 = 5_000_000;

@@ -1,10 +1,10 @@
 //! `Patience`: when a signal ends a wait.
 //!
 //! The kernel reports only the first signal of a waiting call. If that signal kills the caller, the wait ends at once.
-//! Any other signal (of a timer, for example) must not break calls that programs do not expect to fail. So the operation
-//! gets `GRACE` to finish, and then ends with EINTR if a handler is waiting to run. The kernel also reports signals that
-//! concern no thread of the program (`signals`); they end no call. Meanwhile the caller is looked at again and again,
-//! because the kernel does not report a killing signal that follows.
+//! Any other signal (of a timer, for example) must not break calls that programs do not expect to fail. So the
+//! operation gets `GRACE` to finish, and then ends with EINTR if a handler is waiting to run. The kernel also reports
+//! signals that concern no thread of the program (`signals`); they end no call. Meanwhile the caller is looked at again
+//! and again, because the kernel does not report a killing signal that follows.
 //!
 //! Owns: this rule, and the calls that are observed. Does not own: the delivery of interrupts (`interrupt`, `later`),
 //! what a pending signal demands (`signals`).

@@ -25,9 +25,9 @@
 //!
 //! Bounds: an answer waits until the kernel was asked `ROUNDS` times within at least `ASK_WAIT`. It waits longer while
 //! this mount changes the file, and while a program may not have received the answer to its change, but never longer
-//! than `CHANGE_WAIT`. A check takes `LOOK_WAIT`. Beyond that, and where the mount may not open inodes by their ids, the
-//! kernel may use the older size until it requests the size again. There are `SLOTS` slots, each for the inodes of one
-//! hash value. If more than `WAYS` inodes of a slot are in use within the time that an answer takes, the oldest is
+//! than `CHANGE_WAIT`. A check takes `LOOK_WAIT`. Beyond that, and where the mount may not open inodes by their ids,
+//! the kernel may use the older size until it requests the size again. There are `SLOTS` slots, each for the inodes of
+//! one hash value. If more than `WAYS` inodes of a slot are in use within the time that an answer takes, the oldest is
 //! forgotten.
 
 mod known;

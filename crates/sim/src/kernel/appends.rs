@@ -6,10 +6,10 @@
 //!
 //! The file is a row of cells of one page. In half of the games each change is made under a file lock that all players
 //! take. There the position after an append has to be the end of the player's own bytes, always. In the other games no
-//! player takes locks. There a position is judged if the kernel got the end (by `stat` while this mount was not changing
-//! the file, or with the player's append before) at a moment at which no other mount was changing the file, and none has
-//! begun a change since. The place of the bytes is judged in all games: the place that the mount reports has to be the
-//! end of the file at that moment.
+//! player takes locks. There a position is judged if the kernel got the end (by `stat` while this mount was not
+//! changing the file, or with the player's append before) at a moment at which no other mount was changing the file,
+//! and none has begun a change since. The place of the bytes is judged in all games: the place that the mount reports
+//! has to be the end of the file at that moment.
 
 use super::story::Story;
 use super::{Failure, Kernel, Mistake, Opened, PAGE, Tally};

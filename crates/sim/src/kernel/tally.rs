@@ -31,8 +31,8 @@ pub struct Tally {
     pub listings_dropped: u64,
     /// Opens of a directory that continued with the cached listing.
     pub listings_opened: u64,
-    /// Positions after appends that had to be right, and those that need not be, because another mount may have moved the
-    /// end.
+    /// Positions after appends that had to be right, and those that need not be, because another mount may have moved
+    /// the end.
     pub positions: (u64, u64),
 }
 

@@ -100,8 +100,8 @@ pub(super) struct Known {
     other: Given,
     /// As `given`, but only for answers that the kernel caches whatever came in between.
     fixed: Given,
-    /// When truncates were answered, and writes that made the file longer. Until the thread has taken the answer to such
-    /// a change, the kernel keeps no other answer.
+    /// When truncates were answered, and writes that made the file longer. Until the thread has taken the answer to
+    /// such a change, the kernel keeps no other answer.
     cut: Given,
     /// When attributes or pages were invalidated last, if ever.
     taken_back_ns: Option<u64>,
