@@ -9,7 +9,7 @@ use crate::{Client, OpenFile, OpenFlags};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::{Buf, Env, SimEnv};
 use amphi_types::{ByteRange, Ino, SetAttr};
-use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec};
+use amphi_wire::{self as wire, FileLockFamily, FileLockOwner, FileLockSpec};
 use futures_util::future::join;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -271,7 +271,7 @@ fn no_page_is_left_behind_a_file_lock_or_a_sync() {
                 } else {
                     let owner = FileLockOwner { family: FileLockFamily::Posix, id: 7 };
                     let (ino, range) = (file.ino(), ByteRange::ALL);
-                    let lock = FileLockSpec { ino, owner, range, mode: LockMode::Write, pid: 7 };
+                    let lock = FileLockSpec { ino, owner, range, mode: wire::LockMode::Write, pid: 7 };
                     client.try_lock(lock).await.expect("a lock").keep();
                 }
                 over.store(true, SeqCst);
