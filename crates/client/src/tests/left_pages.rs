@@ -7,7 +7,7 @@ use crate::locks;
 use crate::telemetry::stats::Count;
 use crate::{Client, OpenFile, OpenFlags};
 use amphi_dlm::Mode as LockMode;
-use amphi_env::{Buf, Env, SimEnv};
+use amphi_env::{Buf, Env};
 use amphi_types::{ByteRange, Ino, SetAttr};
 use amphi_wire::{self as wire, FileLockFamily, FileLockOwner, FileLockSpec};
 use futures_util::future::join;
@@ -201,8 +201,7 @@ fn reads_while_pages_are_taken_back_show_what_others_have() {
 /// A kernel with clean pages of a file, that needs some time to drop them.
 struct Slow {
     client: Client,
-    env: SimEnv,
-    takes: Duration,
+    takes_ns: u64,
     dropped: AtomicU64,
 }
 
@@ -212,7 +211,7 @@ impl KernelPages for SlowDropper {
     fn drop_pages(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
         let kernel = self.0.clone();
         self.0.client.spawn(async move {
-            kernel.env.sleep(kernel.takes).await;
+            kernel.client.mount.life.pauses.pause(kernel.takes_ns).await;
             kernel.dropped.fetch_add(1, SeqCst);
             done();
         });
@@ -233,8 +232,7 @@ fn a_lock_waits_for_a_slow_kernel() {
         let fa = create(&a, "f").await;
         write(&a, &fa, 0, &vec![b'o'; 2 * PAGE]).await;
         let fb = open(&b, "f", OpenFlags::READ_WRITE).await;
-        let (takes, dropped) = (Duration::from_millis(300), AtomicU64::new(0));
-        let kernel = Arc::new(Slow { client: b.clone(), env: c.env.clone(), takes, dropped });
+        let kernel = Arc::new(Slow { client: b.clone(), takes_ns: 300_000_000, dropped: AtomicU64::new(0) });
         b.set_pages(Some(Arc::new(SlowDropper(kernel.clone()))));
         b.read(&root(), &fb, 0, PAGE, FOR_PAGES).await.expect("a page");
         write(&a, &fa, 0, b"n").await;

@@ -33,8 +33,6 @@ pub enum Mistake {
     DirectoriesStay,
     /// The mount grants a file lock without making the kernel take the end of the file.
     UntoldLocks,
-    /// The mount answers an append that went elsewhere without making the kernel take the end of the file.
-    UntoldAppends,
 }
 
 impl Mistake {
@@ -56,5 +54,5 @@ impl Mistake {
         [Mistake::ListingsOfBefore, Mistake::OwnChangesStay, Mistake::RemovedTimesStay, Mistake::DirectoriesStay];
 
     /// Bugs that games of appends find.
-    pub const APPENDS: [Mistake; 2] = [Mistake::UntoldLocks, Mistake::UntoldAppends];
+    pub const APPENDS: [Mistake; 1] = [Mistake::UntoldLocks];
 }
