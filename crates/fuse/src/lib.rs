@@ -35,6 +35,7 @@ mod recorded;
 mod reply;
 pub mod request;
 pub mod session;
+mod signals;
 
 pub use calls::{
     AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, LockKind, OpenFlags, OpenHow, OpenReply,

@@ -18,12 +18,14 @@
 //!
 //! Invariant: the kernel runs on a node of its own: it continues to show cached data while the mount is stopped.
 
+pub mod appends;
 mod changes;
 pub mod directories;
 pub mod games;
 mod listings;
 mod mistakes;
 mod names;
+mod positions;
 mod stores;
 mod story;
 mod tally;
@@ -486,6 +488,11 @@ impl Kernel {
             self.count(|t| t.attributes += 1);
             return Ok(size);
         }
+        self.ask_size(ctx, ino).await
+    }
+
+    /// As `size`, with a request whether one is due or not.
+    pub(super) async fn ask_size(&self, ctx: &Ctx, ino: Ino) -> Result<u64> {
         loop {
             let (asked, rule) = (self.moment(), self.client.rule());
             let mut attr = self.client.getattr(ctx, ino).await?;

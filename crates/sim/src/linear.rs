@@ -38,6 +38,11 @@ pub enum CellOp {
         /// What the cells hold.
         tag: u64,
     },
+    /// Writes a cell after the last one, and returns the number of cells after that.
+    AppendTold {
+        /// What it holds.
+        tag: u64,
+    },
     /// Reads up to `n` cells from `at` on.
     Read {
         /// First cell.
@@ -85,6 +90,10 @@ impl Explanation {
             }
             CellOp::Store { at, tag } => self.content.iter_mut().skip(at).take(1).for_each(|cell| *cell = tag),
             CellOp::Append { n, tag } => self.content.resize(self.content.len() + n, tag),
+            CellOp::AppendTold { tag } => {
+                self.content.push(tag);
+                return Cells(vec![self.content.len() as u64]);
+            }
             CellOp::Zero { at, n } => self.content.iter_mut().skip(at).take(n).for_each(|cell| *cell = 0),
             CellOp::Resize { n } => self.content.resize(n, 0),
             CellOp::Size => return Cells(vec![self.content.len() as u64]),
@@ -133,7 +142,7 @@ impl Linear {
             CellOp::Store { at, tag } => {
                 self.written.entry(at).or_default().insert(tag);
             }
-            CellOp::Append { tag, .. } => {
+            CellOp::Append { tag, .. } | CellOp::AppendTold { tag } => {
                 self.appended.insert(tag);
             }
             _ => {}
@@ -326,6 +335,21 @@ mod tests {
         assert_eq!(l.contents(), BTreeSet::from([vec![1]]));
         done(&mut seen, CellOp::Read { at: 0, n: 1 }, &[2]).unwrap();
         assert!(seen.refuse(refused).is_err());
+    }
+
+    /// Goal: an append returns the end of its own cell. Method: two appends at the same time; one returns each of the
+    /// two ends, the other one first the same end, and then its own.
+    #[test]
+    fn appends_return_their_ends() {
+        for end in [1, 2] {
+            let mut l = Linear::default();
+            let (a, b) = (l.begin(CellOp::AppendTold { tag: 1 }), l.begin(CellOp::AppendTold { tag: 2 }));
+            l.end(a, &Cells(vec![end])).unwrap();
+            assert!(l.clone().end(b, &Cells(vec![end])).is_err(), "the other one lies there");
+            l.end(b, &Cells(vec![3 - end])).unwrap();
+            let content = if end == 1 { vec![1, 2] } else { vec![2, 1] };
+            assert_eq!(l.contents(), BTreeSet::from([content]));
+        }
     }
 
     /// Goal: the data of appends at the same time is in sequence. Method: two appends; all contents that may result.

@@ -2,7 +2,7 @@
 
 use amphi_sim::callbacks::Counts;
 use amphi_sim::hostile::{Guise, Tally};
-use amphi_sim::kernel::{self, directories, games};
+use amphi_sim::kernel::{self, appends, directories, games};
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 use amphi_transport::Secure;
 use clap::{Parser, ValueEnum};
@@ -63,6 +63,9 @@ struct Args {
     /// As --kernel, with directories that are kept open, and whose listings the kernels keep.
     #[arg(long)]
     directories: bool,
+    /// As --kernel, with a file to which descriptors append that rely on their positions.
+    #[arg(long)]
+    appends: bool,
     /// Instead of seeds: this many hostile inputs from each of an unauthenticated client, a mount of a user, a mount of
     /// root, a mount that is bound to a tree, a server, an administrator.
     #[arg(long)]
@@ -139,11 +142,7 @@ fn hostile(seed: u64, inputs: u64) -> ExitCode {
 type Play = fn(u64, Option<kernel::Mistake>, bool) -> Result<kernel::Tally, kernel::Failure>;
 
 /// Games with kernels that cache data under timeouts.
-fn kernels(seeds: Range<u64>, talk: bool, keep_going: bool, directories: bool) -> ExitCode {
-    let (play, game): (Play, _) = match directories {
-        true => (directories::play, "--directories"),
-        false => (games::play, "--kernel"),
-    };
+fn kernels(seeds: Range<u64>, talk: bool, keep_going: bool, (play, game): (Play, &str)) -> ExitCode {
     let (mut sum, mut failed, single) = (kernel::Tally::default(), Vec::new(), seeds.end - seeds.start == 1);
     for seed in seeds {
         match play(seed, None, talk) {
@@ -178,8 +177,14 @@ fn main() -> ExitCode {
         (None, Some(seeds)) => seeds,
         (None, None) => 0..100,
     };
-    if args.kernel || args.directories {
-        return kernels(seeds, args.talk, args.keep_going, args.directories);
+    let game: Option<(Play, &str)> = match (args.kernel, args.directories, args.appends) {
+        (_, true, _) => Some((directories::play, "--directories")),
+        (_, _, true) => Some((appends::play, "--appends")),
+        (true, ..) => Some((games::play, "--kernel")),
+        _ => None,
+    };
+    if let Some(game) = game {
+        return kernels(seeds, args.talk, args.keep_going, game);
     }
     let single = args.seed.is_some();
     let faults = match args.faults {

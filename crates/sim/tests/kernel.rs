@@ -1,7 +1,7 @@
 //! Seeds of mounts with kernels in front that every change has to pass, and the proof that they look.
 
 use amphi_sim::kernel::games::play;
-use amphi_sim::kernel::{Mistake, Tally, directories};
+use amphi_sim::kernel::{Mistake, Tally, appends, directories};
 
 /// Seeds that run with the tests.
 const SEEDS: u64 = 30;
@@ -95,5 +95,35 @@ fn mistakes_with_directories_are_found() {
         let found = seeds.find(|seed| directories::play(*seed, Some(mistake), false).is_err());
         println!("{mistake:?}: {found:?}");
         assert!(found.is_some(), "{mistake:?} is not found within {within} seeds");
+    }
+}
+
+/// Goal: a program that appends finds its records by the position of its descriptor, as SEMANTICS promises: under a
+/// file lock always, otherwise if its kernel was told the end and no other mount has changed the file since. Method:
+/// games of two and three mounts whose players append, cut and read one file.
+#[test]
+fn positions_behind_appends_are_right() {
+    let mut sum = Tally::default();
+    for seed in 0..SEEDS {
+        match appends::play(seed, None, false) {
+            Ok(tally) => sum.add(&tally),
+            Err(failure) => {
+                failure.story.iter().rev().take(60).rev().for_each(|line| println!("{line}"));
+                panic!("seed {seed}: {}; replay: cargo xtask sim --appends --seed {seed}", failure.line);
+            }
+        }
+    }
+    println!("{sum:?}");
+    assert!(sum.positions.0 > 10 * SEEDS && sum.positions.1 > SEEDS, "these positions are not in doubt: {sum:?}");
+}
+
+/// Goal: the games of appends find a mount that leaves its kernel with another end. Method: each mistake in turn; the
+/// same seeds agree without.
+#[test]
+fn mistakes_with_positions_are_found() {
+    for mistake in Mistake::APPENDS {
+        let found = (0..FOUND_WITHIN).find(|seed| appends::play(*seed, Some(mistake), false).is_err());
+        println!("{mistake:?}: {found:?}");
+        assert!(found.is_some(), "{mistake:?} is not found within {FOUND_WITHIN} seeds");
     }
 }

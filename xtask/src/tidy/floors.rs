@@ -200,6 +200,7 @@ const HOUSES: &[House] = &[
             "environment",
             "groups",
             "kernel",
+            "signals",
             "calls",
             "data",
             "mount",

@@ -7,6 +7,8 @@ use rustix::fs::OFlags;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// How long calls to an unreachable server wait in this test; the default of a mount is a minute.
@@ -16,6 +18,47 @@ fn open(path: &std::path::Path, flags: OFlags) -> File {
     let mut options = File::options();
     options.read(true).write(true).create(true).custom_flags(flags.bits() as i32);
     options.open(path).expect("open")
+}
+
+/// How long the mount lets a call go on after a signal.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Goal: Promise S18: children that end interrupt no call of a program that has no handler for that, however long the
+/// call waits. Linux wakes any thread of a program for such a signal while another one starts a process. Method: one
+/// thread renames a file, whose server is stopped for longer than a call may go on after a signal; others start
+/// processes that end at once.
+#[test]
+fn children_that_end_interrupt_no_call() {
+    let place = Place::new();
+    let mut server = place.server(&[]);
+    let mount = place.mount_at("m", &[]);
+    let root = place.path("m");
+    let is_over = AtomicBool::new(false);
+    let start_processes = || {
+        while !is_over.load(SeqCst) {
+            assert!(Command::new("true").status().expect("a process").success());
+        }
+    };
+    for round in 0..2 {
+        let (from, to) = (root.join(format!("from{round}")), root.join(format!("to{round}")));
+        fs::write(&from, pattern(round, 100)).expect("write");
+        is_over.store(false, SeqCst);
+        let renamed = std::thread::scope(|scope| {
+            let stopped = server.pause();
+            (0..3).for_each(|_| drop(scope.spawn(start_processes)));
+            let renames = scope.spawn(|| fs::rename(&from, &to));
+            let end = Instant::now() + 2 * GRACE;
+            eventually("the call ends or has waited", || renames.is_finished() || Instant::now() > end);
+            drop(stopped);
+            let renamed = renames.join().expect("no panic");
+            is_over.store(true, SeqCst);
+            renamed
+        });
+        renamed.expect("nobody has sent a signal that concerns this thread");
+        assert!(fs::read(&to).expect("read") == pattern(round, 100));
+    }
+    mount.stop();
+    server.stop();
 }
 
 /// Goal: a program that writes while its server is down waits, and gets EIO after the bound and not before, from later

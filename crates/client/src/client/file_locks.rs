@@ -2,10 +2,11 @@
 
 use super::Client;
 use crate::coherence::file_locks::{self, TakenLock};
+use crate::coherence::front_pages;
 use crate::conn::pending::{Interrupt, Pending};
 use crate::mount::Mount;
 use crate::ops::write_behind;
-use amphi_types::{ByteRange, Ino};
+use amphi_types::{ByteRange, Ino, Result};
 use amphi_wire::{FileLockOwner, FileLockSpec};
 use std::sync::Arc;
 
@@ -15,6 +16,17 @@ async fn land(mount: &Mount, ino: Ino) {
     if let Some(file) = mount.files.get(ino).filter(|file| file.size.unfinished_end() > 0) {
         write_behind::drained(&file).await;
     }
+}
+
+/// A lock is granted. Pages that the kernel kept when the mount returned its locks over them may show bytes of before
+/// other mounts' writes, so the next holder finds them dropped.
+async fn granted(mount: &Arc<Mount>, ino: Ino, taken: Result<TakenLock>) -> Result<TakenLock> {
+    if taken.is_ok()
+        && let Some(file) = mount.files.get(ino)
+    {
+        front_pages::drop_left(mount, &file).await;
+    }
+    taken
 }
 
 /// Locks of applications: `flock`, `fcntl`. Owners are numbered by the front end.
@@ -28,7 +40,8 @@ impl Client {
         let mount = self.mount.clone();
         Pending::start(&self.mount, async move {
             land(&mount, lock.ino).await;
-            file_locks::take(mount, lock, false, None).await
+            let taken = file_locks::take(mount.clone(), lock, false, None).await;
+            granted(&mount, lock.ino, taken).await
         })
     }
 
@@ -40,7 +53,8 @@ impl Client {
         let mount = self.mount.clone();
         Pending::start(&self.mount, async move {
             land(&mount, lock.ino).await;
-            file_locks::take_interruptible(mount, lock, interrupt).await
+            let taken = file_locks::take_interruptible(mount.clone(), lock, interrupt).await;
+            granted(&mount, lock.ino, taken).await
         })
     }
 

@@ -4,21 +4,29 @@
 //! end to drop pages. Does not own: how the front end does that (`KernelPages`), what a file knows of its pages
 //! (`inode::front_pages`), the target's notes about pages left behind (`Request::PagesLeft`).
 //!
-//! A lock waits for its pages for `PATIENCE_NS` at most. The kernel may be unable to drop them. While a truncate of the
-//! file is unanswered, it holds back the file's write-back, and that truncate may wait for a request that waits for
-//! this lock. Besides, a program that stores into a mapping without a pause makes new dirty pages all the time. Pages
-//! that are left are dropped later. Until then the target notes what others change of the file, and does not overwrite
-//! that when the pages are written back. So no return of a lock depends on the kernel, and whatever waits for locks
-//! makes progress, on every mount.
+//! A lock waits until all its pages are dropped but those whose write-back waits for locks of other mounts. For the
+//! latter it waits for `PATIENCE_STEPS` steps, because two mounts may wait for each other so. It also waits no longer
+//! than that while a truncate of the file is under way on this mount. The kernel then holds back the file's write-back,
+//! so it may be unable to drop pages, and the truncate may wait for a request that waits for this lock. In all other
+//! cases a lock waits for `STEPS_MAX` steps at most: a program that stores into a mapping without a pause makes new
+//! dirty pages all the time. Pages that are left are dropped later. Until then the target notes what others change of
+//! the file, and does not overwrite that when the pages are written back. So no return of a lock depends on the kernel,
+//! and whatever waits for locks makes progress, on every mount.
+//!
+//! Programs that take turns by file locks, or by `fsync` and `msync`, meet no page that was left: a file lock is
+//! granted, and a sync is answered, when the pages that were left before are dropped (`drop_left`).
 //!
 //! Invariants: a request that runs without a lock is counted from a moment at which pages are being dropped. The
 //! dropping ends after that request, with another round over its pages. A request that relies on a lock which is being
 //! returned has ended before the lock is returned.
 //!
-//! The number behind the times: the kernel takes 10 to 30 ms to drop 256 dirty pages.
+//! The numbers behind the times: the kernel takes 10 to 30 ms to drop 256 dirty pages. Where 15 threads wanted each
+//! processor, one wait of 40 ms was over before the kernel had dropped a clean page. A program that counted in a
+//! mapping under file locks then read the page of before.
 
 use crate::conn::replies::unexpected;
 use crate::inode::Inode;
+use crate::inode::without_lock::WRITES_MAX;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use amphi_types::{ByteRange, Cred, Ino, Result, TargetId};
@@ -29,18 +37,16 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How long a lock that another mount wants waits for its pages to be dropped, in nanoseconds, on a machine that has a
-/// processor for the mount.
-const PATIENCE_NS: u64 = 40_000_000;
-/// In so many steps this time passes. Dropping a page takes a few turns of threads, each of which waits for a processor
-/// on a machine that has none free, and so does the end of each step: where that takes long, the lock waits longer. One
-/// wait of 40 ms was over before the kernel had dropped a clean page where 15 threads wanted each processor, and a
-/// program that counted in a mapping under file locks read the page of before.
+/// How long one step of the wait for pages takes, in nanoseconds. Dropping a page takes a few turns of threads. Each of
+/// them waits for a processor on a machine that has none free, and so does the end of each step.
+const STEP_NS: u64 = 5_000_000;
+/// After this many steps a lock goes before pages that cannot be dropped because a truncate of this mount is under way,
+/// or because their write-back waits for locks of other mounts.
 const PATIENCE_STEPS: u64 = 8;
-/// As `PATIENCE_NS`, if no page can be dirty, because no program here has the file open for writing. The kernel drops
-/// clean pages at once, except for pages that are being read, and such reads wait for no lock. Only a server that does
-/// not answer them makes it take longer. Reads that the kernel serves show nothing old meanwhile.
-const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
+/// After this many steps a lock goes before any page. If no program here has the file open for writing, no page is
+/// dirty and nothing else ends the wait. The kernel drops clean pages at once, except for pages that are being read,
+/// and such reads wait for no lock. Only a server that does not answer them makes it take longer.
+const STEPS_MAX: u64 = 400;
 /// How long pages are kept after a read, in nanoseconds, so that a program can do some stores in its turn.
 const TURN_NS: u64 = 5_000_000;
 
@@ -50,9 +56,14 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
     let mut turn_ns = begin(mount, file);
     loop {
         let is_left = || file.pages.taking.lock().left.contains(&target);
-        let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_left()));
-        let patience_ns = if file.has_writers() { PATIENCE_NS } else { CLEAN_PATIENCE_NS };
-        if let Either::Right(_) = select(over, pin!(be_patient(mount, turn_ns + patience_ns))).await
+        // Pages that were read since others were left are dropped before a later lock goes.
+        let is_clear = || {
+            let taking = file.pages.taking.lock();
+            taking.is_clear && taking.left.contains(&target)
+        };
+        let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_clear()));
+        if let Either::Right(_) = select(over, pin!(be_patient(mount, file, turn_ns))).await
+            && !is_left()
             && let Err(e) = let_go(mount, file, target).await
         {
             tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
@@ -71,10 +82,29 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
     }
 }
 
-/// Lets this time pass, and more where threads of the mount wait for a processor.
-async fn be_patient(mount: &Mount, ns: u64) {
-    for _ in 0..PATIENCE_STEPS {
-        mount.life.pauses.pause(ns / PATIENCE_STEPS).await;
+/// Returns when a lock may go before pages that are not dropped yet, `turn_ns` and some steps from now.
+async fn be_patient(mount: &Mount, file: &Inode, turn_ns: u64) {
+    mount.life.pauses.pause(turn_ns).await;
+    for step in 1..=STEPS_MAX {
+        mount.life.pauses.pause(STEP_NS).await;
+        if step >= PATIENCE_STEPS && file.has_writers() && is_held_up(file) {
+            return;
+        }
+    }
+}
+
+/// Whether the front end may be unable to drop pages before a lock is returned.
+fn is_held_up(file: &Inode) -> bool {
+    let taking = file.pages.taking.lock();
+    taking.is_clear || taking.writes >= WRITES_MAX || file.pages.is_being_cut()
+}
+
+/// Drops the pages that were left when locks were returned, but for those of requests that wait for locks. Waits no
+/// longer than a lock does.
+pub(crate) async fn drop_left(mount: &Arc<Mount>, file: &Arc<Inode>) {
+    if file.pages.is_taking() && !file.pages.taking.lock().left.is_empty() {
+        let dropped = pin!(drop_around(mount, file, ByteRange::ALL));
+        select(dropped, pin!(mount.life.pauses.pause(STEPS_MAX * STEP_NS))).await;
     }
 }
 
@@ -88,7 +118,7 @@ fn begin(mount: &Arc<Mount>, file: &Arc<Inode>) -> u64 {
         if pages.is_taking() {
             return 0;
         }
-        taking.is_dropping = turn_ns == 0;
+        (taking.is_dropping, taking.is_clear) = (turn_ns == 0, false);
         pages.is_taking.store(true, SeqCst);
     }
     // Requests that wait for a lock check again whether they need it.
@@ -118,6 +148,7 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
         }
         let over = {
             let mut taking = pages.taking.lock();
+            taking.is_clear = taking.has_nothing_left();
             ranges = std::mem::take(&mut taking.again);
             let is_over = ranges.is_empty() && taking.free == 0 && taking.leaving.is_empty();
             is_over.then(|| {
@@ -130,9 +161,13 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
         match over {
             Some(left) => break left,
             None if ranges.is_empty() => {
+                // Locks may wait for the last page but those of requests that wait.
+                file.signal.notify();
                 let news = || {
                     let taking = pages.taking.lock();
-                    !taking.again.is_empty() || (taking.free == 0 && taking.leaving.is_empty())
+                    !taking.again.is_empty()
+                        || (taking.free == 0 && taking.leaving.is_empty())
+                        || (!taking.is_clear && taking.has_nothing_left())
                 };
                 file.signal.until(news).await;
             }
@@ -146,8 +181,9 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
     }
 }
 
-/// Drops pages, except those of reads that wait for locks of other mounts: the kernel has no bytes of these pages. The
-/// kernel may wait at such a page, so the ranges around it are dropped separately.
+/// Drops pages, except those of requests that wait for locks of other mounts. The kernel has no bytes of the pages of
+/// such a read, and cannot drop those of such a write. The kernel may wait at such a page, so the ranges around it are
+/// dropped separately.
 async fn drop_around(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     let waiting = |part: ByteRange| {
         let taking = file.pages.taking.lock();

@@ -15,7 +15,7 @@ use amphi_types::ByteRange;
 use overwrites::Overwrites;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
@@ -28,6 +28,8 @@ pub(crate) struct FilePages {
     overwrites: Mutex<Overwrites>,
     pub(crate) taking: Mutex<Taking>,
     pub(crate) is_taking: AtomicBool,
+    /// Truncates of this mount under way. The front end may be unable to drop pages until they are answered.
+    cuts: AtomicUsize,
     /// When a page of a mapping was last read under a lock, monotonic ns.
     pub(crate) read_ns: AtomicU64,
     /// There may be pages that are covered by extent locks: the return of these locks has to find the file.
@@ -37,6 +39,15 @@ pub(crate) struct FilePages {
     /// While pages exist, nothing of the file is shared with programs, because a program may have stored into the
     /// pages.
     exported: Exported,
+}
+
+/// A truncate that is under way.
+pub(crate) struct Cut<'a>(&'a AtomicUsize);
+
+impl Drop for Cut<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
 }
 
 impl FilePages {
@@ -84,6 +95,17 @@ impl FilePages {
 
     pub(crate) fn any(&self) -> bool {
         self.any.load(SeqCst)
+    }
+
+    /// A truncate begins; it ends when the returned value is dropped.
+    pub(crate) fn begin_cut(&self) -> Cut<'_> {
+        self.cuts.fetch_add(1, SeqCst);
+        Cut(&self.cuts)
+    }
+
+    /// Whether a truncate is under way.
+    pub(crate) fn is_being_cut(&self) -> bool {
+        self.cuts.load(SeqCst) > 0
     }
 
     /// Whether pages are being dropped; then pages may exist that no lock covers.

@@ -1,4 +1,5 @@
-//! Page requests that run without a lock while pages of a front end are dropped, and reads that wait for a lock.
+//! Page requests that run without a lock while pages of a front end are dropped, and those that wait for locks of other
+//! mounts.
 //!
 //! Owns: their begin and end, as the file counts them. Does not own: the counts (`front_pages`), when pages are dropped
 //! (`coherence::front_pages`).
@@ -38,6 +39,49 @@ impl Drop for Waiting {
     }
 }
 
+/// Most writes of pages of a file that are noted as waiting. While the front end drops the pages around each of them, a
+/// thread of it waits at each.
+pub(crate) const WRITES_MAX: usize = 8;
+
+/// A write-back of pages for which other mounts have to return locks. Its pages cannot be dropped before it is
+/// answered, so all other pages are dropped around them. Otherwise two mounts whose writes wait for each other's locks
+/// would both keep clean pages, which show bytes of before the other's write.
+pub(crate) struct WaitingWrite {
+    file: Arc<Inode>,
+    number: u64,
+    range: ByteRange,
+}
+
+impl WaitingWrite {
+    /// Begins with a write that runs without a lock (`Free`), and has to end before that one. `None`: enough writes are
+    /// noted already.
+    pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<WaitingWrite> {
+        let number = {
+            let mut taking = file.pages.taking.lock();
+            if taking.writes >= WRITES_MAX {
+                return None;
+            }
+            taking.writes += 1;
+            taking.waits(range)
+        };
+        file.signal.notify();
+        Some(WaitingWrite { file: file.clone(), number, range })
+    }
+}
+
+impl Drop for WaitingWrite {
+    fn drop(&mut self) {
+        {
+            let mut taking = self.file.pages.taking.lock();
+            taking.waiting.remove(&self.number);
+            taking.writes -= 1;
+            // From here on the page is clean, and it was left out of the dropping.
+            taking.touched(self.range);
+        }
+        self.file.signal.notify();
+    }
+}
+
 /// A page request that runs without a lock while pages are dropped.
 pub(crate) struct Free(Arc<Inode>);
 
@@ -56,8 +100,9 @@ impl Free {
             return None;
         }
         if taking.is_dropping {
-            taking.again.push(range);
+            taking.touched(range);
         }
+        taking.is_clear = false;
         taking.free += 1;
         Some(Free(file.clone()))
     }

@@ -186,6 +186,7 @@ pub(crate) async fn truncate(
     size: u64,
     set: SetAttr,
 ) -> Result<Attr> {
+    let _cut = file.pages.begin_cut();
     let locks = move |mount: Arc<Mount>, file: Arc<Inode>| async move { beyond(&mount, &file, size).await };
     let all = (ByteRange::ALL, Hold::Exclusive);
     let (_guard, _begun, pins) = group_lock::enter_pinned(mount, file, member, all, locks).await?;

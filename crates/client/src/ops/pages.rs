@@ -8,8 +8,10 @@
 //! a request must not wait for anything that may wait for the lock. It is sent to the target without a lock of its own,
 //! and pages that were read in this way are dropped once more. A read that is not covered by locks which are held or
 //! being returned may not be sent so, because other mounts may have newer bytes. Such a read waits for its lock, and
-//! its pages are left out of the dropping (`Waiting`). If the lock was returned before the pages were dropped, the
-//! target has a note of what other mounts have changed since, and write-back leaves those bytes out.
+//! its pages are left out of the dropping (`Waiting`). So are the pages of a write for which the target has to call
+//! back locks of other mounts (`WaitingWrite`); they are dropped after the write. If the lock was returned before the
+//! pages were dropped, the target has a note of what other mounts have changed since, and write-back leaves those bytes
+//! out.
 
 use crate::coherence::attributes::size_now;
 use crate::coherence::front_pages;
@@ -17,7 +19,7 @@ use crate::coherence::lease;
 use crate::inode::front_pages::PAGE;
 use crate::inode::overwrite::Overwrite;
 use crate::inode::range_lock::{Guard, Hold};
-use crate::inode::without_lock::{Free, Waiting, Way};
+use crate::inode::without_lock::{Free, Waiting, WaitingWrite, Way};
 use crate::inode::{Inode, OpenFile};
 use crate::locks::group_lock;
 use crate::locks::{self, Pin};
@@ -300,6 +302,7 @@ async fn write_free(
             note_of(mount, file, target).await?
         }
     };
+    let _waiting = WaitingWrite::begin(file, piece.align_out(PAGE));
     // The target knows where the file ends now, since another mount may have truncated it.
     match write_piece(mount, file, object, piece.start, bytes, WriteKind::Left(note)).await {
         Err(Errno::Stale) => {

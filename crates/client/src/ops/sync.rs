@@ -62,6 +62,8 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
             Err(e) => Err(e),
         }
     };
+    // What was stored here is where other mounts find it, and they may change it from now on.
+    front_pages::drop_left(&mount, file).await;
     open.tell_failures().await?;
     synced
 }

@@ -9,6 +9,7 @@ use crate::{Client, OpenFile, OpenFlags};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::{Buf, Env};
 use amphi_types::{ByteRange, Ino, SetAttr};
+use amphi_wire::{self as wire, FileLockFamily, FileLockOwner, FileLockSpec};
 use futures_util::future::join;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -193,6 +194,155 @@ fn reads_while_pages_are_taken_back_show_what_others_have() {
         assert!(c.env.now() < before + Duration::from_millis(500), "took {:?}", c.env.now().since(before));
         let given = kernel.given.lock().clone();
         assert_eq!(given, [ByteRange::new(range.end, u64::MAX), ByteRange::new(0, range.start)]);
+        b.set_pages(None);
+    });
+}
+
+/// A kernel with clean pages of a file, that needs some time to drop them.
+struct Slow {
+    client: Client,
+    takes_ns: u64,
+    dropped: AtomicU64,
+}
+
+struct SlowDropper(Arc<Slow>);
+
+impl KernelPages for SlowDropper {
+    fn drop_pages(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        let kernel = self.0.clone();
+        self.0.client.spawn(async move {
+            kernel.client.mount.life.pauses.pause(kernel.takes_ns).await;
+            kernel.dropped.fetch_add(1, SeqCst);
+            done();
+        });
+    }
+
+    fn drop_overwritten(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+}
+
+/// Goal: a lock is not returned before pages that a kernel only drops late, as on a machine that has no processor free
+/// for it. Method: the pages of a file that is open for writing; a write of another mount returns after they are
+/// dropped.
+#[test]
+fn a_lock_waits_for_a_slow_kernel() {
+    in_cluster(6, async |c| {
+        let [a, b] = c.two().await;
+        let fa = create(&a, "f").await;
+        write(&a, &fa, 0, &vec![b'o'; 2 * PAGE]).await;
+        let fb = open(&b, "f", OpenFlags::READ_WRITE).await;
+        let kernel = Arc::new(Slow { client: b.clone(), takes_ns: 300_000_000, dropped: AtomicU64::new(0) });
+        b.set_pages(Some(Arc::new(SlowDropper(kernel.clone()))));
+        b.read(&root(), &fb, 0, PAGE, FOR_PAGES).await.expect("a page");
+        write(&a, &fa, 0, b"n").await;
+        assert_eq!(kernel.dropped.load(SeqCst), 1, "the kernel may still show the old byte");
+        assert_eq!(b.mount.stats.of(Count::PagesLeft).1, 0);
+        b.set_pages(None);
+    });
+}
+
+/// Goal: a program that gets a file lock, and one whose `fsync` returns, do not find pages that were left when locks
+/// were returned. Method: beside a truncate a lock goes before the pages. Both calls then wait until the kernel has
+/// dropped them.
+#[test]
+fn no_page_is_left_behind_a_file_lock_or_a_sync() {
+    for (seed, syncs) in [(7, false), (8, true)] {
+        in_cluster(seed, async |c| {
+            let [a, b] = c.two().await;
+            let fa = create(&a, "f").await;
+            write(&a, &fa, 0, &vec![b'o'; 2 * PAGE]).await;
+            let fb = open(&b, "f", OpenFlags::READ_WRITE).await;
+            let range = ByteRange::new(0, PAGE as u64);
+            let kernel = Arc::new(Reading { range, held: Mutex::default(), given: Mutex::default() });
+            b.set_pages(Some(kernel.clone()));
+            b.read(&root(), &fb, 0, PAGE, FOR_PAGES).await.expect("a page");
+            let cut = fb.file.pages.begin_cut();
+            write(&a, &fa, 0, b"n").await;
+            assert_eq!(b.mount.stats.of(Count::PagesLeft).1, 1, "seed {seed}: the page was left");
+            drop(cut);
+            let is_over = Arc::new(AtomicBool::new(false));
+            let (client, file, over) = (b.clone(), fb.clone(), is_over.clone());
+            b.spawn(async move {
+                if syncs {
+                    client.fsync(&root(), &file, false).await.expect("fsync");
+                } else {
+                    let owner = FileLockOwner { family: FileLockFamily::Posix, id: 7 };
+                    let (ino, range) = (file.ino(), ByteRange::ALL);
+                    let lock = FileLockSpec { ino, owner, range, mode: wire::LockMode::Write, pid: 7 };
+                    client.try_lock(lock).await.expect("a lock").keep();
+                }
+                over.store(true, SeqCst);
+            });
+            c.env.sleep(Duration::from_millis(500)).await;
+            assert!(!is_over.load(SeqCst), "seed {seed}: the kernel has the page of before");
+            kernel.held.lock().drain(..).for_each(|done| done());
+            c.until("the call returns", || is_over.load(SeqCst)).await;
+            b.set_pages(None);
+        });
+    }
+}
+
+/// A kernel that drops pages in order, like Linux: a dirty page, which it writes back, and then a clean one.
+struct InOrder {
+    client: Client,
+    file: Arc<OpenFile>,
+    page: Mutex<Vec<u8>>,
+    written: AtomicBool,
+    dropped: AtomicBool,
+}
+
+struct InOrderDropper(Arc<InOrder>);
+
+impl KernelPages for InOrderDropper {
+    fn drop_pages(&self, _: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        let kernel = self.0.clone();
+        self.0.client.spawn(async move {
+            let page = PAGE as u64;
+            let bytes = if range.start == 0 { std::mem::take(&mut *kernel.page.lock()) } else { Vec::new() };
+            if !bytes.is_empty() {
+                let hints = Hints { write_back: true, for_pages: false, ..FOR_PAGES };
+                let written = kernel.client.write(&root(), &kernel.file, 0, Buf::copy_of(&bytes), hints).await;
+                assert_eq!(written, Ok(PAGE));
+                kernel.written.store(true, SeqCst);
+            }
+            if range.end > page {
+                kernel.dropped.store(true, SeqCst);
+            }
+            done();
+        });
+    }
+
+    fn drop_overwritten(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+}
+
+/// Goal: a page whose write-back waits for a lock of another mount keeps no clean page in the kernel. Method: the other
+/// mount holds a lock on the dirty page, and writes to the clean one meanwhile.
+#[test]
+fn clean_pages_go_around_a_write_that_waits() {
+    in_cluster(9, async |c| {
+        let [a, b] = c.two().await;
+        let fa = create(&a, "f").await;
+        write(&a, &fa, 0, &vec![b'o'; 2 * PAGE]).await;
+        let fb = open(&b, "f", OpenFlags::READ_WRITE).await;
+        let bytes = b.read(&root(), &fb, 0, 2 * PAGE, FOR_PAGES).await.expect("pages").to_vec();
+        let mut page = bytes[..PAGE].to_vec();
+        page[5] = b's';
+        let (written, dropped) = (AtomicBool::new(false), AtomicBool::new(false));
+        let kernel =
+            Arc::new(InOrder { client: b.clone(), file: fb.clone(), page: Mutex::new(page), written, dropped });
+        b.set_pages(Some(Arc::new(InOrderDropper(kernel.clone()))));
+        let first = ByteRange::new(0, PAGE as u64);
+        let keeps = locks::pin_objects(&a.mount, &fa.file, LockMode::Read, first).await.expect("a lock");
+        write(&a, &fa, PAGE as u64, b"n").await;
+        assert!(!kernel.written.load(SeqCst), "it waits for the lock");
+        assert!(kernel.dropped.load(SeqCst), "the kernel may still show the old byte");
+        drop(keeps);
+        c.until("all pages are dropped", || !fb.file.pages.is_taking() && kernel.written.load(SeqCst)).await;
+        assert_eq!(read(&a, &fa, 5, 1).await, b"s");
+        assert_eq!(read(&b, &fb, PAGE as u64, 1).await, b"n");
         b.set_pages(None);
     });
 }

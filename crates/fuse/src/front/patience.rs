@@ -1,16 +1,19 @@
 //! `Patience`: when a signal ends a wait.
 //!
 //! The kernel reports only the first signal of a waiting call. If that signal kills the caller, the wait ends at once.
-//! Any other signal (of a timer, or of a terminal that changed its size) must not break calls that programs do not
-//! expect to fail. So the operation gets `GRACE` to finish, and then ends with EINTR. Meanwhile the caller is looked at
-//! again and again, because the kernel does not report a killing signal that follows.
+//! Any other signal (of a timer, for example) must not break calls that programs do not expect to fail. So the
+//! operation gets `GRACE` to finish, and then ends with EINTR if a handler is waiting to run. The kernel also reports
+//! signals that concern no thread of the program (`signals`); they end no call. Meanwhile the caller is looked at again
+//! and again, because the kernel does not report a killing signal that follows.
 //!
-//! Owns: this rule, and the calls that are observed. Does not own: the delivery of interrupts (`interrupt`, `later`).
+//! Owns: this rule, and the calls that are observed. Does not own: the delivery of interrupts (`interrupt`, `later`),
+//! what a pending signal demands (`signals`).
 //!
 //! Bound: at most `OBSERVERS_MAX` calls are observed at a time. Beyond that, a signal ends a wait at once.
 
 use crate::later::Later;
 use crate::request::Caller;
+use crate::signals::Signals;
 use amphi_client::{Interrupt, Pending};
 use amphi_types::{Errno, Result};
 use parking_lot::{Condvar, Mutex};
@@ -23,7 +26,7 @@ use std::time::Duration;
 
 /// How long a call continues after a signal that does not kill.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often the mount checks whether the caller of an interrupted call is being killed.
+/// How often the mount checks which signals the caller of an interrupted call has pending.
 const LOOK: Duration = Duration::from_millis(20);
 /// Most calls observed at a time.
 const OBSERVERS_MAX: usize = 64;
@@ -108,7 +111,7 @@ impl Drop for Wait {
 impl Wake for Waiting {
     fn wake(self: Arc<Self>) {
         let one_more = |n: usize| (n < OBSERVERS_MAX).then_some(n + 1);
-        if is_dying(self.tid) || self.observers.fetch_update(SeqCst, SeqCst, one_more).is_err() {
+        if Signals::of(self.tid) == Signals::Kill || self.observers.fetch_update(SeqCst, SeqCst, one_more).is_err() {
             self.interrupt.fire();
             return;
         }
@@ -128,43 +131,15 @@ impl Waiting {
     fn observe(&self) {
         let mut finished = self.finished.lock();
         let mut waited = Duration::ZERO;
-        while !*finished && waited < GRACE && !is_dying(self.tid) {
+        while !*finished {
+            match Signals::of(self.tid) {
+                Signals::Kill => break,
+                Signals::Handle if waited >= GRACE => break,
+                Signals::Handle | Signals::Nothing => {}
+            }
             self.changed.wait_for(&mut finished, LOOK);
             waited += LOOK;
         }
         self.interrupt.fire();
-    }
-}
-
-/// Whether thread `tid` has a killing signal pending. A thread that cannot be looked at counts as dying.
-fn is_dying(tid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{tid}/status"));
-    status.map_or(true, |s| kill_is_pending(&s))
-}
-
-/// A signal that ends the process makes the kernel mark SIGKILL pending for each of its threads.
-fn kill_is_pending(status: &str) -> bool {
-    let bit = 1u64 << (libc::SIGKILL - 1);
-    let mask = |line: &str| u64::from_str_radix(line.trim(), 16).unwrap_or(0);
-    let lines = status.lines().filter_map(|l| l.strip_prefix("SigPnd:").or_else(|| l.strip_prefix("ShdPnd:")));
-    lines.map(mask).any(|m| m & bit != 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: killing signals are distinguished from others. Method: lines as the kernel writes them.
-    #[test]
-    fn pending_masks() {
-        let status = |own: &str, shared: &str| {
-            format!("Name:\tx\nSigPnd:\t{own}\nShdPnd:\t{shared}\nSigBlk:\tffffffffffffffff\n")
-        };
-        let none = "0000000000000000";
-        assert!(!kill_is_pending(&status(none, none)));
-        assert!(!kill_is_pending(&status(none, "0000000000002000")), "SIGALRM");
-        assert!(kill_is_pending(&status("0000000000000100", none)));
-        assert!(kill_is_pending(&status(none, "0000000000004100")));
-        assert!(!is_dying(std::process::id()));
     }
 }

@@ -23,10 +23,12 @@
 //! Does not own: which calls show sizes (`client_fs/sizes`), which timeouts are given and ended (the client), how an
 //! inode is opened by its id (`system`), which changes are under way (`kernel_view`).
 //!
-//! Bounds: an answer waits for the threads for `ASK_WAIT`, or for `CHANGE_WAIT` while this mount changes the file. A
-//! check takes `LOOK_WAIT`. Beyond that, and where the mount may not open inodes by their ids, the kernel may use the
-//! older size until it requests the size again. There are `SLOTS` slots, each for the inodes of one hash value. If more
-//! than `WAYS` inodes of a slot are in use within the time that an answer takes, the oldest is forgotten.
+//! Bounds: an answer waits until the kernel was asked `ROUNDS` times within at least `ASK_WAIT`. It waits longer while
+//! this mount changes the file, and while a program may not have received the answer to its change, but never longer
+//! than `CHANGE_WAIT`. A check takes `LOOK_WAIT`. Beyond that, and where the mount may not open inodes by their ids,
+//! the kernel may use the older size until it requests the size again. There are `SLOTS` slots, each for the inodes of
+//! one hash value. If more than `WAYS` inodes of a slot are in use within the time that an answer takes, the oldest is
+//! forgotten.
 
 mod known;
 
@@ -56,17 +58,29 @@ pub(crate) const THREADS: usize = 2;
 const JOBS_MAX: usize = 256;
 /// How long a question may have waited before it was read from the device.
 const ASKED_NS: u64 = 100_000_000;
-/// After this time since an answer was given, the kernel has certainly taken it.
-const TAKEN_NS: u64 = 10_000_000;
+/// After this time since an answer was given, the kernel has certainly taken it. The thread that gets the answer only
+/// needs a processor for that. Where 15 threads wanted each processor, some threads took more than 10 ms.
+const TAKEN_NS: u64 = 500_000_000;
+/// The same for an answer that the kernel keeps in any case. Others pause for this time, so it is shorter.
+const FIXED_NS: u64 = 10_000_000;
+/// How long a thread may need to receive the answer to its truncate, or to a write that made the file longer, if it is
+/// not seen to have received it.
+const UNTAKEN_NS: u64 = 2_000_000_000;
 /// If the mount notices one request this much later than another request, it also read the first one later from the
 /// device.
 const ORDER_NS: u64 = 500_000;
-/// How long an answer waits for the kernel to go by its size.
+/// How long an answer waits at least for the kernel to go by its size, before it is given in doubt.
 const ASK_WAIT: Duration = Duration::from_millis(50);
-/// The same while this mount changes the file: until the change is answered, the kernel caches no other answer.
+/// How many times a thread has to have tried in this time, each time with `QUESTIONS` questions. On a machine that has
+/// no processor free, one time may take longer than `ASK_WAIT`.
+const ROUNDS: usize = 8;
+/// How long an answer waits at most. It waits as long while this mount changes the file, because the kernel caches no
+/// other answer until the change is answered and its program has received the answer.
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 /// How long a drop of pages waits for the kernel to go by the last answer.
-const LOOK_WAIT: Duration = Duration::from_millis(10);
+const LOOK_WAIT: Duration = Duration::from_millis(200);
+/// How long a question after a write waits for the kernel to take the answer to that write.
+const WRITE_WAIT: Duration = Duration::from_millis(10);
 /// Pause between two checks of the kernel's size.
 const LOOK: Duration = Duration::from_micros(20);
 /// Pause between two rounds of questions.
@@ -387,18 +401,22 @@ impl Sizes {
         if self.are_followed() {
             pause(fixed_ns.saturating_sub(monotonic_ns()));
         }
-        loop {
-            match self.wait_for(ino, What::Ask, ASK_WAIT) {
+        for round in 1.. {
+            let left = CHANGE_WAIT.saturating_sub(Duration::from_nanos(monotonic_ns() - began_ns));
+            match self.wait_for(ino, What::Ask, left) {
                 Some(true) => return true,
                 Some(false) => {}
                 None => return false,
             }
-            let most = if is_changing() { CHANGE_WAIT } else { ASK_WAIT };
-            if monotonic_ns() - began_ns >= most.as_nanos() as u64 {
-                return false;
+            let now_ns = monotonic_ns();
+            let waited = Duration::from_nanos(now_ns - began_ns);
+            let holds_back = || is_changing() || self.with(ino, |known| known.is_cut(tid, now_ns));
+            if waited >= CHANGE_WAIT || (waited >= ASK_WAIT && round >= ROUNDS && !holds_back()) {
+                break;
             }
             pause(PAUSE_NS);
         }
+        false
     }
 
     /// Whether an answer with a size may still be on its way to another thread. The kernel loses that size if something
@@ -431,9 +449,9 @@ impl Sizes {
     }
 }
 
-/// Checks repeatedly until the kernel uses this size, for `LOOK_WAIT` at most.
+/// Checks repeatedly until the kernel uses this size, for `WRITE_WAIT` at most.
 fn await_size(root: &OwnedFd, ino: Ino, size: u64) {
-    let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
+    let end_ns = monotonic_ns() + WRITE_WAIT.as_nanos() as u64;
     let Ok(file) = system::by_handle(root, ino) else { return };
     while system::kept_size(&file).is_ok_and(|(kept, _)| kept != size) && monotonic_ns() < end_ns {
         std::thread::park_timeout(LOOK);

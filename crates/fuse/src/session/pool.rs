@@ -17,12 +17,14 @@
 //! backlog.
 
 use crate::front::pages::DROPPERS_MAX;
+use crate::kernel::structs::InHeader;
 use amphi_client::Buf;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::FromBytes;
 
 /// Most requests in the backlog when all threads are blocked. Beyond it the last reader works too, and interrupts wait.
 const BACKLOG_MAX: usize = 16384;
@@ -248,6 +250,13 @@ impl Pool {
         let behind = if parked.urgent { s.backlog.iter().take_while(|p| p.urgent).count() } else { s.backlog.len() };
         s.backlog.insert(behind, parked);
         None
+    }
+
+    /// The thread whose request `unique` is in the backlog.
+    pub(super) fn parked_by(&self, unique: u64) -> Option<u32> {
+        let s = self.state.lock();
+        let parked = s.backlog.iter().find(|p| p.unique == unique)?;
+        InHeader::read_from_prefix(&parked.bytes).ok().map(|(header, _)| header.pid)
     }
 
     /// Removes the request `unique` from the backlog.

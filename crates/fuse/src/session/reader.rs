@@ -22,6 +22,7 @@ use crate::node::Top;
 use crate::reply::ReplyTo;
 use crate::request::Caller;
 use crate::request::{BeforeBlocking, Operation, parse};
+use crate::signals::Signals;
 use amphi_client::{Apart, Wide, has_waited};
 use amphi_types::{Errno, Ino};
 use rustix::fs::OFlags;
@@ -221,8 +222,8 @@ impl Reader {
                         None => {
                             // Another thread may have read the interrupt of the request before the request was in the
                             // backlog.
-                            if self.shared.in_hand.take_early(unique) {
-                                self.interrupt_parked(unique);
+                            if self.shared.in_hand.take_early(unique) && !self.interrupt_parked(unique) {
+                                self.shared.in_hand.interrupt(unique);
                             }
                             continue;
                         }
@@ -316,8 +317,13 @@ impl Reader {
         true
     }
 
-    /// If request `unique` is in the backlog, answers it with EINTR. Returns whether it was there.
+    /// If request `unique` is in the backlog, answers it with EINTR. Returns whether it did. If no signal concerns the
+    /// caller, the request stays there.
     fn interrupt_parked(&self, unique: u64) -> bool {
+        let tid = self.shared.pool.parked_by(unique);
+        if tid.is_none_or(|tid| Signals::of(tid) == Signals::Nothing) {
+            return false;
+        }
         let parked = self.shared.pool.unpark(unique);
         parked.iter().for_each(|p| ReplyTo::new(p.device.as_fd(), unique, 0).error(Errno::Intr));
         parked.is_some()

@@ -39,7 +39,7 @@ impl Kernel {
     }
 
     /// A change of an inode begins: its cached attributes are dropped if it counts.
-    fn begins(&self, ino: Ino, is_cut: bool) {
+    pub(super) fn begins(&self, ino: Ino, is_cut: bool) {
         let now = self.now_ns();
         let kept = &mut *lock(&self.kept);
         kept.moment += 1;
@@ -51,7 +51,7 @@ impl Kernel {
         }
     }
 
-    fn ends(&self, ino: Ino, is_cut: bool) {
+    pub(super) fn ends(&self, ino: Ino, is_cut: bool) {
         let kept = &mut *lock(&self.kept);
         kept.moment += 1;
         let inode = kept.inodes.entry(ino).or_default();

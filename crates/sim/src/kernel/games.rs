@@ -8,7 +8,7 @@
 //! holds the inode which it leads to. Files are opened and closed all the time, since the kernel serves reads only of
 //! files without a writer at the open. In half of the games only every second mount changes anything. The kernels of
 //! the others then take up to 1.2 s to drop pages: longer than a lock waits for pages that may be dirty
-//! (`PATIENCE_NS`), and shorter than it waits for clean ones (`CLEAN_PATIENCE_NS`). Stores into a mapping are calls
+//! (`PATIENCE_STEPS`), and shorter than it waits for clean ones (`STEPS_MAX`). Stores into a mapping are calls
 //! that end with the `msync` behind them. Mounts beyond the first are admitted some time after it, leave, and return,
 //! so that the first is in sole and in shared mode alternately.
 

@@ -31,6 +31,8 @@ pub enum Mistake {
     RemovedTimesStay,
     /// When the attributes of a directory are to be invalidated, they stay one time in three, by a planted mistake.
     DirectoriesStay,
+    /// The mount grants a file lock without making the kernel take the end of the file.
+    UntoldLocks,
 }
 
 impl Mistake {
@@ -50,4 +52,7 @@ impl Mistake {
     /// Bugs that games of directories find.
     pub const DIRECTORIES: [Mistake; 4] =
         [Mistake::ListingsOfBefore, Mistake::OwnChangesStay, Mistake::RemovedTimesStay, Mistake::DirectoriesStay];
+
+    /// Bugs that games of appends find.
+    pub const APPENDS: [Mistake; 1] = [Mistake::UntoldLocks];
 }

@@ -31,6 +31,9 @@ pub struct Tally {
     pub listings_dropped: u64,
     /// Opens of a directory that continued with the cached listing.
     pub listings_opened: u64,
+    /// Positions after appends that had to be right, and those that need not be, because another mount may have moved
+    /// the end.
+    pub positions: (u64, u64),
 }
 
 impl Tally {
@@ -50,5 +53,7 @@ impl Tally {
         self.listings_read += other.listings_read;
         self.listings_dropped += other.listings_dropped;
         self.listings_opened += other.listings_opened;
+        self.positions.0 += other.positions.0;
+        self.positions.1 += other.positions.1;
     }
 }

@@ -120,7 +120,7 @@ impl Row {
                 }
                 Ok(Cells::default())
             }
-            CellOp::Store { .. } => Err("a store needs a kernel in front of the mount".into()),
+            CellOp::Store { .. } | CellOp::AppendTold { .. } => Err("this needs a kernel in front of the mount".into()),
             CellOp::Read { at, n } => {
                 let bytes = read(client, ctx, file, at as u64 * len, n as u64 * len, direct).await.map_err(said)?;
                 self.cells(&bytes)

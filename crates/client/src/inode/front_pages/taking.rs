@@ -15,6 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Taking {
     /// The front end is dropping pages; before that, a turn ends.
     pub(crate) is_dropping: bool,
+    /// All pages are dropped that existed when the dropping began, and those that were touched since, except the pages
+    /// of requests in `waiting`.
+    pub(crate) is_clear: bool,
     /// Ranges that were read or written without a lock meanwhile.
     pub(crate) again: Vec<ByteRange>,
     /// Number of requests under way without a lock.
@@ -29,10 +32,12 @@ pub(crate) struct Taking {
     pub(crate) leaving: BTreeSet<TargetId>,
     /// Locks that have left the lock cache and that are not cancelled at their targets yet.
     pub(crate) going: Vec<Going>,
-    /// Reads of pages that wait for locks of other mounts, by a number of their own. The front end has none of these
-    /// pages.
+    /// Requests for pages that wait for locks of other mounts, by a number of their own. The front end has none of the
+    /// pages of a read. The page of a write has bytes of a program of this mount that are on their way to the target.
     pub(crate) waiting: BTreeMap<u64, ByteRange>,
-    /// The last number that was given to a lock that is being returned or to a read that waits.
+    /// Number of writes among these.
+    pub(crate) writes: usize,
+    /// The last number that was given to a lock that is being returned or to a request that waits.
     numbered: u64,
 }
 
@@ -61,7 +66,18 @@ impl Taking {
         number
     }
 
-    /// A read of `range` waits for locks. Returns the number under which it is noted.
+    /// Pages of `range` exist that have to be dropped once more.
+    pub(in crate::inode) fn touched(&mut self, range: ByteRange) {
+        self.again.push(range);
+        self.is_clear = false;
+    }
+
+    /// Whether nothing is left to be dropped but pages of requests that wait.
+    pub(crate) fn has_nothing_left(&self) -> bool {
+        self.again.is_empty() && self.free == self.writes
+    }
+
+    /// A request for the pages of `range` waits for locks. Returns the number under which it is noted.
     pub(in crate::inode) fn waits(&mut self, range: ByteRange) -> u64 {
         self.numbered += 1;
         self.waiting.insert(self.numbered, range);

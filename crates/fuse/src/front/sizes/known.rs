@@ -13,7 +13,7 @@
 //! on their way show this size, or are noted in `other`. So an answer with this size may be given whether the kernel
 //! keeps it or not. An answer with another size may be given only if no other thread was given an answer lately.
 
-use super::{ASKED_NS, ORDER_NS, TAKEN_NS};
+use super::{ASKED_NS, FIXED_NS, ORDER_NS, TAKEN_NS, UNTAKEN_NS};
 use amphi_types::{Attr, Ino, Timespec};
 
 /// When threads were given answers last.
@@ -100,8 +100,8 @@ pub(super) struct Known {
     other: Given,
     /// As `given`, but only for answers that the kernel caches whatever came in between.
     fixed: Given,
-    /// When truncates were answered. Until the thread has taken the answer to its truncate, the kernel keeps no other
-    /// answer.
+    /// When truncates were answered, and writes that made the file longer. Until the thread has taken the answer to
+    /// such a change, the kernel keeps no other answer.
     cut: Given,
     /// When attributes or pages were invalidated last, if ever.
     taken_back_ns: Option<u64>,
@@ -144,8 +144,9 @@ impl Known {
         let Answer { tid, size, ctime, .. } = answer;
         let from_ns = answer.counts_from_ns();
         let is_safe = self.taken_back_ns.is_none_or(|at_ns| at_ns + ASKED_NS < answer.asked_ns)
+            && !self.is_cut(tid, now_ns)
             && match self.size == Some(size) {
-                true => self.other.to_others(tid).max(self.cut.to_others(tid)) <= from_ns && self.is_behind(answer),
+                true => self.other.to_others(tid) <= from_ns && self.is_behind(answer),
                 false => self.given.to_others(tid) <= from_ns && !is_changing(),
             };
         if is_safe {
@@ -220,20 +221,33 @@ impl Known {
         self.cut.note(tid, now_ns);
     }
 
+    /// Whether another thread may not have taken the answer to a change of the size yet. It has if it sends another
+    /// request about the file, or if the kernel was seen to have kept a later answer.
+    pub(super) fn is_cut(&self, tid: u32, now_ns: u64) -> bool {
+        match self.cut.to_others(tid) {
+            0 => false,
+            at_ns => now_ns < at_ns + UNTAKEN_NS,
+        }
+    }
+
     /// When the kernel has taken those answers to threads other than `tid` that it keeps in any case.
     pub(super) fn fixed_ns(&self, tid: u32) -> u64 {
         match self.fixed.to_others(tid) {
             0 => 0,
-            at_ns => at_ns + TAKEN_NS,
+            at_ns => at_ns + FIXED_NS,
         }
     }
 
     /// Has to be called before the answer to a write: the file ends at `end` or later.
     pub(super) fn wrote(&mut self, tid: u32, end: u64, now_ns: u64) {
-        if self.size.is_some_and(|size| size < end) {
+        let is_longer = self.size.is_none_or(|size| size < end);
+        if is_longer && self.size.is_some() {
             self.becomes(tid, Some(end), now_ns);
         }
         self.note(tid, now_ns);
+        if is_longer {
+            self.cuts(tid, now_ns);
+        }
     }
 
     /// Notes that the answer to a read of pages ends at `end`, before the end of the request. The kernel may take that
@@ -305,18 +319,28 @@ mod tests {
         assert!(!known.shows(answer(2, 5, NOW + 8 + 2 * LATER), NOW + 8 + 2 * LATER, || true), "a change is under way");
     }
 
-    /// Goal: programs that change the file and request its size in turn are answered at once. Method: a writer and a
-    /// thread that requests the size, and then a third thread.
+    /// Goal: programs that change the file and request its size in turn are answered at once if the writer is known to
+    /// have taken the answers to its writes. Until then the kernel keeps no other answer, so nothing is safe. Method: a
+    /// writer and a thread that requests the size, and then a third thread; a writer that sends nothing more.
     #[test]
-    fn turns_cost_nothing() {
+    fn turns_of_a_writer_that_goes_on_cost_nothing() {
         let (mut known, turn) = (Known::new(Ino(7)), |n: u64| NOW + 2 * n * ORDER_NS);
         assert!(shows(&mut known, 1, 0, NOW));
         for n in 1..9 {
             known.wrote(1, n, turn(2 * n));
+            assert!(!shows(&mut known, 2, n, turn(2 * n + 1)), "turn {n}: the writer may not have run yet");
+            known.asks_again(1);
             assert!(shows(&mut known, 2, n, turn(2 * n + 1)), "turn {n}");
         }
         known.wrote(1, 9, turn(20));
+        known.asks_again(1);
         assert!(!shows(&mut known, 3, 9, turn(21)), "the size before may be on its way to the second");
+        known.wrote(1, 10, turn(30));
+        assert!(known.is_cut(2, turn(31)) && !known.is_cut(1, turn(31)) && !known.is_cut(2, turn(30) + UNTAKEN_NS));
+        let moves = known.moves;
+        assert!(known.is_seen(moves, (10, Timespec::default()), turn(31)) && !known.is_cut(2, turn(31)));
+        known.wrote(1, 4, turn(40));
+        assert!(!known.is_cut(2, turn(40)), "a write before the end changes no size");
     }
 
     /// Goal: an answer that others have overtaken is not given at once, nor one whose request waited. Method: two
@@ -394,7 +418,7 @@ mod tests {
         assert!(!known.fixes(answer(2, 4, NOW - 1), NOW + 1), "older than what was shown");
         assert!(known.fixes(answer(2, 4, NOW + 1), NOW + 2));
         assert_eq!((known.size, known.fixed_ns(2)), (Some(4), 0));
-        assert_eq!(known.fixed_ns(1), NOW + 2 + TAKEN_NS);
+        assert_eq!(known.fixed_ns(1), NOW + 2 + FIXED_NS);
         assert!(shows(&mut known, 2, 4, NOW + 3 + LATER));
         assert_eq!(known.fixed_ns(1), 0, "its thread has taken it");
     }
@@ -407,10 +431,10 @@ mod tests {
         assert!(shows(&mut known, 1, 5, NOW - LATER));
         assert!(known.fixes(answer(1, 6, NOW), NOW));
         known.cuts(1, NOW);
-        assert!(!shows(&mut known, 2, 6, NOW + TAKEN_NS) && shows(&mut known, 2, 6, NOW + LATER));
-        known.cuts(1, NOW + LATER);
-        assert!(!shows(&mut known, 2, 6, NOW + LATER + TAKEN_NS));
+        assert!(!shows(&mut known, 2, 6, NOW + LATER) && shows(&mut known, 2, 6, NOW + UNTAKEN_NS));
+        known.cuts(1, NOW + UNTAKEN_NS);
+        assert!(!shows(&mut known, 2, 6, NOW + UNTAKEN_NS + LATER));
         known.asks_again(1);
-        assert!(shows(&mut known, 2, 6, NOW + LATER + TAKEN_NS));
+        assert!(shows(&mut known, 2, 6, NOW + UNTAKEN_NS + LATER));
     }
 }
