@@ -63,7 +63,9 @@ pub(crate) fn text(layout: &Layout) -> String {
     let size = setting::size(u64::from(layout.stripe_size));
     match layout.pattern {
         Pattern::Whole => "whole".into(),
-        Pattern::Growing | Pattern::GrowingNear => format!("growing,size={size},count={}", layout.stripe_count),
+        Pattern::Growing | Pattern::GrowingLate | Pattern::GrowingNear => {
+            format!("growing,size={size},count={}", layout.stripe_count)
+        }
         Pattern::Striped | Pattern::StripedNear => format!("striped,size={size},count={}", layout.stripe_count),
     }
 }
