@@ -121,18 +121,30 @@ pub enum Consistency {
     Commit = 1,
 }
 
+/// How new sub-directories of a directory keep their names; they inherit the setting. Files have it without effect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Subdirectories {
+    /// On one target, until they are given shards.
+    #[default]
+    Plain = 0,
+    /// In one shard on each target, from the beginning.
+    Sharded = 1,
+}
+
 /// What a file's owner requests of mounts and servers; new entries of a directory inherit it. One byte, also in a
-/// message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, and 27 times the
-/// consistency.
+/// message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, 27 times the
+/// consistency, and 54 times how sub-directories keep their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Advice(u8);
 
 impl Advice {
     /// How many there are.
-    const ALL: u8 = 54;
+    const ALL: u8 = 2 * Advice::SUBDIRECTORIES;
+    /// Weight of how sub-directories keep their names.
+    const SUBDIRECTORIES: u8 = 54;
 
-    /// All settings.
+    /// These settings, and plain sub-directories.
     pub fn new(mode: IoMode, kernel_cache: KernelCache, checksums: DataChecksums, consistency: Consistency) -> Advice {
         Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8 + 27 * consistency as u8)
     }
@@ -166,20 +178,28 @@ impl Advice {
 
     /// When other mounts see what is written.
     pub fn consistency(self) -> Consistency {
-        if self.0 / 27 == 0 { Consistency::Posix } else { Consistency::Commit }
+        if self.0 / 27 % 2 == 0 { Consistency::Posix } else { Consistency::Commit }
+    }
+
+    /// How new sub-directories keep their names.
+    pub fn subdirectories(self) -> Subdirectories {
+        if self.0 / Advice::SUBDIRECTORIES == 0 { Subdirectories::Plain } else { Subdirectories::Sharded }
     }
 
     /// With what `asked` says.
     pub fn with(self, asked: AskedAdvice) -> Advice {
         let (mut mode, mut kernel_cache) = (self.mode(), self.kernel_cache());
         let (mut checksums, mut consistency) = (self.checksums(), self.consistency());
+        let mut subdirectories = self.subdirectories();
         match asked {
             AskedAdvice::Mode(asked) => mode = asked,
             AskedAdvice::KernelCache(asked) => kernel_cache = asked,
             AskedAdvice::Checksums(asked) => checksums = asked,
             AskedAdvice::Consistency(asked) => consistency = asked,
+            AskedAdvice::Subdirectories(asked) => subdirectories = asked,
         }
-        Advice::new(mode, kernel_cache, checksums, consistency)
+        let Advice(others) = Advice::new(mode, kernel_cache, checksums, consistency);
+        Advice(others + Advice::SUBDIRECTORIES * subdirectories as u8)
     }
 }
 
@@ -199,7 +219,7 @@ impl TryFrom<u8> for Advice {
     type Error = &'static str;
 
     fn try_from(byte: u8) -> std::result::Result<Advice, &'static str> {
-        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 53") }
+        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 107") }
     }
 }
 
@@ -214,6 +234,8 @@ pub enum AskedAdvice {
     Checksums(DataChecksums),
     /// The consistency.
     Consistency(Consistency),
+    /// How sub-directories keep their names.
+    Subdirectories(Subdirectories),
 }
 
 /// A file's layout; fixed once the file has data.
@@ -499,9 +521,11 @@ mod tests {
             [0, 1, 2]
         );
         for byte in 0..=u8::MAX {
-            let read =
-                Advice::try_from(byte).map(|a| Advice::new(a.mode(), a.kernel_cache(), a.checksums(), a.consistency()));
-            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 54));
+            let read = Advice::try_from(byte).map(|a| {
+                let others = Advice::new(a.mode(), a.kernel_cache(), a.checksums(), a.consistency());
+                others.with(AskedAdvice::Subdirectories(a.subdirectories()))
+            });
+            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 108));
         }
         let off = AskedAdvice::KernelCache(KernelCache::Off);
         let both = Advice::from(IoMode::Direct).with(off);
@@ -513,6 +537,10 @@ mod tests {
         let commit = all.with(AskedAdvice::Consistency(Consistency::Commit));
         assert_eq!((u8::from(commit), commit.checksums()), (44, DataChecksums::On));
         assert_eq!(commit.with(AskedAdvice::Consistency(Consistency::Posix)), all);
+        let sharded = commit.with(AskedAdvice::Subdirectories(Subdirectories::Sharded));
+        assert_eq!((u8::from(sharded), sharded.consistency()), (98, Consistency::Commit));
+        assert_eq!(sharded.with(AskedAdvice::Mode(IoMode::Direct)), sharded, "direct already");
+        assert_eq!(sharded.with(AskedAdvice::Subdirectories(Subdirectories::Plain)), commit);
     }
 
     /// Goal: pieces cover a range exactly once and agree with `stripe_at` for every byte sampled.

@@ -1,7 +1,7 @@
 //! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The words of the settings
 //! for mounts that go with them.
 
-use amphi_types::{Consistency, DataChecksums, Ino, IoMode, KernelCache, Layout, Pattern, setting};
+use amphi_types::{Consistency, DataChecksums, Ino, IoMode, KernelCache, Layout, Pattern, Subdirectories, setting};
 
 /// The word for an I/O mode.
 pub(crate) fn mode_text(mode: IoMode) -> &'static str {
@@ -56,6 +56,19 @@ pub(crate) fn consistency_text(asked: Consistency) -> &'static str {
 /// Reads when other mounts see what is written.
 pub(crate) fn consistency_of(text: &str) -> Option<Consistency> {
     [Consistency::Posix, Consistency::Commit].into_iter().find(|c| consistency_text(*c) == text)
+}
+
+/// The word for how sub-directories keep their names.
+pub(crate) fn subdirectories_text(asked: Subdirectories) -> &'static str {
+    match asked {
+        Subdirectories::Plain => "plain",
+        Subdirectories::Sharded => "sharded",
+    }
+}
+
+/// Reads how sub-directories keep their names.
+pub(crate) fn subdirectories_of(text: &str) -> Option<Subdirectories> {
+    [Subdirectories::Plain, Subdirectories::Sharded].into_iter().find(|s| subdirectories_text(*s) == text)
 }
 
 /// A layout as people read it.
