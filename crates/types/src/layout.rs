@@ -11,9 +11,10 @@
 //!
 //! Targets of one server have neighbouring numbers, so the stripes of a file are on targets with distant numbers. The
 //! other targets are divided into `PARTS` parts of neighbours, and consecutive stripes alternate between the parts. The
-//! first target of a file in each part depends on the file's number, as does where the parts of a growing file begin. So four stripes of one file reach several servers,
-//! and files of one directory do not all use the same ones. Files of earlier versions keep their layouts: stripes on
-//! neighbours (`GrowingNear`, `StripedNear`), and more bytes beside the inode (`GrowingLate`).
+//! first target of a file in each part depends on the file's number, as does where the parts of a growing file begin.
+//! So four stripes of one file reach several servers, and files of one directory do not all use the same ones. Files of
+//! earlier versions keep their layouts: stripes on neighbours (`GrowingNear`, `StripedNear`), and more bytes beside the
+//! inode (`GrowingLate`).
 
 use crate::{ByteRange, Errno, Ino, ObjectId, Result, TargetId};
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,8 @@ use std::collections::BTreeMap;
 
 /// End of the part of a growing file that is beside its inode, bytes.
 pub const GROW_FIRST: u64 = 1 << 20;
-/// End of the part of a growing file in stripe 1, bytes. In files of earlier versions the part before it is in stripe 0.
+/// End of the part of a growing file in stripe 1, bytes. In files of earlier versions the part before it is in stripe
+/// 0.
 pub const GROW_SECOND: u64 = 4 << 20;
 /// End of the part of a growing file in few stripes, bytes.
 pub const GROW_THIRD: u64 = 256 << 20;
@@ -43,8 +45,8 @@ pub enum Pattern {
     GrowingLate,
     /// Round robin over `stripe_count` stripes.
     Striped,
-    /// Grows with the file: stripe 0, then stripe 1, then 4 stripes, then `stripe_count` stripes. The 4 stripes are those
-    /// behind stripe 0 if there are so many.
+    /// Grows with the file: stripe 0, then stripe 1, then 4 stripes, then `stripe_count` stripes. The 4 stripes are
+    /// those behind stripe 0 if there are so many.
     Growing,
 }
 

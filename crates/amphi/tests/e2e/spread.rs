@@ -29,9 +29,9 @@ fn placement(path: &Path) -> BTreeMap<u16, f64> {
     found
 }
 
-/// Goal: the files of one directory lie on the targets of all servers, whatever target the directory is on, and are read
-/// unchanged. Method: files of 700 KiB, 3 MiB and 24 MiB in one directory of three servers; where their data lies, by the
-/// mount that wrote them; their bytes by another mount.
+/// Goal: the files of one directory lie on the targets of all servers, whatever target the directory is on, and are
+/// read unchanged. Method: files of 700 KiB, 3 MiB and 24 MiB in one directory of three servers; where their data lies,
+/// by the mount that wrote them; their bytes by another mount.
 #[test]
 fn files_of_one_directory_use_all_servers() {
     let pair = Pair::new(3, &["--targets", "2"], &[]);
@@ -64,8 +64,8 @@ fn files_of_one_directory_use_all_servers() {
     pair.stop();
 }
 
-/// Goal: with `--subdirectories sharded`, whatever makes a directory there makes one with shards. Method: `mkdir -p` and
-/// `cp -r` through two mounts; what is shown; names in such a directory; removal of the tree.
+/// Goal: with `--subdirectories sharded`, whatever makes a directory there makes one with shards. Method: `mkdir -p`
+/// and `cp -r` through two mounts; what is shown; names in such a directory; removal of the tree.
 #[test]
 fn new_directories_get_shards() {
     let pair = Pair::new(3, &["--targets", "1"], &[]);
@@ -79,7 +79,8 @@ fn new_directories_get_shards() {
     };
     assert!(set(&pair.a.join("top"), "sharded"));
     shell(
-        "mkdir -p b/top/new/below; for i in $(seq 60); do echo $i >b/top/new/below/$i; done; cp -r a/top/new a/top/copy",
+        "mkdir -p b/top/new/below; for i in $(seq 60); do echo $i >b/top/new/below/$i; done; \
+         cp -r a/top/new a/top/copy",
     );
     assert!(!set(&pair.a.join("top/new/below/7"), "sharded"), "a file has no sub-directories");
     let shown = |path: &str| {

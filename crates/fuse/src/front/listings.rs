@@ -7,14 +7,15 @@
 //! After the last entry the kernel requests further ones, which costs one request for each listing of a small
 //! directory. The answer before has said that the listing is complete, so the mount answers this question itself.
 //!
-//! A program that lists a directory mostly looks at what it finds: `ls -l`, `find`, `du`, `cp -r`, `rm -r`. An entry that
-//! is listed with attributes costs it no further message. The kernel leaves it to the mount whether an entry has them.
-//! In sole mode entries have them, up to `SHOWN_MAX` of one open directory of which the program has used none: for each
-//! of them the kernel has an inode. In shared mode each of them costs tokens, so entries have attributes in the first
-//! answer, and in further ones if names of the directory were used since the one before.
+//! A program that lists a directory mostly looks at what it finds: `ls -l`, `find`, `du`, `cp -r`, `rm -r`. An entry
+//! that is listed with attributes costs it no further message. The kernel leaves it to the mount whether an entry has
+//! them. In sole mode entries have them, up to `SHOWN_MAX` of one open directory of which the program has used none:
+//! for each of them the kernel has an inode. In shared mode each of them costs tokens, so entries have attributes in
+//! the first answer, and in further ones if names of the directory were used since the one before.
 //!
 //! Owns: numbers of open directories, their openers, whether the kernel caches what it reads through them, which
-//! answers have attributes, and where each listing has ended. Does not own: what a listing contains (`client_fs/directories`).
+//! answers have attributes, and where each listing has ended. Does not own: what a listing contains
+//! (`client_fs/directories`).
 //!
 //! Invariant: an end is used once. If a program lists again from there, the server is asked. A name that was made after
 //! the directory was opened need not be listed (POSIX, `readdir`).

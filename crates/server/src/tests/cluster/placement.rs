@@ -26,10 +26,10 @@ fn done(servers: &[Option<Rc<Server<SimEnv>>>]) -> Done {
     sum
 }
 
-/// Goal: a file beside its name costs one record and waits for no disk; an inode on another target costs several records
-/// and at least one sync, which is why files lie beside their names (docs/design/objects.md). Method: files, and
-/// directories on the own target, on another one of the same server and on another server, one after the other, in an
-/// otherwise idle cluster.
+/// Goal: a file beside its name costs one record and waits for no disk; an inode on another target costs several
+/// records and at least one sync, which is why files lie beside their names (docs/design/objects.md). Method: files,
+/// and directories on the own target, on another one of the same server and on another server, one after the other, in
+/// an otherwise idle cluster.
 #[test]
 fn an_inode_elsewhere_costs_syncs() {
     let world = World::new(980, &[2, 2], 1);
