@@ -403,11 +403,13 @@ impl FileSystem for ClientFs {
 
     fn unlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
         self.changes_name(caller, parent, name);
+        self.listings.uses(parent);
         self.changed(caller, &[parent], |ctx| self.client.unlink(ctx, parent, name))
     }
 
     fn rmdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
         self.changes_name(caller, parent, name);
+        self.listings.uses(parent);
         self.changed(caller, &[parent], |ctx| self.client.rmdir(ctx, parent, name))
     }
 

@@ -4,24 +4,30 @@
 //! single function from offset to stripe index, size is the maximum over objects, and truncate and punch
 //! need no translation. The price is one extent per stripe unit at worst; units are 1 MiB by default.
 //!
-//! The default grows with the file: one stripe up to `GROW_FIRST`, so a small file lives wholly on its inode's target;
-//! then up to 4 stripes; all targets from 256 MiB.
+//! The default grows with the file. Up to `GROW_FIRST` it has one stripe, so a small file lives wholly on its inode's
+//! target. The inodes of a directory's files are on one target, so everything behind that is elsewhere: up to
+//! `GROW_SECOND` on one other target, which the file's number chooses, then on up to 4 others, and from `GROW_THIRD` on
+//! all targets (docs/design/objects.md).
 //!
 //! Targets of one server have neighbouring numbers, so the stripes of a file are on targets with distant numbers. The
 //! other targets are divided into `PARTS` parts of neighbours, and consecutive stripes alternate between the parts. The
-//! first target of a file in each part depends on the file's number. So four stripes of one file reach several servers,
-//! and files of one directory do not all use the same ones. Files that were made before that have their stripes on
-//! neighbours (`GrowingNear`, `StripedNear`).
+//! first target of a file in each part depends on the file's number, as does where the parts of a growing file begin.
+//! So four stripes of one file reach several servers, and files of one directory do not all use the same ones. Files of
+//! earlier versions keep their layouts: stripes on neighbours (`GrowingNear`, `StripedNear`), and more bytes beside the
+//! inode (`GrowingLate`).
 
 use crate::{ByteRange, Errno, Ino, ObjectId, Result, TargetId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// End of the single-stripe part of a growing file, bytes.
-pub const GROW_FIRST: u64 = 4 << 20;
-/// End of the four-stripe part of a growing file, bytes.
-pub const GROW_SECOND: u64 = 256 << 20;
-/// Most stripes between the two.
+/// End of the part of a growing file that is beside its inode, bytes.
+pub const GROW_FIRST: u64 = 1 << 20;
+/// End of the part of a growing file in stripe 1, bytes. In files of earlier versions the part before it is in stripe
+/// 0.
+pub const GROW_SECOND: u64 = 4 << 20;
+/// End of the part of a growing file in few stripes, bytes.
+pub const GROW_THIRD: u64 = 256 << 20;
+/// Most stripes before that.
 const GROWN_STRIPES: u16 = 4;
 /// Into how many parts the targets beside the inode's are dealt: `GROWN_STRIPES` without the first.
 const PARTS: u32 = 3;
@@ -29,23 +35,26 @@ const PARTS: u32 = 3;
 /// How stripes are laid over targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pattern {
-    /// As `Growing`, but stripe `s` lives on target `(owner + s) mod pool`.
+    /// As `GrowingLate`, but stripe `s` lives on target `(owner + s) mod pool`.
     GrowingNear,
     /// As `Striped`, but stripe `s` lives on target `(owner + s) mod pool`.
     StripedNear,
     /// The whole file in stripe 0.
     Whole,
-    /// Grows with the file: 1, then 4, then `stripe_count` stripes.
-    Growing,
+    /// Grows with the file: stripe 0 up to `GROW_SECOND`, then the first 4 stripes, then `stripe_count` stripes.
+    GrowingLate,
     /// Round robin over `stripe_count` stripes.
     Striped,
+    /// Grows with the file: stripe 0, then stripe 1, then 4 stripes, then `stripe_count` stripes. The 4 stripes are
+    /// those behind stripe 0 if there are so many.
+    Growing,
 }
 
 impl Pattern {
     /// The pattern made today for this request.
     fn of_today(self) -> Pattern {
         match self {
-            Pattern::GrowingNear => Pattern::Growing,
+            Pattern::GrowingNear | Pattern::GrowingLate => Pattern::Growing,
             Pattern::StripedNear => Pattern::Striped,
             other => other,
         }
@@ -114,18 +123,30 @@ pub enum Consistency {
     Commit = 1,
 }
 
+/// How new sub-directories of a directory keep their names; they inherit the setting. Files have it without effect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Subdirectories {
+    /// On one target, until they are given shards.
+    #[default]
+    Plain = 0,
+    /// In one shard on each target, from the beginning.
+    Sharded = 1,
+}
+
 /// What a file's owner requests of mounts and servers; new entries of a directory inherit it. One byte, also in a
-/// message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, and 27 times the
-/// consistency.
+/// message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, 27 times the
+/// consistency, and 54 times how sub-directories keep their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Advice(u8);
 
 impl Advice {
     /// How many there are.
-    const ALL: u8 = 54;
+    const ALL: u8 = 2 * Advice::SUBDIRECTORIES;
+    /// Weight of how sub-directories keep their names.
+    const SUBDIRECTORIES: u8 = 54;
 
-    /// All settings.
+    /// These settings, and plain sub-directories.
     pub fn new(mode: IoMode, kernel_cache: KernelCache, checksums: DataChecksums, consistency: Consistency) -> Advice {
         Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8 + 27 * consistency as u8)
     }
@@ -159,20 +180,28 @@ impl Advice {
 
     /// When other mounts see what is written.
     pub fn consistency(self) -> Consistency {
-        if self.0 / 27 == 0 { Consistency::Posix } else { Consistency::Commit }
+        if self.0 / 27 % 2 == 0 { Consistency::Posix } else { Consistency::Commit }
+    }
+
+    /// How new sub-directories keep their names.
+    pub fn subdirectories(self) -> Subdirectories {
+        if self.0 / Advice::SUBDIRECTORIES == 0 { Subdirectories::Plain } else { Subdirectories::Sharded }
     }
 
     /// With what `asked` says.
     pub fn with(self, asked: AskedAdvice) -> Advice {
         let (mut mode, mut kernel_cache) = (self.mode(), self.kernel_cache());
         let (mut checksums, mut consistency) = (self.checksums(), self.consistency());
+        let mut subdirectories = self.subdirectories();
         match asked {
             AskedAdvice::Mode(asked) => mode = asked,
             AskedAdvice::KernelCache(asked) => kernel_cache = asked,
             AskedAdvice::Checksums(asked) => checksums = asked,
             AskedAdvice::Consistency(asked) => consistency = asked,
+            AskedAdvice::Subdirectories(asked) => subdirectories = asked,
         }
-        Advice::new(mode, kernel_cache, checksums, consistency)
+        let Advice(others) = Advice::new(mode, kernel_cache, checksums, consistency);
+        Advice(others + Advice::SUBDIRECTORIES * subdirectories as u8)
     }
 }
 
@@ -192,7 +221,7 @@ impl TryFrom<u8> for Advice {
     type Error = &'static str;
 
     fn try_from(byte: u8) -> std::result::Result<Advice, &'static str> {
-        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 53") }
+        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 107") }
     }
 }
 
@@ -207,6 +236,8 @@ pub enum AskedAdvice {
     Checksums(DataChecksums),
     /// The consistency.
     Consistency(Consistency),
+    /// How sub-directories keep their names.
+    Subdirectories(Subdirectories),
 }
 
 /// A file's layout; fixed once the file has data.
@@ -277,12 +308,21 @@ impl Layout {
                 let units = size.div_ceil(u64::from(self.stripe_size)).max(1);
                 (units.min(u64::from(self.stripe_count))) as u32
             }
-            Pattern::Growing | Pattern::GrowingNear if size <= GROW_FIRST => 1,
-            Pattern::Growing | Pattern::GrowingNear if size <= GROW_SECOND => {
-                u32::from(self.stripe_count.min(GROWN_STRIPES))
+            Pattern::Growing if size <= GROW_FIRST => 1,
+            Pattern::GrowingLate | Pattern::GrowingNear if size <= GROW_SECOND => 1,
+            Pattern::Growing if size <= GROW_SECOND => u32::from(self.stripe_count.min(2)),
+            Pattern::Growing | Pattern::GrowingLate | Pattern::GrowingNear if size <= GROW_THIRD => {
+                let (first, count) = self.grown();
+                u32::from(first + count)
             }
-            Pattern::Growing | Pattern::GrowingNear => u32::from(self.stripe_count),
+            Pattern::Growing | Pattern::GrowingLate | Pattern::GrowingNear => u32::from(self.stripe_count),
         }
+    }
+
+    /// The stripes of a growing file before `GROW_THIRD`: the first of them, and their number.
+    fn grown(&self) -> (u16, u16) {
+        let apart = self.pattern == Pattern::Growing && self.stripe_count > GROWN_STRIPES;
+        (u16::from(apart), self.stripe_count.min(GROWN_STRIPES))
     }
 
     /// Stripe index of the byte at `offset`, and the end of the run of bytes around it that lie in the same
@@ -295,20 +335,40 @@ impl Layout {
             if count == 1 { (0, u64::MAX) } else { (((offset / unit) % count) as u32, unit_end) }
         };
         match self.pattern {
-            Pattern::Growing | Pattern::GrowingNear => {
-                let (count, limit) = if offset < GROW_FIRST {
-                    (1, GROW_FIRST)
-                } else if offset < GROW_SECOND {
-                    (self.stripe_count.min(GROWN_STRIPES), GROW_SECOND)
-                } else {
-                    (self.stripe_count, u64::MAX)
-                };
+            // A single stripe has no parts.
+            Pattern::Growing | Pattern::GrowingLate | Pattern::GrowingNear if self.stripe_count <= 1 => (0, u64::MAX),
+            Pattern::Growing if offset < GROW_FIRST => (0, GROW_FIRST),
+            Pattern::Growing if offset < GROW_SECOND => (1, GROW_SECOND),
+            Pattern::GrowingLate | Pattern::GrowingNear if offset < GROW_SECOND => (0, GROW_SECOND),
+            Pattern::Growing | Pattern::GrowingLate | Pattern::GrowingNear if offset < GROW_THIRD => {
+                let (first, count) = self.grown();
                 let (stripe, end) = round_robin(count);
-                (stripe, end.min(limit))
+                (u32::from(first) + stripe, end.min(GROW_THIRD))
             }
+            Pattern::Growing | Pattern::GrowingLate | Pattern::GrowingNear => round_robin(self.stripe_count),
             Pattern::Whole => (0, u64::MAX),
             Pattern::Striped | Pattern::StripedNear => round_robin(self.stripe_count),
         }
+    }
+
+    /// Number of stripes that can hold bytes of `range`, which is not empty.
+    fn stripes_within(&self, range: ByteRange) -> u32 {
+        let all = self.stripes_below(range.end);
+        let (first, _) = self.grown();
+        let grown = range.start >= GROW_SECOND && range.end <= GROW_THIRD;
+        if grown && self.pattern == Pattern::Growing { all - u32::from(first) } else { all }
+    }
+
+    /// Where bytes begin that lie in the stripe of the byte at `offset`, without a gap up to it.
+    fn run_start(&self, offset: u64) -> u64 {
+        let unit = u64::from(self.stripe_size);
+        let parts = match self.pattern {
+            Pattern::Growing => &[GROW_THIRD, GROW_SECOND, GROW_FIRST][..],
+            Pattern::GrowingLate | Pattern::GrowingNear => &[GROW_THIRD, GROW_SECOND],
+            Pattern::Striped | Pattern::StripedNear | Pattern::Whole => &[],
+        };
+        let part = parts.iter().copied().find(|start| *start <= offset).unwrap_or(0);
+        part.max(offset / unit * unit)
     }
 
     /// The target of stripe `stripe` of a file owned by `ino`'s target. Stripe 0 is with its inode, and each further
@@ -318,9 +378,22 @@ impl Layout {
         let place = match stripe % pool {
             0 => 0,
             near if self.pattern.is_near() => near,
-            other => Part::of(other, pool).place(other, ino),
+            other => {
+                let place = Part::of(other, pool).place(other, ino);
+                1 + (place - 1 + self.turn(ino)) % (pool - 1)
+            }
         };
         TargetId(((u32::from(ino.target().0) + place) % pool) as u16)
+    }
+
+    /// By how many places all stripes of a growing file but the first are further, so that stripe 1 of a directory's
+    /// files is on each other target alike.
+    fn turn(&self, ino: Ino) -> u32 {
+        if self.pattern != Pattern::Growing {
+            return 0;
+        }
+        let mixed = ino.local().wrapping_mul(0xd6e8_feb8_6659_fd93);
+        (mixed >> 32) as u32 % (u32::from(self.pool) - 1)
     }
 
     /// The stripes of a file owned by `ino`'s target that live on `target`, ascending.
@@ -329,7 +402,10 @@ impl Layout {
         let first = match (u32::from(target.0) + pool - u32::from(ino.target().0) % pool) % pool {
             0 => 0,
             near if self.pattern.is_near() => near,
-            place => Part::at(place, pool).stripe(place, ino),
+            place => {
+                let place = 1 + (place - 1 + (pool - 1) - self.turn(ino)) % (pool - 1);
+                Part::at(place, pool).stripe(place, ino)
+            }
         };
         let end = if u32::from(target.0) < pool { self.stripes() } else { 0 };
         (first..end).step_by(pool as usize)
@@ -342,15 +418,14 @@ impl Layout {
         if range.is_empty() {
             return spans;
         }
-        let all = self.stripes_below(range.end) as usize;
-        let unit = u64::from(self.stripe_size);
+        let all = self.stripes_within(range) as usize;
         let mut ends = BTreeMap::new();
         let mut end = range.end;
         while end > range.start && ends.len() < all {
             let at = end - 1;
             let (stripe, run_end) = self.stripe_at(at);
             ends.entry(ObjectId { ino, stripe }).or_insert(end);
-            end = if run_end == u64::MAX && all == 1 { range.start } else { at / unit * unit };
+            end = if run_end == u64::MAX && all == 1 { range.start } else { self.run_start(at) };
         }
         for (object, piece) in self.pieces(ino, range) {
             if let Some(&end) = ends.get(&object) {
@@ -448,9 +523,11 @@ mod tests {
             [0, 1, 2]
         );
         for byte in 0..=u8::MAX {
-            let read =
-                Advice::try_from(byte).map(|a| Advice::new(a.mode(), a.kernel_cache(), a.checksums(), a.consistency()));
-            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 54));
+            let read = Advice::try_from(byte).map(|a| {
+                let others = Advice::new(a.mode(), a.kernel_cache(), a.checksums(), a.consistency());
+                others.with(AskedAdvice::Subdirectories(a.subdirectories()))
+            });
+            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 108));
         }
         let off = AskedAdvice::KernelCache(KernelCache::Off);
         let both = Advice::from(IoMode::Direct).with(off);
@@ -462,6 +539,10 @@ mod tests {
         let commit = all.with(AskedAdvice::Consistency(Consistency::Commit));
         assert_eq!((u8::from(commit), commit.checksums()), (44, DataChecksums::On));
         assert_eq!(commit.with(AskedAdvice::Consistency(Consistency::Posix)), all);
+        let sharded = commit.with(AskedAdvice::Subdirectories(Subdirectories::Sharded));
+        assert_eq!((u8::from(sharded), sharded.consistency()), (98, Consistency::Commit));
+        assert_eq!(sharded.with(AskedAdvice::Mode(IoMode::Direct)), sharded, "direct already");
+        assert_eq!(sharded.with(AskedAdvice::Subdirectories(Subdirectories::Plain)), commit);
     }
 
     /// Goal: pieces cover a range exactly once and agree with `stripe_at` for every byte sampled.
@@ -473,11 +554,19 @@ mod tests {
             Layout { pattern: Pattern::Whole, ..Layout::growing(4) },
             Layout { pattern: Pattern::Striped, stripe_size: 65536, stripe_count: 3, pool: 4 },
             Layout { pattern: Pattern::GrowingNear, ..Layout::growing(6) },
+            Layout { pattern: Pattern::GrowingLate, ..Layout::growing(6) },
+            Layout { stripe_size: 8 << 20, ..Layout::growing(9) },
             Layout::growing(1),
+            Layout::growing(2),
         ] {
-            for (a, b) in
-                [(0, 1), (0, 10 << 20), (3 << 20, 300 << 20), (65535, 65537), ((256 << 20) - 5, (256 << 20) + 5)]
-            {
+            for (a, b) in [
+                (0, 1),
+                (0, 10 << 20),
+                (3 << 20, 300 << 20),
+                (65535, 65537),
+                ((1 << 20) - 1, (1 << 20) + 1),
+                ((256 << 20) - 5, (256 << 20) + 5),
+            ] {
                 let mut at = a;
                 for (o, r) in layout.pieces(ino, ByteRange::new(a, b)) {
                     assert_eq!(r.start, at);
@@ -500,8 +589,10 @@ mod tests {
     fn spans_reach_from_first_to_last_byte() {
         let ino = Ino::new(TargetId(1), 4);
         let striped = Layout { pattern: Pattern::Striped, stripe_size: 65536, stripe_count: 3, pool: 4 };
-        let layouts = [Layout::growing(8), Layout::growing(3), Layout::growing(1), striped];
-        for layout in layouts.into_iter().chain([Layout { pattern: Pattern::Whole, ..striped }]) {
+        let layouts = [Layout::growing(8), Layout::growing(4), Layout::growing(3), Layout::growing(1), striped];
+        let others = [Pattern::Whole, Pattern::GrowingLate].map(|pattern| Layout { pattern, ..striped });
+        let wide = Layout { stripe_size: 8 << 20, ..Layout::growing(8) };
+        for layout in layouts.into_iter().chain(others).chain([wide]) {
             let edges = [
                 0,
                 1,
@@ -512,6 +603,8 @@ mod tests {
                 6 << 20,
                 GROW_SECOND,
                 GROW_SECOND + 77,
+                GROW_THIRD,
+                GROW_THIRD + 77,
                 300 << 20,
             ];
             for (from, to) in edges.iter().flat_map(|a| edges.iter().map(move |b| (*a, *b))).filter(|(a, b)| a <= b) {
@@ -531,7 +624,7 @@ mod tests {
     /// bound.
     #[test]
     fn stripes_of_a_target() {
-        let patterns = [Pattern::Striped, Pattern::StripedNear];
+        let patterns = [Pattern::Striped, Pattern::StripedNear, Pattern::Growing, Pattern::GrowingLate];
         let pools = (1..=14).flat_map(|pool| [1, 2, 5, 6, 7, 40].map(|count| (pool, count)));
         for ((pool, count), pattern) in pools.flat_map(|asked| patterns.map(|pattern| (asked, pattern))) {
             let layout = Layout { pattern, stripe_size: 65536, stripe_count: count, pool };
@@ -549,12 +642,43 @@ mod tests {
         assert_eq!(asked(Pattern::Whole, 5000, 1).check_asked(), Ok(()));
     }
 
-    /// Goal: small files need one target. Method: the growing default below 4 MiB.
+    /// Goal: small files need one target, files up to 4 MiB two, and larger ones up to 256 MiB those and few others.
+    /// Method: the growing default at its bounds, in clusters of several sizes.
     #[test]
     fn small_files_have_one_stripe() {
-        assert_eq!(Layout::growing(8).stripes_below(GROW_FIRST), 1);
-        assert_eq!(Layout::growing(8).stripes_below(GROW_FIRST + 1), 4);
-        assert_eq!(Layout::growing(8).stripes_below(GROW_SECOND + 1), 8);
+        for (pool, grown) in [(8, 5), (5, 5), (4, 4), (2, 2), (1, 1)] {
+            let layout = Layout::growing(pool);
+            assert_eq!(layout.stripes_below(GROW_FIRST), 1);
+            assert_eq!(layout.stripes_below(GROW_FIRST + 1), u32::from(pool.min(2)));
+            assert_eq!(layout.stripes_below(GROW_SECOND), u32::from(pool.min(2)));
+            assert_eq!(layout.stripes_below(GROW_SECOND + 1), grown);
+            assert_eq!(layout.stripes_below(GROW_THIRD + 1), u32::from(pool));
+        }
+    }
+
+    /// Goal: the bytes of many files of one directory are on all targets alike, but for the first part of each file.
+    /// Method: 3,000 files of some sizes, in clusters of several sizes; the bytes of each target.
+    #[test]
+    fn files_of_a_directory_use_all_targets() {
+        const FILES: u64 = 3000;
+        for pool in [3, 4, 5, 12, 16] {
+            for size in [2 << 20, 4 << 20, 24 << 20, 200 << 20] {
+                let layout = Layout::growing(pool);
+                let mut bytes = vec![0u64; usize::from(pool)];
+                for ino in (5000..5000 + FILES).map(|local| Ino::new(TargetId(1), local)) {
+                    for (object, piece) in layout.pieces(ino, ByteRange::new(0, size)) {
+                        bytes[usize::from(layout.target(ino, object.stripe).0)] += piece.end - piece.start;
+                    }
+                }
+                assert_eq!(bytes.iter().sum::<u64>(), FILES * size);
+                let own = bytes.remove(1);
+                let mean = FILES * size / u64::from(pool);
+                assert!(own <= (mean * 11 / 10).max(FILES * GROW_FIRST), "{pool} targets, {size}: {own} of {mean}");
+                let mean = bytes.iter().sum::<u64>() / (u64::from(pool) - 1);
+                let alike = bytes.iter().all(|bytes| (mean * 4 / 5..=mean * 6 / 5).contains(bytes));
+                assert!(alike, "{pool} targets, {size}: {bytes:?} of {mean}");
+            }
+        }
     }
 
     /// Goal: four stripes of a file reach several servers, the files of a directory use all targets alike, and one
@@ -566,16 +690,16 @@ mod tests {
             let mut files = vec![0u32; usize::from(layout.pool)];
             for local in 1000..2000 {
                 let ino = Ino::new(TargetId(1), local);
-                let targets: Vec<u16> = (0..4).map(|stripe| layout.target(ino, stripe).0).collect();
-                assert_eq!(targets[0], 1, "stripe 0 is with its inode");
+                let mut targets: Vec<u16> = (0..5).map(|stripe| layout.target(ino, stripe).0).collect();
+                assert_eq!(targets.remove(0), 1, "stripe 0 is with its inode");
                 let reached: std::collections::BTreeSet<u16> = targets.iter().map(|target| target / 4).collect();
                 assert!(reached.len() >= usize::from(servers.min(3)) - usize::from(servers > 2), "{targets:?}");
-                targets[1..].iter().for_each(|target| files[usize::from(*target)] += 1);
+                targets.iter().for_each(|target| files[usize::from(*target)] += 1);
                 let mut all: Vec<u16> = (0..u32::from(layout.pool)).map(|s| layout.target(ino, s).0).collect();
                 all.sort_unstable();
                 assert_eq!(all, (0..layout.pool).collect::<Vec<_>>());
             }
-            let mean = 3000 / (u32::from(layout.pool) - 1);
+            let mean = 4000 / (u32::from(layout.pool) - 1);
             let others = files.iter().enumerate().filter(|(target, _)| *target != 1);
             for (target, count) in others {
                 assert!(
@@ -596,7 +720,11 @@ mod tests {
             assert_eq!((0..4).map(|s| near.target(ino, s).0).collect::<Vec<_>>(), [10, 11, 0, 1]);
             assert_eq!(near.stripes_on(ino, TargetId(1)).collect::<Vec<_>>(), [3]);
         }
-        let near = Layout { pattern: Pattern::GrowingNear, ..Layout::growing(12) };
-        assert_eq!((near.in_pool(12), near.in_pool(16)), (Layout::growing(12), Layout::growing(16)));
+        for pattern in [Pattern::GrowingNear, Pattern::GrowingLate] {
+            let old = Layout { pattern, ..Layout::growing(12) };
+            assert_eq!((old.stripes_below(GROW_SECOND), old.stripes_below(GROW_SECOND + 1)), (1, 4));
+            assert_eq!((old.stripe_at(GROW_FIRST), old.stripe_at(5 << 20).0), ((0, GROW_SECOND), 1));
+            assert_eq!((old.in_pool(12), old.in_pool(16)), (Layout::growing(12), Layout::growing(16)));
+        }
     }
 }

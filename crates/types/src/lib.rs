@@ -24,7 +24,9 @@ pub use acl::{Acl, Acls};
 pub use attr::{Attr, Caps, Cred, FileFlags, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};
 pub use ids::{Ino, ObjectId, SHARD_COOKIE_SHIFT, SessionId, TargetId, TokenKey, shard_place};
-pub use layout::{Advice, AskedAdvice, Consistency, DataChecksums, IoMode, KernelCache, Layout, Pattern};
+pub use layout::{
+    Advice, AskedAdvice, Consistency, DataChecksums, IoMode, KernelCache, Layout, Pattern, Subdirectories,
+};
 pub use name::Name;
 pub use owner::{Account, AccountKind, AccountView, Amount, Limits, Nearness, Owner};
 pub use range::{ByteRange, RangeSet};

@@ -19,6 +19,7 @@ const CHECKSUMS: &str = "user.amphi.checksums";
 
 /// The attribute that says when other mounts see what is written.
 const CONSISTENCY: &str = "user.amphi.consistency";
+const SUBDIRECTORIES: &str = "user.amphi.subdirectories";
 
 /// The attribute that says where the names of a directory lie.
 const SHARDS: &str = "user.amphi.shards";
@@ -49,7 +50,14 @@ enum Action {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
         #[arg(
             long,
-            required_unless_present_any = ["mode", "kernel_cache", "checksums", "consistency", "shards"],
+            required_unless_present_any = [
+                "mode",
+                "kernel_cache",
+                "checksums",
+                "consistency",
+                "shards",
+                "subdirectories",
+            ],
             value_name = "LAYOUT"
         )]
         layout: Option<String>,
@@ -70,6 +78,10 @@ enum Action {
         /// for one on each target. The directory has to be empty, and keeps its shards
         #[arg(long, value_name = "N|all")]
         shards: Option<String>,
+        /// Whether new directories in a directory, and in those below that are made later, get one shard on each target
+        /// when they are made (sharded) or have their names on one target (plain)
+        #[arg(long, value_parser = ["plain", "sharded"])]
+        subdirectories: Option<String>,
         /// Files or directories
         #[arg(required = true)]
         paths: Vec<PathBuf>,
@@ -97,13 +109,16 @@ impl Layout {
                         if shards != "none" {
                             println!("  shards on targets {shards}");
                         }
+                        if control::read(&path, SUBDIRECTORIES)? == "sharded" {
+                            println!("  new directories in it get shards");
+                        }
                     }
                     if path.is_file() {
                         print!("{}", placement(&path, extents)?);
                     }
                 }
             }
-            Action::Set { layout, mode, kernel_cache, checksums, consistency, shards, paths } => {
+            Action::Set { layout, mode, kernel_cache, checksums, consistency, shards, subdirectories, paths } => {
                 let asked = [
                     ("user.amphi.mode", mode, "auto, buffered, direct"),
                     (KERNEL_CACHE, kernel_cache, "auto, on, off"),
@@ -114,6 +129,9 @@ impl Layout {
                     set(path, layout.as_deref(), &asked).map_err(|f| f.behind(done))?;
                     if let Some(shards) = &shards {
                         set_shards(path, shards).map_err(|f| f.behind(done))?;
+                    }
+                    if let Some(subdirectories) = &subdirectories {
+                        set_subdirectories(path, subdirectories).map_err(|f| f.behind(done))?;
                     }
                 }
             }
@@ -208,11 +226,21 @@ fn set(path: &Path, layout: Option<&str>, asked: &[(&str, Option<String>, &str)]
     Ok(())
 }
 
-fn set_shards(path: &Path, shards: &str) -> Outcome {
-    if !path.is_dir() {
-        let text = format!("{}: is no directory, so it has no names to spread", path.display());
-        return Err(Failure::refused(text));
+fn check_directory(path: &Path) -> Outcome {
+    if path.is_dir() {
+        return Ok(());
     }
+    Err(Failure::refused(format!("{}: is no directory, so it has no names to spread", path.display())))
+}
+
+fn set_subdirectories(path: &Path, subdirectories: &str) -> Outcome {
+    check_directory(path)?;
+    let wrong = |_| format!("{}: '{subdirectories}' is none of plain, sharded", path.display());
+    control::write(path, SUBDIRECTORIES, subdirectories, wrong)
+}
+
+fn set_shards(path: &Path, shards: &str) -> Outcome {
+    check_directory(path)?;
     control::write(path, SHARDS, shards, |e| match e {
         Errno::EXIST => format!("{}: has shards already and keeps them", path.display()),
         Errno::NOTEMPTY => {

@@ -64,6 +64,7 @@ mod small_files;
 mod soak;
 mod soak_records;
 mod space;
+mod spread;
 mod stage;
 mod stopped;
 mod subtree;

@@ -38,19 +38,32 @@ pub(crate) async fn of(mount: &Arc<Mount>, cred: &Cred, dir: Ino) -> Result<Opti
 }
 
 /// Gives an empty directory so many shards; 0: one on each target. In sole mode it is known from then on which names
-/// they lack, as with a directory that this mount has made.
-pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) -> Result<()> {
+/// they lack, as with a directory that this mount has made. Returns the attributes of the directory.
+pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) -> Result<Attr> {
     let mut making = Making::begin(mount);
     let op = Request::SetShards { ino: dir, count };
     let mut told = tokens::call(mount, dir.target(), cred, op, &[TokenKey::Attributes(dir)]).await?;
     let view = inode_reply(told.take()?)?;
-    told.keep_view(view);
+    let attr = told.keep_view(view);
     drop(told);
     // The shards exist, whether this mount knows where they are or not.
     if let (Some(making), Ok(Some(shards))) = (&mut making, of(mount, cred, dir).await) {
         making.made(&shards);
     }
-    Ok(())
+    Ok(attr)
+}
+
+/// Gives a new directory one shard on each target, as its parent directory says. Returns its attributes, which were
+/// `made` before. If that fails, it has its names on one target: another mount may have made the first one meanwhile,
+/// or there is no room for so many inodes.
+pub(crate) async fn give_new(mount: &Arc<Mount>, ctx: &Ctx, made: Attr) -> Attr {
+    match give(mount, &ctx.cred, made.ino, 0).await {
+        Ok(attr) => attr,
+        Err(e) => {
+            tracing::debug!(dir = %made.ino, "the new directory gets no shards: {e}");
+            made
+        }
+    }
 }
 
 /// After a server has refused names of these directories (`Remote`): learns where they lie.

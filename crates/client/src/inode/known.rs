@@ -18,8 +18,9 @@ fn unpack(word: u64) -> Layout {
         0 => Pattern::GrowingNear,
         1 => Pattern::StripedNear,
         2 => Pattern::Whole,
-        3 => Pattern::Growing,
-        _ => Pattern::Striped,
+        3 => Pattern::GrowingLate,
+        4 => Pattern::Striped,
+        _ => Pattern::Growing,
     };
     let stripe_size = 1 << (word >> 8 & 31);
     Layout { pattern, stripe_size, stripe_count: (word >> 16) as u16, pool: (word >> 32) as u16 }

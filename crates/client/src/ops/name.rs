@@ -17,7 +17,7 @@ use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
 use crate::writeback::release::nameless;
 use amphi_dlm::TokenKey;
-use amphi_types::{Attr, Errno, Ino, Kind, Name, Result, limits};
+use amphi_types::{Advice, Attr, Errno, Ino, Kind, Name, Result, Subdirectories, limits};
 use amphi_wire::{Make, RenameMode, Reply, Request};
 use std::sync::Arc;
 
@@ -135,14 +135,14 @@ pub(crate) async fn parent(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino) -> Result<In
     }
 }
 
-async fn make(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Vec<u8>, make: Make, perm: u16) -> Result<Attr> {
+async fn make(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Vec<u8>, make: Make, perm: u16) -> Result<(Attr, Advice)> {
     let name = new_name(name)?;
     let op = |dir, name| Request::Make { dir, name, make: make.clone(), perm: perm & 0o7777, umask: ctx.umask };
     let (mut told, at) = change(mount, ctx, dir, &name, op).await?;
     match told.take()? {
         Reply::Made { inode, .. } => {
             told.keep_name(at, &name, Some(inode.attr.ino));
-            Ok(told.keep_view(inode))
+            Ok((told.keep_view(inode), inode.advice))
         }
         other => Err(unexpected(&other)),
     }
@@ -165,12 +165,16 @@ pub(crate) async fn mknod(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>, 
         Some(Kind::Dir | Kind::Symlink) | None => return Err(Errno::Inval),
         Some(kind) => Make::Node { kind, rdev },
     };
-    make(&mount, &ctx, dir, name, what, perm).await
+    Ok(make(&mount, &ctx, dir, name, what, perm).await?.0)
 }
 
 pub(crate) async fn mkdir(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>, perm: u16) -> Result<Attr> {
     mount.stats.count(Count::MkDir);
-    make(&mount, &ctx, dir, name, Make::Dir, perm).await
+    let (made, advice) = make(&mount, &ctx, dir, name, Make::Dir, perm).await?;
+    if advice.subdirectories() == Subdirectories::Sharded && mount.cluster.pool() > 1 {
+        return Ok(shards::give_new(&mount, &ctx, made).await);
+    }
+    Ok(made)
 }
 
 pub(crate) async fn symlink(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>, to: Vec<u8>) -> Result<Attr> {
@@ -181,7 +185,7 @@ pub(crate) async fn symlink(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>
     if to.len() > limits::SYMLINK_MAX {
         return Err(Errno::NameTooLong);
     }
-    make(&mount, &ctx, dir, name, Make::Symlink(to), 0o777).await
+    Ok(make(&mount, &ctx, dir, name, Make::Symlink(to), 0o777).await?.0)
 }
 
 pub(crate) async fn link(mount: Arc<Mount>, ctx: Ctx, ino: Ino, dir: Ino, name: Vec<u8>) -> Result<Attr> {

@@ -77,10 +77,13 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                     _ => layout::text(&view.layout).into(),
                 })
             }
-            b"shards" => {
+            b"shards" | b"subdirectories" => {
                 let view = view(&mount, &ctx, ino).await?;
                 if view.attr.kind != Kind::Dir {
                     return Err(Errno::NoData);
+                }
+                if own == b"subdirectories" {
+                    return Ok(layout::subdirectories_text(view.advice.subdirectories()).into());
                 }
                 let shards = if view.sharded { shards::of(&mount, &ctx.cred, ino).await? } else { None };
                 Ok(layout::shards_text(shards.as_deref().unwrap_or_default()).into())
@@ -198,7 +201,15 @@ pub(crate) async fn set(
             }
             b"shards" => {
                 let count = layout::shards_of(text).map_err(|text| mount.complain(text))?;
-                return shards::give(&mount, &ctx.cred, ino, count).await;
+                return shards::give(&mount, &ctx.cred, ino, count).await.map(drop);
+            }
+            b"subdirectories" => {
+                let asked = layout::subdirectories_of(text)
+                    .ok_or_else(|| mount.complain(format!("{text:?} is none of plain, sharded")))?;
+                if view(&mount, &ctx, ino).await?.attr.kind != Kind::Dir {
+                    return Err(Errno::NotDir);
+                }
+                Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Subdirectories(asked)) }
             }
             own if quota::is_own(own) => return quota::set(&mount, &ctx, ino, own, text).await,
             b"record" => return record::set(&mount, &ctx, text),

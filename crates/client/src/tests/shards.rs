@@ -120,3 +120,72 @@ fn names_made_meanwhile_are_known() {
         });
     }
 }
+
+/// The shards of a directory as a mount shows them.
+async fn shown(client: &Client, dir: Ino) -> String {
+    let text = client.getxattr(&root(), dir, b"user.amphi.shards").await.expect("shown");
+    String::from_utf8(text).expect("text")
+}
+
+/// Goal: a directory whose new sub-directories get shards gives them shards and the same setting, whoever makes them,
+/// also where it has shards itself; from the change back to plain on new ones get none. Method: trees by one and by two
+/// mounts, with a user's directories; what is shown of each; names in one of them from both.
+#[test]
+fn new_subdirectories_get_shards() {
+    for mounts in [1, 2] {
+        in_cluster(90 + mounts, 3, async |c| {
+            let (a, ctx) = (c.mount().await, root());
+            let b = if mounts == 2 { c.mount().await } else { a.clone() };
+            let user = Ctx { cred: Cred { caps: Caps::NONE, ..Cred::new(5, 6, vec![]) }, ..root() };
+            let top = a.mkdir(&ctx, Ino::ROOT, b"top", 0o777).await.expect("mkdir").ino;
+            let set = |text: &'static [u8]| a.setxattr(&ctx, top, b"user.amphi.subdirectories", text, XattrMode::Set);
+            assert_eq!(set(b"wide").await, Err(Errno::Inval));
+            let old = a.mkdir(&ctx, top, b"old", 0o755).await.expect("mkdir").ino;
+            set(b"sharded").await.expect("set");
+            assert_eq!((shown(&b, top).await, shown(&b, old).await), ("none".into(), "none".into()));
+            let made = b.mkdir(&user, top, b"new", 0o777).await.expect("mkdir");
+            assert_eq!(stat(&a, made.ino).await, stat(&b, made.ino).await);
+            assert_eq!((made.nlink, made.uid, made.perm), (2, 5, 0o777));
+            let below = a.mkdir(&ctx, made.ino, b"below", 0o777).await.expect("mkdir").ino;
+            let lowest = b.mkdir(&ctx, below, b"lowest", 0o777).await.expect("mkdir").ino;
+            for dir in [made.ino, below, lowest] {
+                assert_eq!(shown(&a, dir).await.split(',').count(), 3, "one on each target");
+                assert_eq!(a.getxattr(&ctx, dir, b"user.amphi.subdirectories").await.expect("shown"), b"sharded");
+            }
+            let mut targets = std::collections::BTreeSet::new();
+            for n in 0..30 {
+                let (client, name) = (if n % 2 == 0 { &a } else { &b }, format!("n{n}"));
+                let made = client.symlink(&user, lowest, name.as_bytes(), b"to").await.expect("made");
+                targets.insert(made.ino.target());
+            }
+            assert_eq!(targets.len(), 3, "inodes lie beside their names");
+            set(b"plain").await.expect("set");
+            let plain = b.mkdir(&ctx, top, b"plain", 0o755).await.expect("mkdir").ino;
+            assert_eq!(shown(&a, plain).await, "none");
+            let text = a.symlink(&ctx, top, b"link", b"to").await.expect("symlink").ino;
+            let of_link = a.setxattr(&ctx, text, b"user.amphi.subdirectories", b"sharded", XattrMode::Set).await;
+            assert_eq!(of_link, Err(Errno::NotDir));
+        });
+    }
+}
+
+/// Goal: with the setting of its directory, a new directory costs three messages and a name in it one, as in any new
+/// directory. Method: messages of a mount that is alone.
+#[test]
+fn alone_a_new_directory_with_shards_costs_few_messages() {
+    in_cluster(95, 3, async |c| {
+        let (a, ctx) = (c.mount().await, root());
+        let top = a.mkdir(&ctx, Ino::ROOT, b"top", 0o777).await.expect("mkdir").ino;
+        a.setxattr(&ctx, top, b"user.amphi.subdirectories", b"sharded", XattrMode::Set).await.expect("set");
+        let before = calls(&a);
+        let dir = a.mkdir(&ctx, top, b"new", 0o755).await.expect("mkdir").ino;
+        // Make, SetShards and Shards.
+        assert_eq!(calls(&a) - before, 3);
+        for n in 0..10 {
+            let (before, name) = (calls(&a), format!("n{n}"));
+            assert_eq!(a.lookup(&ctx, dir, name.as_bytes()).await.map(drop), Err(Errno::NoEnt));
+            a.symlink(&ctx, dir, name.as_bytes(), b"to").await.expect("symlink");
+            assert_eq!(calls(&a) - before, 1, "{name}");
+        }
+    });
+}

@@ -81,14 +81,15 @@ impl ClientFs {
             return Ok(());
         }
         let ctx = Ctx { cred: self.listings.opener(handle)?, ..Self::thread(caller) };
-        let plus = sink.wants_entries();
+        let has_room = sink.wants_entries();
+        let plus = has_room && self.listings.wants_attributes(handle, ino, offset, self.client.is_alone());
         let marked = self.listings.is_marked(handle);
         if !plus && marked {
             self.kept_listings.reads_plain(ino);
         }
         let _asking = marked.then(|| self.kept_listings.asks(ino, caller.tid));
-        let least = if plus { ENTRY_PLUS_MIN_BYTES } else { ENTRY_MIN_BYTES };
-        let mut cookie = offset;
+        let least = if has_room { ENTRY_PLUS_MIN_BYTES } else { ENTRY_MIN_BYTES };
+        let (mut cookie, mut shown_entries) = (offset, 0);
         loop {
             let max = (sink.room_bytes() / least).max(1) as u32;
             let asked_ns = monotonic_ns();
@@ -109,11 +110,13 @@ impl ClientFs {
                         if !added {
                             self.shows_nothing(caller.tid, &attr);
                         }
+                        shown_entries += usize::from(added);
                         added
                     }
                     None => sink.add(e.ino, e.kind, &e.name, e.cookie),
                 };
                 if !added {
+                    self.listings.shows(handle, shown_entries);
                     return Ok(());
                 }
                 cookie = e.cookie;
@@ -122,6 +125,7 @@ impl ClientFs {
                 self.listings.ended(handle, cookie);
             }
             if end || sink.room_bytes() < least {
+                self.listings.shows(handle, shown_entries);
                 return Ok(());
             }
         }

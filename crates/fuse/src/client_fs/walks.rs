@@ -32,6 +32,7 @@ impl ClientFs {
     /// Answers a LOOKUP of a program.
     pub(super) fn lookup_walked(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.client.count_lookup();
+        self.listings.uses(parent);
         self.moved.walks(caller.tid, caller.node, name);
         let asked_ns = monotonic_ns();
         let found = match self.look_up(caller, parent, name) {

@@ -21,8 +21,6 @@ pub mod init {
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     /// Directories are read with READDIRPLUS.
     pub const DO_READDIRPLUS: u64 = 1 << 13;
-    /// The kernel chooses between READDIR and READDIRPLUS.
-    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     /// The pieces of one direct request are sent in parallel.
     pub const ASYNC_DIO: u64 = 1 << 15;
     /// Lookups and listings of one directory may run in parallel.

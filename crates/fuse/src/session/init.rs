@@ -25,7 +25,6 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::BIG_WRITES
     | flag::AUTO_INVAL_DATA
     | flag::DO_READDIRPLUS
-    | flag::READDIRPLUS_AUTO
     | flag::ASYNC_DIO
     | flag::PARALLEL_DIROPS
     | flag::ABORT_ERROR

@@ -46,8 +46,14 @@ const _: () = assert!(TARGET_BESIDE < 1 << (7 * HEAD_MAX), "the bits fit in fron
 /// Kinds and patterns by the number that the record has for them.
 const KINDS: [Kind; 7] =
     [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
-const PATTERNS: [Pattern; 5] =
-    [Pattern::GrowingNear, Pattern::StripedNear, Pattern::Whole, Pattern::Growing, Pattern::Striped];
+const PATTERNS: [Pattern; 6] = [
+    Pattern::GrowingNear,
+    Pattern::StripedNear,
+    Pattern::Whole,
+    Pattern::GrowingLate,
+    Pattern::Striped,
+    Pattern::Growing,
+];
 
 // The first seven are those that most files need, so that their bits take one byte.
 const PARENT: u32 = 1 << 0;

@@ -126,7 +126,7 @@ fn known_bytes() {
     let mut inode = vec![1, 1, 0xED, 3, 2, 0, 0, 0, 0, 0];
     (0..5).for_each(|_| inode.extend(time));
     // Layout (growing, 1 MiB, 4, 4), mode, generation, spread, wide, flags, pending twice, parent, entries, link.
-    inode.extend([3, 0x80, 0x80, 0x40, 4, 4, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
+    inode.extend([5, 0x80, 0x80, 0x40, 4, 4, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
     assert_eq!(store.value_of(&ItemKey::Inode(1).encode()), Some(inode));
 }
 

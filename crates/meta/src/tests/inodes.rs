@@ -10,8 +10,14 @@ use std::collections::BTreeMap;
 
 const KINDS: [Kind; 7] =
     [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
-const PATTERNS: [Pattern; 5] =
-    [Pattern::GrowingNear, Pattern::StripedNear, Pattern::Whole, Pattern::Growing, Pattern::Striped];
+const PATTERNS: [Pattern; 6] = [
+    Pattern::GrowingNear,
+    Pattern::StripedNear,
+    Pattern::Whole,
+    Pattern::GrowingLate,
+    Pattern::Striped,
+    Pattern::Growing,
+];
 
 /// A file as a program makes it in directory 7 of target 3.
 fn plain(now: Timespec) -> Inode {

@@ -7,6 +7,7 @@ mod joins;
 mod keys;
 mod lost_power;
 mod mounts;
+mod placement;
 mod sweep;
 mod tunables;
 

@@ -1,7 +1,7 @@
 //! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The words of the settings
 //! for mounts that go with them.
 
-use amphi_types::{Consistency, DataChecksums, Ino, IoMode, KernelCache, Layout, Pattern, setting};
+use amphi_types::{Consistency, DataChecksums, Ino, IoMode, KernelCache, Layout, Pattern, Subdirectories, setting};
 
 /// The word for an I/O mode.
 pub(crate) fn mode_text(mode: IoMode) -> &'static str {
@@ -58,12 +58,27 @@ pub(crate) fn consistency_of(text: &str) -> Option<Consistency> {
     [Consistency::Posix, Consistency::Commit].into_iter().find(|c| consistency_text(*c) == text)
 }
 
+/// The word for how sub-directories keep their names.
+pub(crate) fn subdirectories_text(asked: Subdirectories) -> &'static str {
+    match asked {
+        Subdirectories::Plain => "plain",
+        Subdirectories::Sharded => "sharded",
+    }
+}
+
+/// Reads how sub-directories keep their names.
+pub(crate) fn subdirectories_of(text: &str) -> Option<Subdirectories> {
+    [Subdirectories::Plain, Subdirectories::Sharded].into_iter().find(|s| subdirectories_text(*s) == text)
+}
+
 /// A layout as people read it.
 pub(crate) fn text(layout: &Layout) -> String {
     let size = setting::size(u64::from(layout.stripe_size));
     match layout.pattern {
         Pattern::Whole => "whole".into(),
-        Pattern::Growing | Pattern::GrowingNear => format!("growing,size={size},count={}", layout.stripe_count),
+        Pattern::Growing | Pattern::GrowingLate | Pattern::GrowingNear => {
+            format!("growing,size={size},count={}", layout.stripe_count)
+        }
         Pattern::Striped | Pattern::StripedNear => format!("striped,size={size},count={}", layout.stripe_count),
     }
 }
