@@ -6,6 +6,7 @@ pub mod evict;
 pub mod explain;
 pub mod fsck;
 pub mod key;
+pub mod job;
 pub mod layout;
 mod look;
 pub mod manual;

@@ -58,7 +58,7 @@ use crate::node::{Top, inode_of};
 use crate::notify::Notifier;
 use crate::recorded::Recorded;
 use crate::request::{Caller, Request};
-use amphi_client::{Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
+use amphi_client::{CallTimes, Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use std::path::Path;
 use std::sync::Arc;
@@ -302,6 +302,10 @@ impl FileSystem for ClientFs {
     fn recorded(&self, recorded: Recorded) {
         let opened = recorded.opened().and_then(|handle| self.handles.get(handle).ok());
         self.records.ends(recorded, opened.map(|file| file.size()));
+    }
+
+    fn call_times(&self) -> Option<&Arc<CallTimes>> {
+        Some(self.client.call_times())
     }
 
     fn is_own_thread(&self, tid: u32) -> bool {

@@ -66,6 +66,15 @@ pub fn leave_to(program: Pid) -> Outcome {
     std::thread::Builder::new().spawn(pass_on).map(drop).during(|| "start a thread".into())
 }
 
+/// Gives each SIGINT, SIGQUIT, SIGTERM and SIGHUP to `tell`, from another thread; none of them ends this process any
+/// more.
+pub fn pass_to(tell: impl Fn(i32) + Send + 'static) -> Outcome {
+    let all = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
+    let mut signals = signal_hook::iterator::Signals::new(all).during(|| "handle signals".into())?;
+    let run = move || signals.forever().for_each(tell);
+    std::thread::Builder::new().spawn(run).map(drop).during(|| "start a thread".into())
+}
+
 /// How long after the first signal another one counts as a second wish of somebody. A program that ends a group of
 /// processes may send the first one twice (timeout(1) does), and a human is not so fast.
 const SECOND_AFTER: Duration = Duration::from_secs(1);
