@@ -119,7 +119,7 @@ fn run(command: Command) -> Outcome {
         Command::Job(c) => c.run(),
         Command::Mpiio(c) => c.run(),
         Command::Demo(c) => c.run(),
-        Command::Bench(c) => c.run(),
+        Command::Bench(c) => c.run(cmd::calibrate::disk_of),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "amphi", &mut std::io::stdout());
             Ok(())

@@ -4,12 +4,15 @@ use crate::harness::{Place, amphi, eventually};
 use crate::json_shapes::described;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// Folders for jobs and their files; what jobs have left is looked for here.
 struct Site {
     place: Place,
+    /// Memory that was kept for servers of jobs.
+    kept: RefCell<Vec<PathBuf>>,
 }
 
 impl Site {
@@ -20,7 +23,7 @@ impl Site {
         }
         std::fs::write(place.path("in/a"), vec![7; 300_000]).expect("write");
         std::fs::write(place.path("in/b"), b"bytes").expect("write");
-        Site { place }
+        Site { place, kept: RefCell::default() }
     }
 
     fn scratch(&self) -> PathBuf {
@@ -67,7 +70,8 @@ impl Site {
                 left.push(format!("process {}", process.path().display()));
             }
         }
-        left.extend(self.place.memory().iter().map(|path| path.display().to_string()));
+        let kept = self.kept.borrow();
+        left.extend(kept.iter().filter(|path| path.exists()).map(|path| path.display().to_string()));
         left
     }
 
@@ -85,6 +89,7 @@ impl Site {
         eventually("the program begins", || mark.exists());
         let mount = std::fs::read_to_string(&mark).expect("read").trim().to_string();
         std::fs::remove_file(mark).expect("remove");
+        self.kept.borrow_mut().extend(self.place.memory());
         (child, mount.into())
     }
 }
@@ -216,10 +221,6 @@ fn what_killed_jobs_leave() {
             all.iter().for_each(|pid| kill_process(*pid, step).expect("signal"));
         }
         job.wait().expect("wait");
-        // Its sleeping program goes with it, as that of a batch system.
-        for pid in processes(&["sleep 600"]) {
-            let _ = kill_process(pid, Signal::KILL);
-        }
         folder
     };
     let (job, mount) = site.started(&[]);
@@ -288,8 +289,11 @@ fn a_job_of_two_nodes() {
     site.nothing_left();
 
     // A node that cannot be reached ends the start, and the others are cleaned.
+    let fails = site.place.path("fails");
+    std::fs::write(&fails, "#!/bin/sh\n[ $1 = n1 ] || exit 1\nshift\nexec \"$@\"\n").expect("write");
+    std::fs::set_permissions(&fails, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
     let mut all = args(&["--", "touch", "began"]);
-    all[3] = "sh -c [_{host}_=_n1_]&&exec_\"$0\"_\"$@\"".into();
+    all[3] = format!("{} {{host}}", fails.display());
     let out = site.run(&all.iter().map(String::as_str).collect::<Vec<_>>());
     assert_ne!(out.status.code(), Some(0));
     assert!(!site.place.path("began").exists());

@@ -6,7 +6,7 @@ use super::folder::Folder;
 use amphi_host::failure::{Failure, Outcome};
 use clap::Args;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Remove what jobs of this user have left on this node: dead mounts, processes, memory, folders; for an epilog, and
 /// where power was lost. Jobs whose keeper lives are left alone.
@@ -103,6 +103,6 @@ mod tests {
         let file = folder.mount().join("file");
         std::fs::write(&file, b"1").expect("write");
         assert!(!folder.remove().is_empty());
-        assert!(Path::new(&file).exists());
+        assert!(file.exists());
     }
 }
