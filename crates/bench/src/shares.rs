@@ -29,7 +29,13 @@ pub fn show(run: &mut Run, calibrated: Result<Calibrated, String>) {
             _ => continue,
         };
         let limit = match &calibrated {
-            Ok(limits) => if is_read { limits.read_mib_s } else { limits.write_mib_s },
+            Ok(limits) => {
+                if is_read {
+                    limits.read_mib_s
+                } else {
+                    limits.write_mib_s
+                }
+            }
             Err(why) => {
                 println!("no shares of the disk's limit: {why}");
                 return;
@@ -65,8 +71,12 @@ mod tests {
             let row = Finding::new("model", what).series("amphi_mib_s", &Series(vec![50.0]));
             row.series("amphi_streams_mib_s", &Series(vec![150.0]))
         };
-        let findings =
-            vec![of("a").with("direction", "read"), of("b").with("direction", "write"), of("c"), Finding::new("idle", "d")];
+        let findings = vec![
+            of("a").with("direction", "read"),
+            of("b").with("direction", "write"),
+            of("c"),
+            Finding::new("idle", "d"),
+        ];
         let report = Report { machine: Machine::look(&dir, 1, true), findings, tables: Default::default() };
         let mut run = Run { dir, pairs: 1, quick: true, report, only: None, plots: None, stop: Arc::default() };
         show(&mut run, Err("nothing counts".into()));

@@ -58,7 +58,9 @@ use crate::node::{Top, inode_of};
 use crate::notify::Notifier;
 use crate::recorded::Recorded;
 use crate::request::{Caller, Request};
-use amphi_client::{CallTimes, Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
+use amphi_client::{
+    CallTimes, Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode,
+};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use std::path::Path;
 use std::sync::Arc;

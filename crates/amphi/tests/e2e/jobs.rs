@@ -33,7 +33,10 @@ impl Site {
     /// `amphi job run` with small zones, up to the options of the test.
     fn job(&self, args: &[&str]) -> Command {
         let mut command = amphi();
-        command.env_remove("SLURM_JOB_NODELIST").env("AMPHI_JOB_SCRATCH", self.scratch()).current_dir(self.place.path("."));
+        command
+            .env_remove("SLURM_JOB_NODELIST")
+            .env("AMPHI_JOB_SCRATCH", self.scratch())
+            .current_dir(self.place.path("."));
         command.args(["job", "run", "--size", "512M", "--targets", "2"]).args(args).stdin(Stdio::null());
         command
     }

@@ -145,7 +145,11 @@ mod tests {
         let typed = |launcher: &Launcher| {
             let command = launcher.command("n1", 3);
             let words = command.get_args().map(|word| word.to_string_lossy().into_owned());
-            [command.get_program().to_string_lossy().into_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
+            [command.get_program().to_string_lossy().into_owned()]
+                .into_iter()
+                .chain(words)
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         let program = Path::new("/opt/a/amphi");
         let each = Launcher::new(Some("ssh -q {host}"), program).expect("good");

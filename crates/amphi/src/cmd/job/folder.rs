@@ -60,7 +60,9 @@ impl Folder {
         }
         let private = |path: &Path| std::fs::DirBuilder::new().mode(0o700).create(path).map_err(|e| refused(path, &e));
         private(&path).map_err(|e| match path.exists() {
-            true => refused(&path, &"is there already: --scratch has to name a folder of the node alone, no shared one"),
+            true => {
+                refused(&path, &"is there already: --scratch has to name a folder of the node alone, no shared one")
+            }
             false => e,
         })?;
         for part in ["data", "mnt", "run", "state"] {

@@ -199,8 +199,14 @@ impl Keeper {
             (Part::Both, ["up".to_string()].into_iter().chain(mount).chain(plan.mount.clone()).collect::<Vec<_>>())
         } else {
             let host = plan.address.replace("{host}", &plan.nodes[self.node]);
-            let mut args = vec!["server".to_string(), "--format".into(), "--name".into(), plan.nodes[self.node].clone()];
-            args.extend(["--listen".to_string(), format!("tcp:{host}:0"), "--key".into(), text(folder.path().join("key"))]);
+            let mut args =
+                vec!["server".to_string(), "--format".into(), "--name".into(), plan.nodes[self.node].clone()];
+            args.extend([
+                "--listen".to_string(),
+                format!("tcp:{host}:0"),
+                "--key".into(),
+                text(folder.path().join("key")),
+            ]);
             args.extend(join.iter().flat_map(|addr| ["--join".to_string(), addr.clone()]));
             (Part::Server, args)
         };

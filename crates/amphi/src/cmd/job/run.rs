@@ -156,7 +156,8 @@ impl Run {
     fn plan(&self, hosts: &[String]) -> Outcome<Plan> {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let scratch = self.nodes.scratch.clone().or_else(|| set("AMPHI_JOB_SCRATCH")).or_else(|| set("TMPDIR"));
-        let scratch = std::path::absolute(scratch.unwrap_or_else(|| "/tmp".into())).during(|| "find --scratch".into())?;
+        let scratch =
+            std::path::absolute(scratch.unwrap_or_else(|| "/tmp".into())).during(|| "find --scratch".into())?;
         let mut random = [0u8; 36];
         let got = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty());
         if got != Ok(random.len()) {
@@ -315,13 +316,7 @@ fn begin(world: &mut World, told: &mut Told, plan: &Plan) -> Outcome<(String, St
 /// Copies, and tells.
 ///
 /// Errors: the copy is not complete.
-fn stage(
-    world: &mut World,
-    told: &mut Told,
-    way: &str,
-    copy: &Copy,
-    stay: impl FnMut(&Wish) -> bool,
-) -> Outcome {
+fn stage(world: &mut World, told: &mut Told, way: &str, copy: &Copy, stay: impl FnMut(&Wish) -> bool) -> Outcome {
     let begun = monotonic();
     let result = world.ask(To::Node(0), &copy.task(), None, stay, |said| match said {
         Said::Staged(result) => Some(result),

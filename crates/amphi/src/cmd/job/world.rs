@@ -195,7 +195,9 @@ impl World {
             }
         }
         let unknown = (0..self.hosts.len()).filter(|node| !self.ended[*node]);
-        left.extend(unknown.map(|node| format!("{}: did not answer; `amphi job clean` there removes it", self.host(node))));
+        left.extend(
+            unknown.map(|node| format!("{}: did not answer; `amphi job clean` there removes it", self.host(node))),
+        );
         left
     }
 
