@@ -58,10 +58,8 @@ use crate::node::{Top, inode_of};
 use crate::notify::Notifier;
 use crate::recorded::Recorded;
 use crate::request::{Caller, Request};
-use amphi_client::{
-    CallTimes, Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode,
-};
-use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
+use amphi_client::{Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
+use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -267,12 +265,6 @@ impl ClientFs {
         }
         Ok(())
     }
-
-    /// As `kill_suidgid`, for `fallocate` and `copy_file_range`. For these calls the kernel neither clears the bits nor
-    /// requests it.
-    fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
-        if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
-    }
 }
 
 impl FileSystem for ClientFs {
@@ -306,7 +298,7 @@ impl FileSystem for ClientFs {
         self.records.ends(recorded, opened.map(|file| file.size()));
     }
 
-    fn call_times(&self) -> Option<&Arc<CallTimes>> {
+    fn call_times(&self) -> Option<&Arc<amphi_client::CallTimes>> {
         Some(self.client.call_times())
     }
 

@@ -5,9 +5,9 @@
 //!
 //! Owns: names, the lock, finding processes, mounts and memory of a job. Does not own: starting them (`node`).
 //!
-//! Invariants: everything is done with the rights of the user, whose folder it is. Nothing below the mount point is ever
-//! removed: it is taken away as an empty directory or not at all. Processes are found by a mark in their environment, so
-//! that none is missed that was started and not noted, and none is taken for one whose number it has.
+//! Invariants: everything is done with the rights of the user, whose folder it is. Nothing below the mount point is
+//! ever removed: it is taken away as an empty directory or not at all. Processes are found by a mark in their
+//! environment, so that none is missed that was started and not noted, and none is taken for one whose number it has.
 
 use amphi_host::control;
 use amphi_host::failure::{Failure, Outcome};

@@ -3,9 +3,9 @@
 //! Owns: which processes a node runs for a job, when they are ready, and that all of them end with the keeper. Does not
 //! own: when they are wanted (`run`), what is removed and how (`folder`).
 //!
-//! Invariants: SIGTERM, SIGINT and SIGHUP do not end a keeper, as a batch system sends them to all processes of a job
-//! while files are still to be brought out; they are reported. The end of its standard input ends it. Servers and mounts
-//! get a signal from the kernel when their keeper is killed.
+//! Invariants: SIGTERM, SIGINT and SIGHUP do not end a keeper, as a batch system sends SIGTERM to all processes of a
+//! job while files are still to be brought out; they are reported. Its children ignore SIGTERM. The end of its standard
+//! input ends it. Servers and mounts get a signal from the kernel when their keeper is killed.
 
 use super::folder::{Folder, MOUNT_VARIABLE, OWN_MARK};
 use super::messages::{Order, Place, Plan, Report, Said, Task};
@@ -245,7 +245,11 @@ impl Keeper {
     #[expect(clippy::disallowed_methods, reason = "the threads that read what a child says")]
     fn begin(&mut self, part: Part, args: Vec<String>) -> Outcome {
         let (plan, folder) = self.place()?;
-        let mut command = Command::new(std::env::current_exe().during(|| "find this program".into())?);
+        // A batch system sends SIGTERM to these processes as well, which the file system has to outlive. To be ignored
+        // is what a process inherits.
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "trap '' TERM; exec \"$0\" \"$@\""]);
+        command.arg(std::env::current_exe().during(|| "find this program".into())?);
         for name in amphi_host::notify::VARIABLES {
             command.env_remove(name);
         }

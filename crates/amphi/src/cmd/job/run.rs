@@ -1,7 +1,7 @@
 //! `amphi job run`: the steps of a job's file system, from the first folder to the last.
 //!
-//! Owns: the options, where the nodes come from, the order of the steps, what is told of them. Does not own: how keepers
-//! are reached (`world`, `channel`), what they do (`node`), what is copied (`staging`).
+//! Owns: the options, where the nodes come from, the order of the steps, what is told of them. Does not own: how
+//! keepers are reached (`world`, `channel`), what they do (`node`), what is copied (`staging`).
 //!
 //! Invariants: whatever a step answers, the last one removes everything. Files are brought out when the program has
 //! ended and before anything is removed. Nothing that was in the file system and was not brought out is kept, and the
@@ -69,15 +69,15 @@ struct Nodes {
     /// Nodes, each with a server and a mount [default: those of the Slurm job, or this machine]
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     nodes: Vec<String>,
-    /// Command that starts a program on a node, {host} stands for its name, {nodes} for their number; without {host}: on
-    /// all nodes [default: srun in a Slurm job, ssh with --nodes]
+    /// Command that starts a program on a node, {host} stands for its name, {nodes} for their number; without {host}:
+    /// on all nodes [default: srun in a Slurm job, ssh with --nodes]
     #[arg(long, value_name = "COMMAND")]
     launcher: Option<String>,
     /// Host in the addresses of servers, {host} stands for the name of the node
     #[arg(long, value_name = "NAME", default_value = "{host}")]
     address: String,
-    /// Folder of each node in which the job gets one of its own, with the zones and the mount; {host} as above [default:
-    /// AMPHI_JOB_SCRATCH, TMPDIR, /tmp]
+    /// Folder of each node in which the job gets one of its own, with the zones and the mount; {host} as above
+    /// [default: AMPHI_JOB_SCRATCH, TMPDIR, /tmp]
     #[arg(long, value_name = "DIR")]
     scratch: Option<String>,
     /// Path of this program on the nodes [default: where it is here]

@@ -136,8 +136,8 @@ impl World {
 
     /// Gives an order and waits for the answer of each node that it is for: what `answer` makes of its report.
     ///
-    /// Errors: the first node that fails, with its name; a wish to stop; that the time is over. `stay` decides whether a
-    /// wish is to be passed over.
+    /// Errors: the first node that fails, with its name; a wish to stop; that the time is over. `stay` decides whether
+    /// a wish is to be passed over.
     pub fn ask<T>(
         &mut self,
         to: To,
