@@ -177,6 +177,19 @@ fn jobs_that_end_otherwise() {
         site.nothing_left();
     }
 
+    // A batch system may send it to the processes of the file system alone.
+    let (mut job, mount) = site.started(&["--stage-in", "in", "--stage-out", "in:out/step", "--stage-out-on-term"]);
+    let own = Pid::from_child(&job);
+    let keeper = processes(&["job node"]).into_iter().find(|pid| parent_of(*pid) == Some(own)).expect("a keeper");
+    let server = processes(&["--with-parent", &mount.parent().expect("folder").display().to_string()]);
+    assert!(!server.is_empty());
+    for pid in server.into_iter().chain([keeper]) {
+        kill_process(pid, Signal::TERM).expect("signal");
+    }
+    assert_eq!(job.wait().expect("wait").code(), Some(3), "that of the program");
+    assert_eq!(std::fs::read(site.place.path("out/step/b")).expect("brought out"), b"bytes");
+    site.nothing_left();
+
     let mut job = site.job(&["--kill-after", "1", "--", "sh", "-c", "trap '' TERM; touch began; sleep 600"]);
     let mut job = job.spawn().expect("amphi starts");
     eventually("the program begins", || site.place.path("began").exists());
@@ -190,6 +203,20 @@ fn jobs_that_end_otherwise() {
     job.kill().expect("kill");
     job.wait().expect("wait");
     eventually("nothing is left", || site.left().is_empty());
+
+    // All parts that could notice die, and the file system ends in order by itself.
+    let (mut job, mount) = site.started(&[]);
+    let folder = mount.parent().expect("folder").display().to_string();
+    let own = Pid::from_child(&job);
+    let keeper = processes(&["job node"]).into_iter().find(|pid| parent_of(*pid) == Some(own)).expect("a keeper");
+    kill_process(keeper, Signal::STOP).expect("signal");
+    job.kill().expect("kill");
+    job.wait().expect("wait");
+    kill_process(keeper, Signal::KILL).expect("kill");
+    eventually("the file system ends", || processes(&["--with-parent", &folder]).is_empty());
+    let out = amphi().args(["job", "clean", "--scratch"]).arg(site.scratch()).output().expect("amphi starts");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    site.nothing_left();
 
     // The keeper dies: the job ends and cleans up.
     let (mut job, mount) = site.started(&[]);
