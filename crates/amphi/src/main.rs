@@ -74,7 +74,7 @@ enum Command {
 }
 
 impl Command {
-    /// Whether the command has to take something away again when it ends, such as a mount. It outlives what it writes to.
+    /// Whether the command has to take something away again when it ends, such as a mount; it outlives its readers.
     fn holds_a_mount(&self) -> bool {
         matches!(
             self,
