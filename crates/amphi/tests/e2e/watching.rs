@@ -125,7 +125,7 @@ fn metrics_are_served() {
     up.stop();
 }
 
-/// Goal: each call of a program is in the histogram of its kind and of how it was served, once. Method: some calls whose
+/// Goal: each call of a program is in the histogram of its kind and of how it was served, once. Method: calls whose
 /// number is known, one of which has to wait; the metrics, where the buckets hold what the counts say, and a sample.
 #[test]
 fn calls_are_timed() {
