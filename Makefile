@@ -81,6 +81,8 @@ install-files:
 	install -m 644 deploy/systemd/mnt-amphi.mount.example $(SHARE)/doc/amphi/examples/mnt-amphi.mount
 	install -d $(SHARE)/doc/amphi/examples/prometheus
 	install -m 644 deploy/prometheus/* $(SHARE)/doc/amphi/examples/prometheus
+	install -d $(SHARE)/doc/amphi/examples/slurm
+	install -m 755 deploy/slurm/* $(SHARE)/doc/amphi/examples/slurm
 
 # target/deb/amphi_VERSION_ARCHITECTURE.deb
 deb: dist mpiio preload capi

@@ -5,6 +5,7 @@ pub mod calibrate;
 pub mod evict;
 pub mod explain;
 pub mod fsck;
+pub mod job;
 pub mod key;
 pub mod layout;
 mod look;

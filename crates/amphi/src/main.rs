@@ -60,6 +60,7 @@ enum Command {
     Evict(cmd::evict::Evict),
     Fsck(cmd::fsck::Fsck),
     Run(cmd::run::Run),
+    Job(cmd::job::Job),
     Mpiio(cmd::mpiio::Mpiio),
     Demo(demo::Demo),
     Bench(amphi_bench::Bench),
@@ -73,9 +74,17 @@ enum Command {
 }
 
 impl Command {
-    /// Whether the command has to take something away again when it ends, such as a mount.
+    /// Whether the command has to take something away again when it ends, such as a mount; it outlives its readers.
     fn holds_a_mount(&self) -> bool {
-        matches!(self, Command::Up(_) | Command::Server(_) | Command::Mount(_) | Command::Demo(_) | Command::Bench(_))
+        matches!(
+            self,
+            Command::Up(_)
+                | Command::Server(_)
+                | Command::Mount(_)
+                | Command::Demo(_)
+                | Command::Bench(_)
+                | Command::Job(_)
+        )
     }
 }
 
@@ -107,9 +116,10 @@ fn run(command: Command) -> Outcome {
         Command::Evict(c) => c.run(),
         Command::Fsck(c) => c.run(),
         Command::Run(c) => c.run(),
+        Command::Job(c) => c.run(),
         Command::Mpiio(c) => c.run(),
         Command::Demo(c) => c.run(),
-        Command::Bench(c) => c.run(),
+        Command::Bench(c) => c.run(cmd::calibrate::disk_of),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "amphi", &mut std::io::stdout());
             Ok(())

@@ -33,9 +33,11 @@ const FORMAT: &str = "--format";
 /// How long a member may take to stop in order.
 const STOPPING: Duration = Duration::from_secs(60);
 
-/// Makes this process end when its parent ends.
+/// Makes this process end in order when its parent ends, also if it ignores SIGTERM.
 pub fn end_with(parent: i32) -> Outcome {
-    set_parent_process_death_signal(Some(Signal::TERM)).during(|| "watch the parent".into())?;
+    let term = Signal::TERM.as_raw();
+    let signal = if amphi_host::signals::ending_signals().contains(&term) { Signal::TERM } else { Signal::HUP };
+    set_parent_process_death_signal(Some(signal)).during(|| "watch the parent".into())?;
     // The parent may have ended before the kernel knew that this process wants a signal.
     match getppid() {
         Some(pid) if pid.as_raw_nonzero().get() == parent => Ok(()),

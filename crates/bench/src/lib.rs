@@ -37,6 +37,7 @@ mod series;
 mod servers;
 mod sessions;
 mod settings;
+mod shares;
 mod small;
 pub mod stream;
 mod turns;
@@ -48,10 +49,11 @@ use clap::{Args, Subcommand, ValueEnum};
 pub use machine::date;
 pub use run::Run;
 pub use settings::{DEFAULT_SPINS, session_config};
+pub use shares::Calibrated;
 
 use report::Report;
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -153,8 +155,9 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Runs the selected benchmarks.
-    pub fn run(mut self) -> Outcome {
+    /// Runs the selected benchmarks. `calibrated` gives what was measured before of the disk of a folder, if anything
+    /// was, or why that does not count.
+    pub fn run(mut self, calibrated: impl FnOnce(&Path) -> Option<Result<Calibrated, String>>) -> Outcome {
         match self.workload.take() {
             Some(Workload::Ior(ior)) => return ior.run(),
             Some(Workload::Mdtest(mdtest)) => return mdtest.run(),
@@ -199,6 +202,9 @@ impl Bench {
             }
             _ => Ok(()),
         });
+        if let Some(calibrated) = calibrated(&dir) {
+            shares::show(&mut run, calibrated);
+        }
         let written = self.json.as_ref().map_or(Ok(()), |path| run.report.write_json(path));
         let _ = std::fs::remove_dir_all(&dir);
         outcome.and(written)

@@ -23,6 +23,7 @@ use crate::ops::read::exports;
 use crate::ops::walks;
 use crate::ops::write_behind;
 use crate::prefetch::small_files;
+use crate::telemetry::call_times::CallTimes;
 use crate::telemetry::record::Recorder;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::{TABLE, Tunable, Tunables};
@@ -221,6 +222,11 @@ impl Client {
     /// directory was changed meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.mount, rule)
+    }
+
+    /// Where a front end counts how long its calls took.
+    pub fn call_times(&self) -> &Arc<CallTimes> {
+        &self.mount.stats.calls
     }
 
     /// The recordings of this mount.

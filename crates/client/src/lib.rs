@@ -53,6 +53,7 @@ pub use ops::posts::Posting;
 pub use policy::decision;
 pub use policy::readahead;
 pub use policy::readers::Pieces;
+pub use telemetry::call_times::{CallKind, CallTimes, Served};
 pub use telemetry::calls::{CallNotes, noting};
 pub use telemetry::jobs::{JOB_VARIABLES, JobName};
 pub use telemetry::record;

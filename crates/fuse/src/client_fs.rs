@@ -59,7 +59,7 @@ use crate::notify::Notifier;
 use crate::recorded::Recorded;
 use crate::request::{Caller, Request};
 use amphi_client::{Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
-use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
+use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -265,12 +265,6 @@ impl ClientFs {
         }
         Ok(())
     }
-
-    /// As `kill_suidgid`, for `fallocate` and `copy_file_range`. For these calls the kernel neither clears the bits nor
-    /// requests it.
-    fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
-        if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
-    }
 }
 
 impl FileSystem for ClientFs {
@@ -302,6 +296,10 @@ impl FileSystem for ClientFs {
     fn recorded(&self, recorded: Recorded) {
         let opened = recorded.opened().and_then(|handle| self.handles.get(handle).ok());
         self.records.ends(recorded, opened.map(|file| file.size()));
+    }
+
+    fn call_times(&self) -> Option<&Arc<amphi_client::CallTimes>> {
+        Some(self.client.call_times())
     }
 
     fn is_own_thread(&self, tid: u32) -> bool {

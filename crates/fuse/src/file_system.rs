@@ -19,8 +19,10 @@ use crate::later::Later;
 use crate::notify::Notifier;
 use crate::recorded::Recorded;
 use crate::request::{Caller, Request};
+use amphi_client::CallTimes;
 use amphi_types::{Errno, Ino, Result, SetAttr};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A file system behind a mount. See the module's head for threads, blocking and errors.
@@ -57,6 +59,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// that reads them.
     fn is_own_thread(&self, tid: u32) -> bool {
         false
+    }
+
+    /// Where the times of calls are counted.
+    fn call_times(&self) -> Option<&Arc<CallTimes>> {
+        None
     }
 
     /// Called once, when the mount has ended and no method runs any more.

@@ -10,15 +10,17 @@
 //! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters. A waiter can continue only
 //! when another process's unlock request is read.
 
+use crate::clock::monotonic_ns;
 use crate::interrupt::Interrupt;
 use crate::kernel::structs::IoctlOut;
 use crate::recorded::Recorded;
 use crate::reply::ReplyTo;
+use amphi_client::{CallKind, CallTimes, Served};
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use zerocopy::IntoBytes;
 
@@ -32,6 +34,8 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct LateTable {
     entries: Mutex<BTreeMap<u64, Entry>>,
+    /// Where their times are counted.
+    pub(crate) times: OnceLock<Arc<CallTimes>>,
 }
 
 impl LateTable {
@@ -66,6 +70,8 @@ pub struct Later {
     table: Arc<LateTable>,
     answered: bool,
     recorded: Option<Box<Recorded>>,
+    /// What kind of call it is, and when the mount began with it; none if its time is not counted.
+    timed: Option<(CallKind, u64)>,
 }
 
 impl Later {
@@ -77,7 +83,7 @@ impl Later {
         if interrupt.is_interrupted() {
             table.interrupt(unique);
         }
-        Later { device, unique, table, answered: false, recorded }
+        Later { device, unique, table, answered: false, recorded, timed: to.timed() }
     }
 
     /// Wakes `waker` once when the caller gets a signal, or at once if it already did. Only the waker that was
@@ -129,8 +135,11 @@ impl Later {
         }
     }
 
-    /// Tells a recording of the answer.
+    /// Tells a recording of the answer, and counts its time.
     fn record(&mut self, error: i32, parts: &[&[u8]]) {
+        if let (Some((kind, began_ns)), Some(times)) = (self.timed, self.table.times.get()) {
+            times.add(kind, Served::Waited, monotonic_ns().saturating_sub(began_ns));
+        }
         if let Some(mut recorded) = self.recorded.take() {
             recorded.answered(error, parts);
             recorded.ends();

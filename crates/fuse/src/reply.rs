@@ -6,6 +6,7 @@ use crate::calls::{AttrReply, Entry, LockHow, LockKind, OpenReply, Statfs};
 use crate::kernel::structs::{Attr as AttrWire, AttrOut, EntryOut, OpenOut, OutHeader, Statfs as StatfsWire};
 use crate::kernel::structs::{LkOut, Statx, StatxOut, SxTime};
 use crate::recorded::Recorded;
+use amphi_client::CallKind;
 use amphi_types::{Attr, Errno, Timespec, limits};
 use rustix::io::Errno as Raw;
 use smallvec::SmallVec;
@@ -126,12 +127,24 @@ pub(crate) struct ReplyTo<'a> {
     /// When the mount began with it, or 0 if no recording needs it.
     began_ns: u64,
     recorded: RefCell<Option<Box<Recorded>>>,
+    /// The kind of call, if its time is counted.
+    kind: Option<CallKind>,
 }
 
 impl<'a> ReplyTo<'a> {
     /// Of a request with which the mount began at `began_ns`.
     pub(crate) fn new(device: BorrowedFd<'a>, unique: u64, began_ns: u64) -> ReplyTo<'a> {
-        ReplyTo { device, unique, given_away: Cell::new(false), began_ns, recorded: RefCell::default() }
+        ReplyTo { device, unique, given_away: Cell::new(false), began_ns, recorded: RefCell::default(), kind: None }
+    }
+
+    /// The same, whose time is counted for this kind of call.
+    pub(crate) fn of(self, kind: Option<CallKind>) -> ReplyTo<'a> {
+        ReplyTo { kind, ..self }
+    }
+
+    /// The kind of call, and when the mount began with it, if its time is counted.
+    pub(crate) fn timed(&self) -> Option<(CallKind, u64)> {
+        self.kind.map(|kind| (kind, self.began_ns))
     }
 
     /// The answer is noted for a recording, and so is what the client does on this thread until the returned value is

@@ -79,11 +79,16 @@ impl Session {
             tracing::debug!(?forgotten, "the list of the root may be kept");
         }
         fs.mounted(Notifier::new(Arc::downgrade(&device), top), &limits);
+        let in_hand = InHand::default();
+        if let Some(times) = fs.call_times() {
+            // Nothing is there before.
+            let _ = in_hand.late.times.set(times.clone());
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
             fs,
             device,
-            in_hand: InHand::default(),
+            in_hand,
             pool: Arc::new(Pool::new(config.threads_max.max(2), config.threads_idle_max, cores)),
             config,
             limits,

@@ -37,14 +37,14 @@ pub fn end_when_nobody_reads() {
     let _ = signal_hook::flag::register_conditional_default(signal_hook::consts::SIGPIPE, always);
 }
 
-/// Signals that end a mount or a server in order: also that the terminal has gone, unless that was to be ignored
-/// (nohup).
+/// Signals that end a mount or a server in order: also that the terminal has gone; without those that were to be
+/// ignored when the process began (SIGHUP by nohup, SIGTERM by the keeper of a job).
 pub fn ending_signals() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    let hangup = Some(SIGHUP).filter(|s| ignored >> (s - 1) & 1 == 0);
-    [SIGINT, SIGTERM].into_iter().chain(hangup).collect()
+    let counts = |signal: &i32| ignored >> (signal - 1) & 1 == 0;
+    [SIGINT].into_iter().chain([SIGTERM, SIGHUP].into_iter().filter(counts)).collect()
 }
 
 /// Lets a program that this process runs answer the signals that mean both: what a terminal sends reaches it anyway,
@@ -64,6 +64,15 @@ pub fn leave_to(program: Pid) -> Outcome {
         }
     };
     std::thread::Builder::new().spawn(pass_on).map(drop).during(|| "start a thread".into())
+}
+
+/// Gives each SIGINT, SIGQUIT, SIGTERM and SIGHUP to `tell`, from another thread; none of them ends this process any
+/// more.
+pub fn pass_to(tell: impl Fn(i32) + Send + 'static) -> Outcome {
+    let all = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
+    let mut signals = signal_hook::iterator::Signals::new(all).during(|| "handle signals".into())?;
+    let run = move || signals.forever().for_each(tell);
+    std::thread::Builder::new().spawn(run).map(drop).during(|| "start a thread".into())
 }
 
 /// How long after the first signal another one counts as a second wish of somebody. A program that ends a group of

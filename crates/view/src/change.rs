@@ -3,7 +3,7 @@
 //! A counter that is smaller than before was reset in between (`amphi stats --reset`, a server that restarted), so its
 //! value now has accumulated since.
 
-use crate::snapshot::{Counter, OfServer, Snapshot, Way};
+use crate::snapshot::{Counter, OfServer, Snapshot, Times, Way};
 use std::collections::BTreeMap;
 
 /// Two samples of the same mount.
@@ -19,7 +19,7 @@ fn grown(before: u64, after: u64) -> u64 {
     if after >= before { after - before } else { after }
 }
 
-impl Change<'_> {
+impl<'a> Change<'a> {
     /// Seconds between the two samples, not 0.
     pub fn seconds(&self) -> f64 {
         self.after.at.saturating_sub(self.before.at).as_secs_f64().max(1e-3)
@@ -68,6 +68,22 @@ impl Change<'_> {
         let buckets = self.after.servers.range(begin.clone()..).take_while(|(name, _)| name.starts_with(&begin));
         let bound = |name: &str| name[begin.len()..].parse().ok();
         buckets.filter_map(|(name, _)| Some((bound(name)?, self.at_servers(name)))).collect()
+    }
+
+    /// The calls of programs a second, by kind and how they were served: how many, and how many in each bucket, by its
+    /// upper bound in microseconds; the last one has no bound.
+    pub fn calls(&self) -> Vec<(&'a str, f64, BTreeMap<u64, f64>)> {
+        let none = Times::default();
+        let one = |(name, after): (&'a String, &Times)| {
+            let before = self.before.mount.calls.get(name).unwrap_or(&none);
+            let rate = |before: u64, after: u64| grown(before, after) as f64 / self.seconds();
+            let of = |times: &Times, bound: &u64| times.up_to_us.get(bound).copied().unwrap_or(0);
+            let bounded = after.up_to_us.keys().map(|bound| (*bound, rate(of(before, bound), of(after, bound))));
+            let beyond = |times: &Times| times.count.saturating_sub(times.up_to_us.values().sum());
+            let last = (u64::MAX, rate(beyond(before), beyond(after)));
+            (name.as_str(), rate(before.count, after.count), bounded.chain([last]).collect())
+        };
+        self.after.mount.calls.iter().map(one).filter(|(_, often, _)| *often > 0.0).collect()
     }
 
     /// Requests and bytes a second by way and reason, the most bytes first; `prefix` is `read_` or `write_`.

@@ -7,12 +7,13 @@
 //! `SERVERS_MAX` of the cluster by their names and one `_other`. No path, user or host of a program appears. Prometheus
 //! names a scrape's own label `job`, hence `jobid`.
 
-use crate::snapshot::{Job, Snapshot};
+use crate::snapshot::{Job, Snapshot, Times};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -47,6 +48,9 @@ const OPERATIONS: &[&str] = &[
     "fallocate",
 ];
 
+/// Bounds of the buckets of call times, powers of two of microseconds.
+const BOUNDS: u32 = 25;
+
 type Labels = Vec<(&'static str, String)>;
 
 /// Values of one name. Sorted out before they are written, since the format wants the series of a name together.
@@ -61,6 +65,7 @@ struct Family {
 struct Families {
     counters: BTreeMap<&'static str, Family>,
     gauges: BTreeMap<&'static str, Family>,
+    times: Vec<(Labels, Times)>,
 }
 
 impl Families {
@@ -99,6 +104,14 @@ fn of_mount(snapshot: &Snapshot, all: &mut Families) {
     }
     for (name, value) in &snapshot.mount.gauges {
         all.set("client_state", "States of the mount.", vec![("state", name.clone())], *value as f64);
+    }
+}
+
+/// Times of calls, those alone that there were.
+fn of_calls(snapshot: &Snapshot, all: &mut Families) {
+    for (name, times) in &snapshot.mount.calls {
+        let (kind, served) = name.split_once('.').unwrap_or((name, ""));
+        all.times.push((vec![("op", kind.into()), ("served", served.into())], times.clone()));
     }
 }
 
@@ -232,11 +245,39 @@ struct Metric {
 
 /// Writes families as the format wants them.
 #[derive(Debug)]
-struct Values(Vec<Metric>);
+struct Values {
+    metrics: Vec<Metric>,
+    times: Vec<(Labels, Times)>,
+}
+
+/// One histogram: its sum in seconds, how many values, and how many in each bucket, by its upper bound.
+#[derive(Debug)]
+struct Histogram<'a>(&'a Times);
+
+impl EncodeMetric for Histogram<'_> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let Times { count, sum_ns, up_to_us } = self.0;
+        // Always the same bounds: a series that begins later would seem to have been 0 for none of its time.
+        let mut known = 0;
+        let mut bounded: Vec<(f64, u64)> = Vec::with_capacity(BOUNDS as usize + 1);
+        for us in (0..BOUNDS).map(|i| 1u64 << i) {
+            let n = up_to_us.get(&us).copied().unwrap_or(0);
+            known += n;
+            bounded.push((us as f64 / 1e6, n));
+        }
+        bounded.push((f64::MAX, count.saturating_sub(known)));
+        let buckets = bounded;
+        encoder.encode_histogram::<NoLabelSet>(*sum_ns as f64 / 1e9, *count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
 
 impl Collector for Values {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for Metric { is_counter, name, family: Family { help, series } } in &self.0 {
+        for Metric { is_counter, name, family: Family { help, series } } in &self.metrics {
             let counter = ConstCounter::new(0.0);
             let gauge = ConstGauge::new(0.0);
             let kind = if *is_counter { counter.metric_type() } else { gauge.metric_type() };
@@ -251,6 +292,14 @@ impl Collector for Values {
                 }
             }
         }
+        if !self.times.is_empty() {
+            let help = "How long calls of programs took in the mount, by kind and how they were served.";
+            let (name, unit) = ("client_call_duration", Unit::Seconds);
+            let mut family = encoder.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
+            for (labels, times) in &self.times {
+                Histogram(times).encode(family.encode_family(labels)?)?;
+            }
+        }
         Ok(())
     }
 }
@@ -261,13 +310,14 @@ pub fn text(snapshot: &Snapshot, version: &str) -> String {
     let mut all = Families::default();
     all.set("build_info", "The program that says this.", vec![("version", version.to_string())], 1.0);
     of_mount(snapshot, &mut all);
+    of_calls(snapshot, &mut all);
     of_servers(snapshot, &mut all);
     of_cluster(snapshot, &mut all);
     of_jobs(snapshot, &mut all);
     let counters = all.counters.into_iter().map(|(name, family)| Metric { is_counter: true, name, family });
     let gauges = all.gauges.into_iter().map(|(name, family)| Metric { is_counter: false, name, family });
     let mut registry = Registry::with_prefix("amphifs");
-    registry.register_collector(Box::new(Values(counters.chain(gauges).collect())));
+    registry.register_collector(Box::new(Values { metrics: counters.chain(gauges).collect(), times: all.times }));
     let mut text = String::new();
     // Writing into a string does not fail.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);

@@ -17,6 +17,9 @@ const JOBS_MAX: usize = 16;
 /// Most mounts that are reported.
 const MOUNTS_MAX: usize = 32;
 
+/// What stands for a time beyond all buckets, days.
+const LONGEST_US: u64 = 1 << 40;
+
 /// Names of operations, and the counters of a mount that they are the sums of.
 const OPERATIONS: &[(&str, &[&str])] = &[
     ("lookup", &["lookup"]),
@@ -81,13 +84,26 @@ fn side(change: &Change<'_>, prefix: &str) -> Value {
     json!({ "requests_per_s": requests, "bytes_per_s": bytes, "ways": ways })
 }
 
-/// The known times: those of the servers' disks as quantiles, all others as means.
-fn latencies(change: &Change<'_>) -> Vec<Value> {
+/// The name of a row of call times, `read.at_once`, for people.
+fn call_text(name: &str) -> String {
+    let (kind, served) = name.split_once('.').unwrap_or((name, ""));
+    format!("{kind} of a program, {}", if served == "at_once" { "answered at once" } else { "that waited" })
+}
+
+/// The known times: those of programs' calls and of the servers' disks as quantiles, all others as means.
+pub(crate) fn latencies(change: &Change<'_>) -> Vec<Value> {
     let mut all = Vec::new();
     for (what, rows) in [("disk read", "disk_us_read"), ("disk write", "disk_us_write")] {
         let buckets = change.histogram(rows);
         let (often, p50, p99) = (buckets.values().sum::<f64>(), quantile(&buckets, 0.5), quantile(&buckets, 0.99));
         if let (Some(p50), Some(p99)) = (p50, p99) {
+            all.push(json!({ "what": what, "per_s": often, "p50_at_most_us": p50, "p99_at_most_us": p99 }));
+        }
+    }
+    for (name, often, buckets) in change.calls() {
+        if let (Some(p50), Some(p99)) = (quantile(&buckets, 0.5), quantile(&buckets, 0.99)) {
+            let (p50, p99) = (p50.min(LONGEST_US), p99.min(LONGEST_US));
+            let what = call_text(name);
             all.push(json!({ "what": what, "per_s": often, "p50_at_most_us": p50, "p99_at_most_us": p99 }));
         }
     }

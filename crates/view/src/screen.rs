@@ -9,6 +9,7 @@ use crate::contention::{Contention, contention};
 use crate::files::files;
 use crate::findings::{Weight, findings};
 use crate::limits::limits;
+use crate::report::latencies;
 use crate::snapshot::{Job, Target};
 use crate::unit::{bytes, count, seconds, share};
 use ratatui::style::{Color, Modifier, Style};
@@ -27,13 +28,16 @@ pub enum Screen {
     Jobs,
     /// The files with the most to do, and who is in whose way.
     Files,
+    /// How long calls took, at this mount and at the servers.
+    Times,
     /// Every counter that moves.
     Counters,
 }
 
 impl Screen {
     /// All screens, in the order of their keys.
-    pub const ALL: [Screen; 5] = [Screen::Overview, Screen::Cluster, Screen::Jobs, Screen::Files, Screen::Counters];
+    pub const ALL: [Screen; 6] =
+        [Screen::Overview, Screen::Cluster, Screen::Jobs, Screen::Files, Screen::Times, Screen::Counters];
 
     /// The name of the screen.
     pub fn name(self) -> &'static str {
@@ -42,6 +46,7 @@ impl Screen {
             Screen::Cluster => "cluster",
             Screen::Jobs => "jobs",
             Screen::Files => "files",
+            Screen::Times => "times",
             Screen::Counters => "counters",
         }
     }
@@ -77,6 +82,7 @@ pub fn lines(screen: Screen, name: &str, change: &Change<'_>) -> Vec<Line<'stati
         Screen::Cluster => cluster(change, &mut all),
         Screen::Jobs => jobs(change, &mut all),
         Screen::Files => busy_files(change, &mut all),
+        Screen::Times => times(change, &mut all),
         Screen::Counters => counters(change, &mut all),
     }
     all
@@ -96,6 +102,22 @@ fn head(name: &str, change: &Change<'_>) -> Vec<Line<'static>> {
         )),
         Line::default(),
     ]
+}
+
+fn times(change: &Change<'_>, all: &mut Vec<Line<'static>>) {
+    all.push(title(&format!("{:<44}{:>12}{:>16}{:>16}", "what", "a second", "half within", "99 % within")));
+    let us = |value: &serde_json::Value| value.as_f64().map(|us| seconds(us / 1e6));
+    let rows = latencies(change);
+    for row in &rows {
+        let mean = || us(&row["mean_us"]).map(|mean| format!("{:>16}", format!("mean {mean}")));
+        let parts = us(&row["p50_at_most_us"]).zip(us(&row["p99_at_most_us"]));
+        let parts = parts.map(|(half, most)| format!("{half:>16}{most:>16}")).or_else(mean).unwrap_or_default();
+        let often = count(row["per_s"].as_f64().unwrap_or(0.0));
+        all.push(plain(format!("{:<44}{often:>12}{parts}", row["what"].as_str().unwrap_or_default())));
+    }
+    if rows.is_empty() {
+        all.push(plain("nothing was timed".into()));
+    }
 }
 
 fn overview(change: &Change<'_>, all: &mut Vec<Line<'static>>) {

@@ -17,6 +17,19 @@ pub struct Counter {
     pub sum: u64,
 }
 
+/// How long calls of a kind took that were served one way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Times {
+    /// How many calls.
+    pub count: u64,
+    /// Their times together, ns.
+    pub sum_ns: u64,
+    /// How many of them took at most so many microseconds and more than the bound before. What took longer than the
+    /// last bound there is, is in none.
+    pub up_to_us: BTreeMap<u64, u64>,
+}
+
 /// Counters of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -27,6 +40,8 @@ pub struct Mount {
     pub counters: BTreeMap<String, Counter>,
     /// States by name.
     pub gauges: BTreeMap<String, u64>,
+    /// Times of calls, by kind and how they were served: `read.at_once`.
+    pub calls: BTreeMap<String, Times>,
 }
 
 /// A server, as the master knows it.

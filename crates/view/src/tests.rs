@@ -167,6 +167,8 @@ fn metrics_text() {
     let servers = [("request_make", 6), ("write_bytes", 70), ("histogram_disk_us_write_to_512", 3), ("evictions", 1)];
     let mut now = snapshot(1, &mount, &[("cache_used_bytes", 9)], &servers);
     now.jobs[0].job = "a\"b\\c\nd".into();
+    let times = crate::snapshot::Times { count: 6, sum_ns: 1_500_000, up_to_us: [(2, 3), (8, 2)].into() };
+    now.mount.calls = [("read.at_once".to_string(), times)].into();
     let text = metrics::text(&now, "1.2.3");
     for wanted in [
         "# TYPE amphifs_client_io_bytes counter\n",
@@ -175,6 +177,12 @@ fn metrics_text() {
         "amphifs_client_events_total{event=\"write_throttled\"} 2",
         "amphifs_client_event_amount_total{event=\"lock_wait\"} 999",
         "amphifs_client_state{state=\"cache_used_bytes\"} 9",
+        "# TYPE amphifs_client_call_duration_seconds histogram\n",
+        "amphifs_client_call_duration_seconds_sum{op=\"read\",served=\"at_once\"} 0.0015",
+        "amphifs_client_call_duration_seconds_count{op=\"read\",served=\"at_once\"} 6",
+        "_bucket{le=\"1e-6\",op=\"read\",served=\"at_once\"} 0",
+        "_bucket{le=\"4e-6\",op=\"read\",served=\"at_once\"} 3",
+        "_bucket{le=\"+Inf\",op=\"read\",served=\"at_once\"} 6",
         "amphifs_server_requests_total{server=\"a\",op=\"make\"} 6",
         "amphifs_server_bytes_total{server=\"a\",what=\"write\"} 70",
         "amphifs_server_sizes_total{server=\"a\",what=\"disk_us_write\",upto=\"512\"} 3",
@@ -235,6 +243,10 @@ fn metrics_of_servers() {
     many.cluster.servers[200].up = true;
     many.by_server.remove(200);
     assert_eq!(lines(&many).len(), 8);
+    let times = crate::snapshot::Times { count: 3, sum_ns: 9_000_000, up_to_us: [(2, 1), (4096, 1)].into() };
+    let served = ["at_once", "waited"];
+    let calls = (0..12).flat_map(|kind| served.map(|way| (format!("kind{kind}.{way}"), times.clone())));
+    many.mount.calls = calls.collect();
     let session = many.cluster.sessions[0].clone();
     many.cluster.sessions = vec![session; 1000];
     let series = metrics::text(&many, "1").lines().filter(|line| !line.starts_with('#')).count();

@@ -330,6 +330,7 @@ const HOUSES: &[House] = &[
             "series",
             "report",
             "run",
+            "shares",
             "round_trip",
             "settings",
             "program",

@@ -14,14 +14,15 @@ use super::attributes::Attributes;
 use crate::known_folders::state_folder;
 use crate::secure::LeastSecure;
 use amphi_bench::clock::unix_seconds;
-use amphi_bench::date;
+use amphi_bench::{Calibrated, date};
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::link::{Credentials, host_name};
 use amphi_host::size;
-use amphi_view::calibration::{Asker, Calibration, Limits, Machine, SCHEMA};
+use amphi_view::calibration::{Asker, Calibration, Disk, Limits, Machine, SCHEMA};
 use clap::Args;
 use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -142,6 +143,30 @@ pub fn limits_of(source: &str) -> Option<Result<Limits, String>> {
     Some(calibration.map_err(|e| e.text).and_then(|calibration| calibration.limits(&asker(source).borrowed())))
 }
 
+/// What was measured of the disk on which a folder lies; none if nothing was measured, an error if what was measured
+/// does not count there.
+pub fn disk_of(dir: &Path) -> Option<Result<Calibrated, String>> {
+    let calibration = read(&file().ok()?).transpose()?;
+    Some(calibration.map_err(|e| e.text).and_then(|calibration| {
+        calibration.limits(&asker(&calibration.source).borrowed())?;
+        disk_in(&calibration, dir)
+    }))
+}
+
+/// The disk of a calibration that holds the file system of a folder.
+fn disk_in(calibration: &Calibration, dir: &Path) -> Result<Calibrated, String> {
+    let device = |path: &Path| std::fs::metadata(path).ok().map(|found| found.dev());
+    let here = device(dir);
+    let of = |disk: &&Disk| here.is_some() && device(Path::new(&disk.folder)) == here;
+    let mib = f64::from(1 << 20);
+    match calibration.disks.iter().find(of) {
+        Some(disk) => {
+            Ok(Calibrated { read_mib_s: disk.read_bytes_per_s / mib, write_mib_s: disk.write_bytes_per_s / mib })
+        }
+        None => Err(format!("no disk below {} was measured; `amphi calibrate --data FOLDER` does", dir.display())),
+    }
+}
+
 fn file() -> Outcome<PathBuf> {
     let dir = state_folder()
         .ok_or_else(|| Failure::refused("there is no place for a calibration: neither HOME nor AMPHI_STATE is set"))?;
@@ -231,6 +256,26 @@ mod tests {
         assert_eq!(std::fs::read_dir(place.path().join("state")).expect("a folder").count(), 1);
         std::fs::write(&file, "{").expect("write");
         assert!(read(&file).is_err_and(|e| e.text.contains("is no calibration")));
+    }
+
+    /// Goal: a folder has the limits of the disk that it lies on, and no others. Method: a folder on the disk of one of
+    /// two that were measured, and one elsewhere.
+    #[test]
+    fn disks_of_folders() {
+        let place = tempfile::tempdir().expect("temporary folder");
+        let disk = |folder: &str, rate: f64| Disk {
+            folder: folder.into(),
+            read_bytes_per_s: rate,
+            write_bytes_per_s: 2.0 * rate,
+            ..Disk::default()
+        };
+        let own = place.path().display().to_string();
+        let disks = vec![disk("/proc", 1.0), disk(&own, f64::from(8 << 20))];
+        let calibration = Calibration { disks, ..Calibration::default() };
+        let inner = place.path().join("bench");
+        std::fs::create_dir(&inner).expect("mkdir");
+        assert_eq!(disk_in(&calibration, &inner), Ok(Calibrated { read_mib_s: 8.0, write_mib_s: 16.0 }));
+        assert!(disk_in(&calibration, Path::new("/sys")).is_err_and(|e| e.contains("--data")));
     }
 
     /// Goal: this machine's memory and disk are measured, and nothing is left in the folder. Method: short measurements

@@ -39,6 +39,7 @@ pub struct Mount {
 impl Mount {
     /// Runs until a signal or an unmount ends it.
     pub fn run(self) -> Outcome {
+        self.mounting.watch_parent()?;
         amphi_process::mount::check_mount_point(&self.dir)?;
         let proves = self.secure.of(Credentials::read(self.key.as_deref(), self.identity.as_deref())?);
         let client = self.mounting.client_config()?;

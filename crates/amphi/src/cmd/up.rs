@@ -2,7 +2,7 @@
 
 use super::metrics;
 use crate::known_folders::KnownFolders;
-use crate::members::{Members, SERVERS_MAX, Site};
+use crate::members::{self, Members, SERVERS_MAX, Site};
 use crate::secure::{level, split_listen};
 use crate::storage::{Storage, spin_us};
 use amphi_client::{ClientConfig, JOB_VARIABLES};
@@ -47,6 +47,9 @@ pub struct Mounting {
     /// As soon as the file system is mounted, start a process session of its own (`setsid`); used by mount(8)
     #[arg(long, hide = true)]
     pub background: bool,
+    /// End when this process, which must be the parent, does
+    #[arg(long, hide = true, value_name = "PID")]
+    pub with_parent: Option<i32>,
 }
 
 impl Mounting {
@@ -67,6 +70,11 @@ impl Mounting {
         config.commit = words.said(MountWord::Commit, MountWord::Posix) == Some(true);
         config.job_variables = self.job_env.iter().filter(|name| !name.is_empty()).cloned().collect();
         Ok(config)
+    }
+
+    /// Makes this process end in order when its parent ends, if that is wanted.
+    pub fn watch_parent(&self) -> Outcome {
+        self.with_parent.map_or(Ok(()), members::end_with)
     }
 
     /// Reports that the mount is ready, to a process that waits for it.
@@ -137,6 +145,7 @@ enum Placement {
 impl Up {
     /// Runs until a signal or an unmount ends it.
     pub fn run(mut self) -> Outcome {
+        self.mounting.watch_parent()?;
         let site = Site::look(&self.storage.data, self.servers)?;
         site.share(&mut self.storage);
         let mut config = self.storage.config()?;

@@ -49,6 +49,15 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
+/// The parts of `value` that the schema of this name in `docs/json` does not describe.
+pub fn described(schema: &str, value: &Value) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/json/{schema}.json"));
+    let described: Value = serde_json::from_slice(&std::fs::read(path).expect("read")).expect("JSON");
+    let mut found = Vec::new();
+    faults(&described, value, schema, &mut found);
+    found
+}
+
 /// Goal: `--json` of status, stats, top, calibrate, explain and quota has the fields that the schemas promise, and no
 /// others. Method: a mount that has written, read and opened files, of two servers.
 #[test]
@@ -84,15 +93,13 @@ fn outputs_are_as_their_schemas_say() {
         ("explain", vec!["explain", "--json", &file]),
         ("quota", vec!["quota", "list", "--json", "-m", &mount]),
     ] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/json/{schema}.json"));
-        let described: Value = serde_json::from_slice(&std::fs::read(path).expect("read")).expect("JSON");
         // A calibration of so short measurements is for this test alone.
         let out = amphi().env("AMPHI_STATE", place.path("state")).args(&args).output().expect("amphi starts");
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         let mut found = Vec::new();
         for object in serde_json::Deserializer::from_slice(&out.stdout).into_iter::<Value>() {
             let object = object.expect("JSON");
-            faults(&described, &object, schema, &mut found);
+            found.extend(described(schema, &object));
             assert!(object.as_object().is_some_and(|fields| !fields.is_empty()), "{args:?} says nothing");
         }
         assert!(found.is_empty(), "{args:?}: {found:#?}");

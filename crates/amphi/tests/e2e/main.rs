@@ -26,6 +26,7 @@ mod give_up;
 mod handles;
 mod harness;
 mod ioctl;
+mod jobs;
 mod json_shapes;
 mod kept_listings;
 mod kernel_cache;

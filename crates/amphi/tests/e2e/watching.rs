@@ -125,6 +125,42 @@ fn metrics_are_served() {
     up.stop();
 }
 
+/// Goal: each call of a program is in the histogram of its kind and of how it was served, once. Method: calls whose
+/// number is known, one of which has to wait; the metrics, where the buckets hold what the counts say, and a sample.
+#[test]
+fn calls_are_timed() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let dir = place.text("mount");
+    let file = fs::File::create(place.mount().join("f")).expect("create");
+    file.set_len(100).expect("truncate");
+    file.sync_all().expect("fsync");
+    for n in 0..4 {
+        fs::create_dir(place.mount().join(format!("d{n}"))).expect("mkdir");
+    }
+    fs::rename(place.mount().join("d0"), place.mount().join("e")).expect("rename");
+    fs::remove_dir(place.mount().join("e")).expect("rmdir");
+    let printed = text(&["metrics", &dir]);
+    let rows = |kind: &str, labels: &str| -> u64 {
+        let begin = format!("amphifs_client_call_duration_seconds_{kind}{{");
+        let found = printed.lines().filter(|line| line.starts_with(&begin) && line.contains(labels));
+        found.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    };
+    for (op, often) in [("create", 5), ("setattr", 1), ("fsync", 1), ("rename", 1), ("remove", 1)] {
+        assert_eq!(rows("count", &format!("op=\"{op}\"")), often, "{op} in\n{printed}");
+    }
+    assert_eq!(rows("count", "op=\"fsync\",served=\"waited\""), 1, "{printed}");
+    assert!(rows("count", "served=\"at_once\"") > 0, "{printed}");
+    assert_eq!(rows("bucket", "le=\"+Inf\""), rows("count", "op="), "{printed}");
+    let sample: serde_json::Value = serde_json::from_str(&text(&["top", "--once", "--json", &dir])).expect("JSON");
+    let latencies = sample["latencies"].as_array().expect("rows").clone();
+    assert!(latencies.iter().all(|row| row["what"].is_string()), "{latencies:?}");
+    run(&["stats", "--reset", &dir]);
+    assert!(!text(&["metrics", &dir]).contains("call_duration_seconds_count{op=\"create\""));
+    drop(file);
+    up.stop();
+}
+
 /// Goal: every mount and every server gives its numbers at a private socket, by the server's name, also while another
 /// server is away, and the socket goes with its process. Method: two servers and a mount; the list, `--socket` by name
 /// and by path, a scrape over HTTP; one server is stopped in between, and killed at the end.

@@ -20,9 +20,11 @@ pub(crate) use file::{FileEvent, FileStats, FileSums, row_json};
 pub(crate) use ledger::Ledger;
 pub(crate) use portrait::Portrait;
 
+use super::call_times::CallTimes;
 use crate::policy::decision::Reason;
 pub(crate) use crate::policy::decision::Way;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Where the copy of a request's bytes between its caller and the cache is counted.
@@ -170,6 +172,8 @@ struct Shard([Tally; ROWS]);
 
 /// Counters of a mount.
 pub(crate) struct Stats {
+    /// How long calls took.
+    pub(crate) calls: Arc<CallTimes>,
     shards: Vec<Shard>,
     start_ns: AtomicU64,
 }
@@ -232,7 +236,8 @@ impl Sum {
 impl Stats {
     pub(crate) fn new(now_ns: u64) -> Stats {
         let shard = || Shard(std::array::from_fn(|_| Tally::default()));
-        let stats = Stats { shards: (0..SHARDS).map(|_| shard()).collect(), start_ns: AtomicU64::new(0) };
+        let calls = CallTimes::new().into();
+        let stats = Stats { calls, shards: (0..SHARDS).map(|_| shard()).collect(), start_ns: AtomicU64::new(0) };
         stats.reset(now_ns);
         stats
     }
@@ -275,6 +280,7 @@ impl Stats {
     /// Starts again from zero.
     pub(crate) fn reset(&self, now_ns: u64) {
         self.start_ns.store(now_ns, Relaxed);
+        self.calls.reset();
         for t in self.shards.iter().flat_map(|s| &s.0) {
             for f in [&t.samples, &t.sum, &t.max, &t.sum_squares] {
                 f.store(0, Relaxed);
@@ -363,7 +369,7 @@ impl Stats {
             let comma = if i > 0 { "," } else { "" };
             let _ = write!(out, "{comma}\"{name}\":{value}");
         }
-        out.push_str("}}");
+        let _ = write!(out, "}},\"calls\":{}}}", self.calls.json());
         out
     }
 }
@@ -390,7 +396,7 @@ mod tests {
         assert!(!text.contains("getattr"), "zero counters are left out");
         let json = s.json(9, &[("cache_bytes".to_string(), 7)]);
         assert!(json.contains("\"write_direct_large\":{\"samples\":2,\"unit\":\"bytes\",\"min\":2097152"), "{json}");
-        assert!(json.ends_with("\"gauges\":{\"cache_bytes\":7}}"), "{json}");
+        assert!(json.ends_with("\"gauges\":{\"cache_bytes\":7},\"calls\":{}}"), "{json}");
         s.reset(9);
         assert_eq!(s.io_of(Way::Write, Reason::DirectLarge), (0, 0));
         assert_eq!(s.of(Count::Lookup), (0, 0));

@@ -25,7 +25,7 @@ use crate::later::Later;
 use crate::reply::attr_out;
 use crate::request::Caller;
 use amphi_client::{Client, Ctx, Hints, OpenFile, Pending, WriteTo};
-use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
+use amphi_types::{Attr, Caps, Cred, Errno, Ino, Result, SetAttr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +42,12 @@ fn appends(hints: Hints) -> bool {
 }
 
 impl ClientFs {
+    /// As `kill_suidgid`, for `fallocate` and `copy_file_range`. For these calls the kernel neither clears the bits nor
+    /// requests it.
+    pub(super) fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
+        if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
+    }
+
     pub(super) fn write_file(
         &self,
         caller: &Caller<'_>,

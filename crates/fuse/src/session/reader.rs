@@ -23,7 +23,7 @@ use crate::reply::ReplyTo;
 use crate::request::Caller;
 use crate::request::{BeforeBlocking, Operation, parse};
 use crate::signals::Signals;
-use amphi_client::{Apart, Wide, has_waited};
+use amphi_client::{Apart, CallKind, Served, Wide, has_waited};
 use amphi_types::{Errno, Ino};
 use rustix::fs::OFlags;
 use rustix::io::Errno as Raw;
@@ -333,7 +333,7 @@ impl Reader {
     fn work(&mut self, device: &Arc<OwnedFd>) {
         let Ok((header, _)) = InHeader::read_from_prefix(self.receive.request()) else { return };
         let begin_ns = monotonic_ns();
-        let to = ReplyTo::new(device.as_fd(), header.unique, begin_ns);
+        let to = ReplyTo::new(device.as_fd(), header.unique, begin_ns).of(kind_of(header.opcode));
         let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
         let hook = Hook { shared: &self.shared, uid: header.uid, blocked: Cell::new(false) };
         let caller = Caller {
@@ -364,7 +364,12 @@ impl Reader {
             fs.recorded(*recorded);
         }
         self.polling.served(took_ns);
-        self.apart.served(has_waited(), Duration::from_nanos(took_ns));
+        let waited = has_waited();
+        self.apart.served(waited, Duration::from_nanos(took_ns));
+        // One that is given away is counted when it is answered.
+        if let (Some((kind, _)), Some(times), false) = (to.timed(), fs.call_times(), to.is_given_away()) {
+            times.add(kind, if waited { Served::Waited } else { Served::AtOnce }, took_ns);
+        }
         self.shared.in_hand.leave(&self.slot);
         if hook.blocked.get() {
             self.shared.pool.unblocked(header.uid);
@@ -382,6 +387,27 @@ impl Reader {
             tracing::error!("what follows a read panicked");
         }
     }
+}
+
+/// The kind under which the time of a call is counted. A call for a lock waits for other programs, so it says nothing.
+fn kind_of(opcode: u32) -> Option<CallKind> {
+    Some(match Opcode::from_raw(opcode)? {
+        Opcode::Open | Opcode::Opendir => CallKind::Open,
+        Opcode::Create | Opcode::Tmpfile | Opcode::Mknod | Opcode::Mkdir | Opcode::Symlink | Opcode::Link => {
+            CallKind::Create
+        }
+        Opcode::Read => CallKind::Read,
+        Opcode::Write => CallKind::Write,
+        Opcode::Getattr | Opcode::Statx => CallKind::Stat,
+        Opcode::Lookup => CallKind::Lookup,
+        Opcode::Setattr => CallKind::SetAttr,
+        Opcode::Readdir | Opcode::Readdirplus => CallKind::List,
+        Opcode::Fsync | Opcode::Fsyncdir | Opcode::Syncfs => CallKind::Fsync,
+        Opcode::Flush => CallKind::Close,
+        Opcode::Unlink | Opcode::Rmdir => CallKind::Remove,
+        Opcode::Rename | Opcode::Rename2 => CallKind::Rename,
+        _ => return None,
+    })
 }
 
 /// The data of a request that a reader needs before it is parsed.

@@ -1,0 +1,49 @@
+//! `amphi job`: a file system that lives as long as a job, on the nodes of the job, as an ordinary user.
+//!
+//! Owns: the command line. `run` is the process that the user starts: it starts a keeper on each node, gives orders to
+//! the keepers, and runs the program. `node` is a keeper: it has the folder of the job on its node, the server and the
+//! mount there. `messages` is what both say to each other, `channel` how it gets there, `folder` what a node has of a
+//! job and how it is removed, `program` the user's program.
+//!
+//! Invariants: a keeper ends, and takes everything of the job on its node along, when its standard input ends; so
+//! nothing of a job outlives `amphi job run`, however that ended. What is left where the keeper was killed as well is
+//! removed by `amphi job clean`, which the next job of the same user in the same place begins with.
+
+mod channel;
+mod clean;
+mod folder;
+mod messages;
+mod node;
+mod program;
+mod run;
+mod staging;
+mod world;
+
+use amphi_host::failure::Outcome;
+use clap::{Args, Subcommand};
+
+/// A file system of a job's own, on the nodes of the job, that is gone when the job ends.
+#[derive(Args, Debug)]
+pub struct Job {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    Run(run::Run),
+    Clean(clean::Clean),
+    #[command(hide = true)]
+    Node(node::Node),
+}
+
+impl Job {
+    /// Does it.
+    pub fn run(self) -> Outcome {
+        match self.what {
+            What::Run(run) => run.run(),
+            What::Clean(clean) => clean.run(),
+            What::Node(node) => node.run(),
+        }
+    }
+}
