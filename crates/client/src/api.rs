@@ -211,7 +211,7 @@ pub trait Closes: Send + Sync + 'static {
     /// these locks have been released. Returns the number of the wait.
     fn closing(&self, ino: Ino, done: Box<dyn FnOnce() + Send>) -> Option<u64>;
 
-    /// A wait was in vain: the open file that seemed to be closed has other descriptors.
+    /// Called when a wait was in vain: the open file that seemed to be closed has other descriptors.
     fn in_vain(&self, wait: u64);
 }
 

@@ -259,8 +259,8 @@ impl Client {
         ops::front::front_cache(&self.mount, ctx, open)
     }
 
-    /// A read that filled pages of a front end was answered. If the front end serves the reads of the file, the cache
-    /// need not keep the bytes as well.
+    /// Called when a read that filled pages of a front end was answered. If the front end serves the reads of the file,
+    /// the cache need not keep the bytes as well.
     pub fn kept_by_front(&self, open: &OpenFile, offset: u64, len: usize) {
         ops::front::kept_by_front(&self.mount, open, ByteRange::at(offset, len as u64));
     }
@@ -306,7 +306,7 @@ impl Client {
         self.mount.coherence.walks.repeats(thread)
     }
 
-    /// The operation for which a thread may have walked again has succeeded.
+    /// Called when the operation for which a thread may have walked again has succeeded.
     #[inline]
     pub fn walk_ended(&self, thread: u32) {
         self.mount.coherence.walks.ended(thread);

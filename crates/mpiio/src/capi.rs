@@ -399,9 +399,9 @@ pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
     file.team.into_inner().unwrap_or_else(PoisonError::into_inner).leave();
 }
 
-/// The process ends though it has not closed the file. Writes all dirty bytes of the node, if `flush` says so, and
-/// leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it ends as one
-/// that was killed.
+/// Called when the process ends though it has not closed the file. Writes all dirty bytes of the node, if `flush` says
+/// so, and leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it ends
+/// as one that was killed.
 ///
 /// # Safety
 /// `file` is open.
@@ -414,7 +414,8 @@ pub unsafe extern "C" fn amphi_mpiio_end(file: *const AmphiFile, flush: c_int) -
     code(written)
 }
 
-/// The job is about to be ended: writes all dirty bytes on all nodes. EBUSY: the process is in the middle of a call.
+/// Called when the job is about to be ended: writes all dirty bytes on all nodes. EBUSY: the process is in the middle
+/// of a call.
 ///
 /// # Safety
 /// `file` is open.

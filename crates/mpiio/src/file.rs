@@ -220,7 +220,7 @@ impl CachedFile {
         result
     }
 
-    /// The file system was given something that the next sync has to make stable.
+    /// Called when the file system was given something that the next sync has to make stable.
     fn note_change(&self) {
         self.segment().header().unsynced.store(1, SeqCst);
     }
@@ -305,12 +305,12 @@ impl CachedFile {
         !self.held.is_empty() || self.has_leaving()
     }
 
-    /// The present call holds all of its locks and has done its work.
+    /// Called when the present call holds all of its locks and has done its work.
     pub fn commit(&self) {
         self.locks.pace.committed();
     }
 
-    /// The rank can be waited for no longer: what it holds is never released.
+    /// Called when the rank can be waited for no longer: what it holds is never released.
     pub fn give_up(&self) {
         self.segment().header().ended.store(self.segment().rank() + 1, SeqCst);
     }

@@ -43,7 +43,7 @@ impl Pool {
         Some(frame)
     }
 
-    /// The frame was used.
+    /// Called when the frame was used.
     pub fn touch(&mut self, frame: u32) {
         self.unlink(frame);
         self.link_last(frame);

@@ -112,7 +112,7 @@ impl ReadCache {
         self.shrink(self.limit);
     }
 
-    /// Memory is short, or no longer is. Each call while memory is short evicts half of the cache.
+    /// Called when memory is short, or no longer is. Each call while memory is short evicts half of the cache.
     pub fn press(&mut self, is_short: bool) {
         self.limit = if is_short { self.tuned.min(self.chunks.len() / 2) } else { self.tuned };
         self.shrink(self.limit);
@@ -258,8 +258,8 @@ impl ReadCache {
         }
     }
 
-    /// The blocks have arrived if `is_known`; otherwise it is unknown whether they did. Returns whether they may be
-    /// cached.
+    /// Called when the blocks have arrived if `is_known`; otherwise it is unknown whether they did. Returns whether
+    /// they may be cached.
     fn end(&mut self, number: u64, is_known: bool) -> bool {
         let Some(at) = self.accesses.iter().position(|a| a.number == number) else { return false };
         if self.accesses[at].writes && !is_known {
@@ -295,7 +295,7 @@ impl OnTheWay {
         OnTheWay { cache: cache.clone(), number, has_ended: false }
     }
 
-    /// The blocks have arrived. Returns whether they may be cached.
+    /// Called when the blocks have arrived. Returns whether they may be cached.
     pub fn end(mut self) -> bool {
         self.has_ended = true;
         self.cache.borrow_mut().end(self.number, true)

@@ -101,8 +101,9 @@ fn begun(publication: &Publication) -> Result<Begun> {
     })
 }
 
-/// Rank `rank` is done. On return, everything in `paths`, which are files and trees below `tree` that this rank has
-/// written, is stable; a commit refuses when one of them has changed since. A repeated call replaces the earlier list.
+/// Called when rank `rank` is done. On return, everything in `paths`, which are files and trees below `tree` that this
+/// rank has written, is stable; a commit refuses when one of them has changed since. A repeated call replaces the
+/// earlier list.
 ///
 /// Errors: a rank that there is not; paths outside the tree.
 pub fn ready(tree: &Path, rank: u32, paths: &[PathBuf]) -> Result<()> {

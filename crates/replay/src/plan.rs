@@ -430,7 +430,7 @@ impl Planner {
         self.order.reads(node, from, to);
     }
 
-    /// One descriptor of an open file was closed; the last one closes it.
+    /// Called when one descriptor of an open file was closed; the last one closes it.
     fn closed(&mut self, thread: usize, call: &Call) {
         let Some(slot) = self.open.get(&call.handle).map(|open| open.slot) else { return self.skip(call.op) };
         self.order.closes_slot(slot);

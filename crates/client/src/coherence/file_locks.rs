@@ -108,7 +108,7 @@ pub struct TakenLock {
 }
 
 impl TakenLock {
-    /// The caller has received the answer that it holds the lock.
+    /// Called when the caller has received the answer that it holds the lock.
     pub fn keep(mut self) {
         self.turn = None;
     }
@@ -183,7 +183,7 @@ pub(crate) async fn take(
     }
 }
 
-/// The caller was interrupted. A lock that was granted before stays granted.
+/// Called when the caller was interrupted. A lock that was granted before stays granted.
 async fn withdraw(mount: &Arc<Mount>, turn: Turn, lock: FileLockSpec, number: u64) -> Result<Option<TakenLock>> {
     let before = turn.with(|owner| owner.held.clone());
     match call(mount, &turn, Request::FileLockCancel { lock, number }).await {

@@ -78,7 +78,7 @@ pub(crate) fn absent(mount: &Mount, dir: Ino, name: &Name) -> Option<u64> {
     mount.coherence.tokens.names.absent(mount.clock.boot_ns(), key, name.as_bytes())
 }
 
-/// The front end has shown that its kernel no longer caches a name under this timeout.
+/// Called when the front end has shown that its kernel no longer caches a name under this timeout.
 pub(crate) fn is_over(mount: &Mount, dir: Ino, name: &Name, loan: u64) {
     mount.coherence.tokens.names.is_over(key_of(mount, dir, name), loan);
 }

@@ -118,7 +118,7 @@ pub(crate) fn be_cautious(mount: &Mount) {
     }
 }
 
-/// The master has answered a hello, the first one or a later one.
+/// Called when the master has answered a hello, the first one or a later one.
 pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     let sharing = &mount.coherence.sharing;
     if sharing.cautious.swap(false, SeqCst) && welcome.alone {

@@ -67,7 +67,7 @@ impl Pauses {
         }
     }
 
-    /// The client has stopped: all pauses end.
+    /// Called when the client has stopped: all pauses end.
     pub(crate) fn end(&self) {
         self.ended.store(true, SeqCst);
         self.waiting.lock().clear();

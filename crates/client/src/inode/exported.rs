@@ -75,7 +75,7 @@ impl Exported {
         self.tell(Export::all_change);
     }
 
-    /// The next read may renew the access time.
+    /// Called when the next read may renew the access time.
     #[inline]
     pub(crate) fn access_is_due(&self) {
         self.tell(|export| export.set_due(true));
@@ -86,7 +86,7 @@ impl Exported {
         self.tell(Export::block);
     }
 
-    /// The call has released these bytes.
+    /// Called when the call has released these bytes.
     pub(super) fn unblock(&self) {
         self.tell(Export::unblock);
     }

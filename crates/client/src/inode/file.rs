@@ -110,7 +110,7 @@ impl Inode {
         self.known.lock().view
     }
 
-    /// The file is open once more.
+    /// Called when the file is open once more.
     pub(super) fn opens_as(&self, known: &mut Known, access: Access) {
         known.opens.push(access);
         if access.write {
@@ -136,7 +136,7 @@ impl Inode {
         self.hints.set_id.load(Relaxed)
     }
 
-    /// An extended attribute was set; `capability`: it is `security.capability`.
+    /// Called when an extended attribute was set; `capability`: it is `security.capability`.
     pub(crate) fn has_xattrs(&self, capability: bool) {
         let mut known = self.known.lock();
         // Answers to requests that were sent before this moment may not show the attribute.
@@ -147,8 +147,8 @@ impl Inode {
         self.hints.capability.store(known.view.capability, Relaxed);
     }
 
-    /// The capabilities of the file were removed by a request that was sent at `asked`. If capabilities were set again
-    /// since then, they may exist: the next write checks again.
+    /// Called when the capabilities of the file were removed by a request that was sent at `asked`. If capabilities
+    /// were set again since then, they may exist: the next write checks again.
     pub(crate) fn lose_capability(&self, asked: AskedAt) {
         let mut known = self.known.lock();
         if known.xattrs_at < asked.at {
@@ -278,7 +278,7 @@ impl Inode {
         known.opens.iter().chain(&known.closes).chain(&known.closing).copied().collect()
     }
 
-    /// The server has answered a close.
+    /// Called when the server has answered a close.
     pub(crate) fn closed(&self, access: Access) {
         let mut known = self.known.lock();
         if let Some(i) = known.closing.iter().position(|a| *a == access) {

@@ -63,7 +63,7 @@ impl Flights {
         self.came_back
     }
 
-    /// The bytes of a flight that is about to end are dirty again.
+    /// Called when the bytes of a flight that is about to end are dirty again.
     pub(crate) fn comes_back(&mut self) {
         self.came_back += 1;
     }
@@ -102,7 +102,7 @@ impl Flights {
         id
     }
 
-    /// The flight has ended, with or without success.
+    /// Called when the flight has ended, with or without success.
     pub(crate) fn end(&mut self, id: FlightId) {
         self.ends.remove(&(id.start, id.number));
         self.piped.remove(&id.number);

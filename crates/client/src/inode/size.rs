@@ -102,13 +102,13 @@ impl FileSize {
         });
     }
 
-    /// Storage of the file is about to be allocated or freed, or was.
+    /// Called when storage of the file is about to be allocated or freed, or was.
     pub(crate) fn storage_changes(&self) {
         self.mark_epoch();
         self.map.change(tick);
     }
 
-    /// A direct write begins. Until the returned guard is dropped, answers may show some of its pieces.
+    /// Called when a direct write begins. Until the returned guard is dropped, answers may show some of its pieces.
     pub(crate) fn begin_direct(&self) -> DirectWrite<'_> {
         self.direct_writes.fetch_add(1, SeqCst);
         DirectWrite(self)
@@ -157,8 +157,8 @@ impl FileSize {
         self.unfinished_end.store(unfinished.1, SeqCst);
     }
 
-    /// The write has landed or failed. Answers to questions from before this no longer count (`turn`, by the caller,
-    /// before).
+    /// Called when the write has landed or failed. Answers to questions from before this no longer count (`turn`, by
+    /// the caller, before).
     pub(crate) fn finished(&self) {
         let mut unfinished = self.unfinished.lock();
         unfinished.0 -= 1;

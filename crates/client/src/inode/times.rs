@@ -27,7 +27,7 @@ impl Inode {
         self.size.map.change(tick);
     }
 
-    /// Something became known that may make the next read renew the access time.
+    /// Called when something became known that may make the next read renew the access time.
     pub(super) fn access_may_be_due(&self, known: &Known) {
         self.hints.atime_due.store(true, Relaxed);
         let (atime, changed) = Self::accessed_and_changed(known);

@@ -14,7 +14,7 @@ use amphi_types::TargetId;
 use amphi_wire::{Access, Answer, Call, InodeView, Lane, Make, Reply, Request};
 use std::sync::Arc;
 
-/// A call that was given up has been answered.
+/// Called when a call that was given up has been answered.
 pub(crate) fn answered(mount: &Arc<Mount>, call: Call, answer: Answer) {
     let Ok(reply) = answer.result else { return };
     match (call.op, reply) {

@@ -371,7 +371,7 @@ pub(crate) async fn wanted(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<boo
     Ok(false)
 }
 
-/// A member was closed.
+/// Called when a member was closed.
 pub(crate) fn closed(mount: &Arc<Mount>, file: &Arc<Inode>, group: u64) {
     if let Some(locks) = leave(file, group) {
         let (mount2, file) = (mount.clone(), file.clone());

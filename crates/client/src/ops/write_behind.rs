@@ -176,7 +176,7 @@ fn submit(
     Some(id)
 }
 
-/// The requests have been answered.
+/// Called when the requests have been answered.
 fn land(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

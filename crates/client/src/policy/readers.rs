@@ -103,22 +103,22 @@ impl Habit {
         FIRST << (2 * self.wrong.min(WRONG_MAX))
     }
 
-    /// The kernel has served a stream.
+    /// Called when the kernel has served a stream.
     fn streamed(&mut self) {
         self.streams = self.streams.saturating_add(1);
     }
 
-    /// The mount begins a look at an open file. It counts as a wrong choice until it proves to be right.
+    /// Called when the mount begins a look at an open file. It counts as a wrong choice until it proves to be right.
     fn looks(&mut self) {
         (self.wrong, self.streams) = ((self.wrong + 1).min(WRONG_MAX), 0);
     }
 
-    /// A look has shown large pieces.
+    /// Called when a look has shown large pieces.
     fn found(&mut self) {
         (self.known, self.wrong) = (Some(Pieces::Large), self.wrong.saturating_sub(1));
     }
 
-    /// The mount has served an open file, because of a habit (`guessed`) or for another reason.
+    /// Called when the mount has served an open file, because of a habit (`guessed`) or for another reason.
     fn saw(&mut self, pieces: Pieces, guessed: bool) {
         match pieces {
             Pieces::Large if self.known == Some(Pieces::Large) => {
@@ -195,7 +195,7 @@ struct Tables {
 pub(crate) struct Readers(Mutex<Tables>);
 
 impl Readers {
-    /// The mount begins to observe one of the reader's open files.
+    /// Called when the mount begins to observe one of the reader's open files.
     pub(crate) fn looks(&self, reader: Reader) {
         self.0.lock().programs.change(reader.program, Habit::looks);
     }
@@ -210,7 +210,7 @@ impl Readers {
         }
     }
 
-    /// A reader has closed a file. `bounds` are the small and the large threshold.
+    /// Called when a reader has closed a file. `bounds` are the small and the large threshold.
     pub(crate) fn closed(&self, reader: Reader, chosen: Chosen, reads: Reads, bounds: (u64, u64)) {
         match chosen {
             Chosen::NotAsked => {}

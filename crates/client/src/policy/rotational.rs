@@ -18,7 +18,7 @@ pub(crate) struct Rotational {
 }
 
 impl Rotational {
-    /// A server with the targets `own` reports which of them are rotating.
+    /// Called when a server with the targets `own` reports which of them are rotating.
     pub(crate) fn learn(&self, own: &[TargetId], rotating: &[TargetId]) {
         let mut targets = self.targets.write();
         targets.retain(|t| !own.contains(t));

@@ -315,8 +315,8 @@ impl Thresholds {
         mode == Mode::Direct
     }
 
-    /// `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: no other I/O ran at
-    /// the same time that would falsify the sample.
+    /// Called when `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: no other
+    /// I/O ran at the same time that would falsify the sample.
     pub(crate) fn note(&self, way: Way, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let in_company = self.in_company.load(Relaxed);
         let mut table = self.tables[way as usize][usize::from(in_company)].lock();

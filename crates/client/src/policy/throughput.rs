@@ -118,8 +118,8 @@ impl Meter {
         self.io_ns
     }
 
-    /// `bytes`, requested at `since_ns`, have arrived by the way `of`. If a stretch of `sample_bytes` ends with them,
-    /// returns its bytes per second.
+    /// Called when `bytes`, requested at `since_ns`, have arrived by the way `of`. If a stretch of `sample_bytes` ends
+    /// with them, returns its bytes per second.
     pub(crate) fn note(
         &mut self,
         sample_bytes: u64,
@@ -202,7 +202,7 @@ impl Side {
         self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
     }
 
-    /// `bytes` were sent one way. `times_ns` are the times when they were requested and when they arrived.
+    /// Called when `bytes` were sent one way. `times_ns` are the times when they were requested and when they arrived.
     fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let Some(sample) = self.meter.note(sample_bytes, of, bytes, times_ns, shows) else { return };
         let (rate, io_ns) = (&mut self.rates[of], self.meter.io_ns);
@@ -242,12 +242,13 @@ fn index(course: Course) -> usize {
 }
 
 impl Throughput {
-    /// `bytes` have landed on a target. `shows`: no other I/O ran at the same time that would falsify the measurement.
+    /// Called when `bytes` have landed on a target. `shows`: no other I/O ran at the same time that would falsify the
+    /// measurement.
     pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
         self.note_since(way, course, bytes, (now_ns, now_ns), shows);
     }
 
-    /// `bytes` have come from a target, for a read that has waited since `since_ns`.
+    /// Called when `bytes` have come from a target, for a read that has waited since `since_ns`.
     pub(crate) fn note_read(&self, course: Course, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
         self.note_since(Way::Read, course, bytes, (since_ns, now_ns), shows);
     }
@@ -272,7 +273,7 @@ impl Throughput {
         side.note(SAMPLE_BYTES[Way::Write as usize], CACHED, bytes, (now_ns, now_ns), shows);
     }
 
-    /// A request of `bytes` without locality has gone through the cache.
+    /// Called when a request of `bytes` without locality has gone through the cache.
     pub(crate) fn tried(&self, way: Way, bytes: u64, now_ns: u64) {
         let mut side = self.sides[way as usize].lock();
         if side.rates[CACHED].per_s == 0 {
@@ -290,8 +291,8 @@ impl Throughput {
         }
     }
 
-    /// A large direct read of `bytes`, which may have followed another one, has arrived. `ahead`: whether reads of its
-    /// size were being requested ahead.
+    /// Called when a large direct read of `bytes`, which may have followed another one, has arrived. `ahead`: whether
+    /// reads of its size were being requested ahead.
     pub(crate) fn note_large_read(&self, ahead: bool, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
         let of = class(bytes) + if ahead { 0 } else { UNASKED };
         self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);

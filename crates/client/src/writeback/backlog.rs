@@ -55,7 +55,7 @@ pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteR
     ticket.0.load(SeqCst)
 }
 
-/// A request has ended, or bytes could not be sent: sends what the bound permits.
+/// Called when a request has ended, or bytes could not be sent: sends what the bound permits.
 pub(crate) fn pump(mount: &Arc<Mount>) {
     let mut told = false;
     while let Some(left) = mount.writeback.backlog.next() {

@@ -156,13 +156,13 @@ pub(crate) fn submit(mount: &Arc<Mount>, flight: Flight, buf: Buf) {
     });
 }
 
-/// The flight has ended, however it did.
+/// Called when the flight has ended, however it did.
 pub(crate) fn end_flight(file: &Inode, id: FlightId) {
     file.flights.lock().end(id);
     file.signal.notify();
 }
 
-/// The request has been answered with `result`.
+/// Called when the request has been answered with `result`.
 pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     match result {
         Err(Errno::Stale) if attributes::reload(mount, &flight.file).await.is_ok() => again(mount, flight),
@@ -176,7 +176,7 @@ pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()
     closes::send_closes(mount, &flight.file);
 }
 
-/// The bytes are on the disk, or will not be. Others may set out: `pump`.
+/// Called when the bytes are on the disk, or will not be. Others may set out: `pump`.
 pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     let failure = match result {
         Ok(()) => None,
@@ -197,7 +197,7 @@ pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     complete(mount, flight, landing, failure);
 }
 
-/// The bytes are dirty again and have to be sent again.
+/// Called when the bytes are dirty again and have to be sent again.
 pub(crate) fn again(mount: &Arc<Mount>, flight: &Flight) {
     complete(mount, flight, Landing::Again, None);
     pump(mount);

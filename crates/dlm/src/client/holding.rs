@@ -164,8 +164,8 @@ impl LockCache {
         }
     }
 
-    /// The request was refused, or nobody waits for its answer any more. A lock that is granted for it later is
-    /// returned.
+    /// Called when the request was refused, or nobody waits for its answer any more. A lock that is granted for it
+    /// later is returned.
     pub fn withdraw(&mut self, request: RequestId) {
         if let Some(asked) = self.asked.remove(&request) {
             if let Some(locks) = self.objects.get_mut(&asked.object) {

@@ -175,7 +175,7 @@ impl Contention {
         Contention { limits, windows, by_age, found: Found::default(), foreseen: 0, foreseen_until_ns: 0 }
     }
 
-    /// An object was detected in full, so the rule for further objects holds.
+    /// Called when an object was detected in full, so the rule for further objects holds.
     fn foresee(&mut self, now_ns: u64) {
         (self.foreseen, self.foreseen_until_ns) = (self.limits.foreseen, now_ns.saturating_add(FORESEEN_NS));
     }

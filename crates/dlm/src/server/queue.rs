@@ -86,16 +86,16 @@ impl LockSpace {
         ids.len()
     }
 
-    /// A direct request is done, or was given up while it waited.
+    /// Called when a direct request is done, or was given up while it waited.
     pub fn release(&mut self, now_ns: u64, id: LockId) {
         if self.locks.get(&id).is_some_and(|lock| lock.owner.is_direct()) {
             self.remove(now_ns, &BTreeSet::from([id]));
         }
     }
 
-    /// The session is over: its cached locks and all its waiting requests are dropped. Its granted direct requests
-    /// remain until they are released, because their I/O may be on its way to the disk. For the same reason the caller
-    /// first waits for writes that the session sent under cached locks and that were already submitted.
+    /// Called when the session is over: its cached locks and all its waiting requests are dropped. Its granted direct
+    /// requests remain until they are released, because their I/O may be on its way to the disk. For the same reason
+    /// the caller first waits for writes that the session sent under cached locks and that were already submitted.
     pub fn drop_session(&mut self, now_ns: u64, session: SessionId) -> Dropped {
         let mut dropped = Dropped::default();
         let mut ids = BTreeSet::new();

@@ -184,7 +184,7 @@ impl Keep {
         Keep { cores, to_go: SETTLED, kept: None }
     }
 
-    /// The worker has done something.
+    /// Called when the worker has done something.
     pub(super) fn progress(&mut self) {
         if !self.cores.waits() {
             if self.kept.is_some() {

@@ -98,7 +98,7 @@ impl Spin {
         Spin::default()
     }
 
-    /// Something was done: the budget starts anew with the next turn.
+    /// Called when something was done: the budget starts anew with the next turn.
     pub fn progress(&mut self) {
         if self.until.take().is_some() {
             self.stop();

@@ -33,8 +33,8 @@ pub struct Carried {
 
 /// Decides which of the sent bytes arrive. It receives no notice of connections that end.
 pub trait Courier {
-    /// These bytes were sent. For the sender they have left.
+    /// Called when these bytes were sent. For the sender they have left.
     fn take(&mut self, leg: &Leg<'_>, bytes: &[u8]) -> Carried;
-    /// A time that it requested has come, and the connection still exists.
+    /// Called when a time that it requested has come, and the connection still exists.
     fn due(&mut self, leg: &Leg<'_>) -> Carried;
 }

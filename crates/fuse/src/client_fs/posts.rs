@@ -101,7 +101,7 @@ impl ClientFs {
         self.settle(caller, self.handles.posts.drain(ino, false))
     }
 
-    /// The last descriptor of an open file is closed.
+    /// Called when the last descriptor of an open file is closed.
     pub(super) fn release_file(&self, handle: Handle) {
         self.locks_released(handle);
         self.rollbacks.closed(handle);

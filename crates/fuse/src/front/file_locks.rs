@@ -184,7 +184,7 @@ impl FileLocks {
         Some(number)
     }
 
-    /// The server has confirmed the release of the locks of a close, or cannot be reached.
+    /// Called when the server has confirmed the release of the locks of a close, or cannot be reached.
     pub(crate) fn given_up(&self, number: u64) {
         let answered = {
             let taken = &mut *self.taken.lock();

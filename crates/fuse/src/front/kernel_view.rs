@@ -101,7 +101,7 @@ impl Default for KernelView {
 }
 
 impl KernelView {
-    /// The mount is served from now on.
+    /// Called when the mount is served from now on.
     pub(crate) fn mounted(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
     }

@@ -51,7 +51,7 @@ impl Listings {
         self.openers.lock().get(&handle.0).map(|opened| opened.opener.clone()).ok_or(Errno::BadFd)
     }
 
-    /// `handle` is listed from the start (again), so an earlier end is forgotten.
+    /// Called when `handle` is listed from the start (again), so an earlier end is forgotten.
     pub(crate) fn begins(&self, handle: Handle) {
         self.ends.lock().remove(&handle.0);
     }

@@ -467,7 +467,7 @@ impl Posts {
         &self.barriers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % BARRIERS]
     }
 
-    /// A call is to be served that excludes posts to the file. Until the result is dropped none begins.
+    /// Called when a call is to be served that excludes posts to the file. Until the result is dropped none begins.
     pub(crate) fn exclude(&self, ino: Ino) -> Arrival<'_> {
         Arrival::counted(self.barrier(ino))
     }
@@ -507,7 +507,7 @@ impl Posts {
         self.all().into_iter().filter_map(drain).collect()
     }
 
-    /// The handle is closed for good.
+    /// Called when the handle is closed for good.
     pub(crate) fn released(&self, handle: u64) {
         let Ok(handle) = u32::try_from(handle) else { return };
         for posted in self.all() {
@@ -528,7 +528,7 @@ impl Posts {
         }
     }
 
-    /// An open file of the inode is gone.
+    /// Called when an open file of the inode is gone.
     pub(crate) fn closed(&self, ino: Ino) {
         if let Some(posted) = self.get(ino) {
             posted.with(|work| {
@@ -561,7 +561,7 @@ impl Posts {
         }
     }
 
-    /// The mount ends: everything is carried out.
+    /// Called when the mount ends: everything is carried out.
     pub(crate) fn end(&self) {
         for posted in self.all() {
             let rest = posted.with(|work| posted.stop(work));

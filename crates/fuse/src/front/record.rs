@@ -156,7 +156,7 @@ impl Records {
         all.insert(tid, Told { id: recording.id(), first_ns, read_ns: now_ns, pid, program });
     }
 
-    /// A call was answered on its own thread. `size`: that of the file that an open has opened.
+    /// Called when a call was answered on its own thread. `size`: that of the file that an open has opened.
     pub(crate) fn ends(&self, mut recorded: Recorded, size: Option<u64>) {
         let call = &mut recorded.call;
         if matches!(call.op, Kind::Open | Kind::Create) && call.result >= 0 {

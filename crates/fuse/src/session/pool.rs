@@ -129,7 +129,7 @@ impl Pool {
         s.count_new_reader();
     }
 
-    /// A counted thread has ended, or could not be started.
+    /// Called when a counted thread has ended, or could not be started.
     pub(super) fn thread_ended(&self, counted_as_reading: bool) {
         let mut s = self.state.lock();
         s.threads -= 1;
@@ -137,9 +137,9 @@ impl Pool {
         self.tell_if_empty(&mut s);
     }
 
-    /// A thread has read a request of `bytes` bytes. `queued`: a request of another caller was waiting when the last
-    /// one was done. `urgent`: the request is about the kernel's own pages. `share`: the request counts against this
-    /// user's share.
+    /// Called when a thread has read a request of `bytes` bytes. `queued`: a request of another caller was waiting when
+    /// the last one was done. `urgent`: the request is about the kernel's own pages. `share`: the request counts
+    /// against this user's share.
     pub(super) fn request_read(&self, bytes: usize, queued: bool, urgent: bool, share: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if s.watch_asleep {
@@ -189,8 +189,8 @@ impl Pool {
         }
     }
 
-    /// The handler of a thread is about to wait, so another thread has to read. `user`: the user of its request, when
-    /// it waits for the first time.
+    /// Called when the handler of a thread is about to wait, so another thread has to read. `user`: the user of its
+    /// request, when it waits for the first time.
     pub(super) fn will_block(&self, user: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if let Some(uid) = user {
@@ -255,7 +255,8 @@ impl Pool {
         Some(parked)
     }
 
-    /// A working thread has finished. Returns another request to handle. With `None` the thread counts as reading.
+    /// Called when a working thread has finished. Returns another request to handle. With `None` the thread counts as
+    /// reading.
     pub(super) fn work_done(&self) -> Option<Parked> {
         let mut s = self.state.lock();
         // A thread beyond the bound accepts only page requests, so that it is not kept from them for long.
@@ -288,7 +289,7 @@ impl Pool {
         Idle::Woken
     }
 
-    /// The mount has ended: wakes all threads, so that they find out.
+    /// Called when the mount has ended: wakes all threads, so that they find out.
     pub(super) fn end(&self) {
         let mut s = self.state.lock();
         s.ended = true;
@@ -335,7 +336,7 @@ impl Pool {
         self.state.lock().watch_running = true;
     }
 
-    /// The watch has ended, or could not be started.
+    /// Called when the watch has ended, or could not be started.
     pub(super) fn watch_ended(&self) {
         let mut s = self.state.lock();
         s.watch_running = false;

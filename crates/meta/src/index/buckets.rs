@@ -121,7 +121,7 @@ impl Buckets {
         self.tables.get(table).is_some_and(|table| table.find(number).is_some())
     }
 
-    /// A bucket gets a name.
+    /// Called when a bucket gets a name.
     pub(super) fn add(&mut self, dir: u64, bucket: u64) {
         if self.tables.is_empty() {
             self.tables.resize(TABLES, Table::default());

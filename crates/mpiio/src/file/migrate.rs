@@ -263,7 +263,7 @@ impl CachedFile {
         Ok(offered)
     }
 
-    /// The taker has accepted these of the offered pages. The others stay.
+    /// Called when the taker has accepted these of the offered pages. The others stay.
     pub fn handed_over(&mut self, taken: &[u64]) -> Outcome {
         let mut result = Ok(());
         for Leaving { page, frame, place, relief } in std::mem::take(&mut self.moves.leaving) {

@@ -68,7 +68,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// The planning of a call begins that began then.
+    /// Called when the planning of a call begins that began then.
     pub(super) fn begins(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.wanted.clear();

@@ -372,7 +372,7 @@ impl<E: Env> Cluster<E> {
         Ok(heard.version)
     }
 
-    /// A session begins here, unless it has ended already.
+    /// Called when a session begins here, unless it has ended already.
     pub(crate) async fn start_here(&self, session: SessionId, record: SessionRecord) -> Result<PeerReply> {
         let before = self.as_follower.begin_of(session).filter(|start| *start != record.start);
         if let Some(start) = before {

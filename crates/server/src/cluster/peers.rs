@@ -140,7 +140,7 @@ impl<E: Env> Cluster<E> {
         self.me.info.borrow().id
     }
 
-    /// The targets have been recovered: questions of others are answered.
+    /// Called when the targets have been recovered: questions of others are answered.
     pub fn set_ready(&self) {
         self.ready.set(true);
     }

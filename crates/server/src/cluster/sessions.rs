@@ -256,7 +256,7 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// A session has ended on another server, so its connection is closed.
+    /// Called when a session has ended on another server, so its connection is closed.
     pub fn leave(&self, session: SessionId) {
         let entry = self.sessions.borrow_mut().remove(&session);
         entry.iter().flat_map(Entry::lines).for_each(|line| self.cut(*line, "the session has ended"));
@@ -382,8 +382,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// A connection has replaced another one of the same number. If the same worker serves both, that worker has
-    /// already closed the earlier one.
+    /// Called when a connection has replaced another one of the same number. If the same worker serves both, that
+    /// worker has already closed the earlier one.
     fn replaced(&self, before: Option<Line>, by: Line) {
         if let Some(before) = before.filter(|before| before.worker != by.worker) {
             self.cut(before, "a newer connection of the session took over");

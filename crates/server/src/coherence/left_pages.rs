@@ -62,7 +62,7 @@ impl LeftPages {
         }
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn drop_session(&mut self, session: SessionId) {
         self.left.retain(|(_, of), _| *of != session);
     }
@@ -82,7 +82,7 @@ impl LeftPages {
         }
     }
 
-    /// The session is about to read pages anew.
+    /// Called when the session is about to read pages anew.
     pub fn renewed(&mut self, ino: Ino, session: SessionId, token: u64, pages: ByteRange) {
         if let Some(left) = self.left.get_mut(&(ino, session)).filter(|left| left.token == token) {
             left.changed.remove(pages);

@@ -76,7 +76,7 @@ impl Questions {
         asked
     }
 
-    /// The session has answered.
+    /// Called when the session has answered.
     pub fn answered(&self, session: SessionId, id: u64) {
         let inner = &mut *self.0.borrow_mut();
         inner.silent.remove(&session);
@@ -87,7 +87,7 @@ impl Questions {
         }
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn end_session(&self, session: SessionId) {
         let inner = &mut *self.0.borrow_mut();
         inner.silent.remove(&session);

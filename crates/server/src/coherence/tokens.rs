@@ -223,7 +223,7 @@ impl Tokens {
         inner.pump();
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn drop_session(&self, session: SessionId, end: SessionEnd) {
         let mut inner = self.inner.borrow_mut();
         inner.space.drop_session(session, end);

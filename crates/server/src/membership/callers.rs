@@ -100,7 +100,7 @@ impl Callers {
         }
     }
 
-    /// A connection has ended; with `Bye` the session has.
+    /// Called when a connection has ended; with `Bye` the session has.
     pub(crate) fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool) -> Vec<u64> {
         let mut sessions = self.sessions.borrow_mut();
         let Some(caller) = sessions.get_mut(&session) else { return Vec::new() };
@@ -147,7 +147,7 @@ impl Callers {
         None
     }
 
-    /// A request has been executed.
+    /// Called when a request has been executed.
     pub(crate) fn finish(&self, ticket: Ticket, answer: Answer) {
         if let Some(route) = self.route_of(&ticket, &answer) {
             // Without a connection the answer waits for the request to be sent again.
@@ -167,8 +167,8 @@ impl Callers {
         }
     }
 
-    /// The caller has got a lock on moving directories. Returns false if the caller is gone for good, or has given the
-    /// request up.
+    /// Called when the caller has got a lock on moving directories. Returns false if the caller is gone for good, or
+    /// has given the request up.
     pub(crate) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session).filter(|caller| caller.answers.is_last(ticket.id));

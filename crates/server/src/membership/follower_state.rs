@@ -48,12 +48,12 @@ impl FollowerState {
         self.begin(session, record);
     }
 
-    /// A session begins here.
+    /// Called when a session begins here.
     pub fn begin(&self, session: SessionId, record: SessionRecord) {
         self.known.borrow_mut().insert(session, record);
     }
 
-    /// Everything that a session had on this server is released.
+    /// Called when everything that a session had on this server is released.
     pub fn forget(&self, session: SessionId) {
         self.known.borrow_mut().remove(&session);
     }
@@ -93,17 +93,17 @@ impl FollowerState {
         self.connected.borrow().get(&session).copied()
     }
 
-    /// A session has ended so long ago that no requests about it arrive.
+    /// Called when a session has ended so long ago that no requests about it arrive.
     pub fn forget_connection(&self, ended: Begun) {
         self.connected.borrow_mut().retain(|id, begin| (*id, *begin) != ended);
     }
 
-    /// A session was ended, and the master has to be informed.
+    /// Called when a session was ended, and the master has to be informed.
     pub fn begin_evicting(&self) {
         self.evicting.set(self.evicting.get() + 1);
     }
 
-    /// The master has been informed of one such session.
+    /// Called when the master has been informed of one such session.
     pub fn end_evicting(&self) {
         debug_assert!(self.evicting.get() > 0, "what ends has begun");
         self.evicting.set(self.evicting.get().saturating_sub(1));

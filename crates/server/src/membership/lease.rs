@@ -35,7 +35,7 @@ pub(crate) fn ns(d: Duration) -> u64 {
 }
 
 impl MasterLease {
-    /// A beat that was sent at `sent_ns` has been answered.
+    /// Called when a beat that was sent at `sent_ns` has been answered.
     pub(crate) fn hear(&self, sent_ns: u64) {
         self.heard_ns.set(self.heard_ns.get().max(sent_ns));
     }
@@ -45,12 +45,12 @@ impl MasterLease {
         Duration::from_nanos(now_ns.saturating_sub(self.heard_ns.get()))
     }
 
-    /// A session was cut off, and may continue using tokens until they end.
+    /// Called when a session was cut off, and may continue using tokens until they end.
     pub(crate) fn note_cut_off(&self, now_ns: u64) {
         self.orphans_until_ns.set(now_ns + ns(TOKEN_LIFE + TOKEN_MARGIN));
     }
 
-    /// The master has switched to company.
+    /// Called when the master has switched to company.
     pub(crate) fn note_company(&self, change: u64) {
         self.company.set(self.company.get().max(change));
     }

@@ -117,7 +117,7 @@ impl<E: Env> RequestCx<E> {
     }
 }
 
-/// The session has ended: its locks and requests go.
+/// Called when the session has ended: its locks and requests go.
 pub fn drop_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     target.coherence.file_locks.drop_session(session);
     tell(worker, target);

@@ -146,8 +146,8 @@ fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access,
     meta.check_open(cred, ino, Want { read: access.read && !exec, write: access.write, exec })
 }
 
-/// An open of the inode has ended. Destroys the inode if it has no name and no open, and settles its size if no session
-/// has it open for writing any more.
+/// Called when an open of the inode has ended. Destroys the inode if it has no name and no open, and settles its size
+/// if no session has it open for writing any more.
 pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.objects.spread)) else { return };
     if nlink == 0 {
@@ -190,7 +190,7 @@ fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, sessio
     });
 }
 
-/// The session has presented its opens, or has ended.
+/// Called when the session has presented its opens, or has ended.
 pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     target.coherence.tokens.present(session);
     worker.send_revocations(target);

@@ -42,8 +42,8 @@ impl Opens {
         self.inodes.keys().copied()
     }
 
-    /// One open of the session ends. Returns false if the session had none: its server restarted and it did not present
-    /// the open again.
+    /// Called when one open of the session ends. Returns false if the session had none: its server restarted and it did
+    /// not present the open again.
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
         let Some(count) = sessions.get_mut(&session) else { return false };
@@ -124,7 +124,7 @@ impl Opens {
         self.inodes.get(&ino).is_some_and(|s| s.keys().any(|other| *other != session))
     }
 
-    /// The session has ended: its opens end. Returns the inodes concerned.
+    /// Called when the session has ended: its opens end. Returns the inodes concerned.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<Ino> {
         self.closed.retain(|(_, of), _| *of != session);
         self.closed_order.retain(|(_, of)| *of != session);

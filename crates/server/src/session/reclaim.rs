@@ -67,7 +67,8 @@ impl Reclaim {
         }
     }
 
-    /// A session has presented its opens, or has ended. Returns whether it was pending. If so, `wake` has to follow.
+    /// Called when a session has presented its opens, or has ended. Returns whether it was pending. If so, `wake` has
+    /// to follow.
     pub fn settle(&self, session: SessionId) -> bool {
         self.pending.borrow_mut().remove(&session)
     }
@@ -107,7 +108,7 @@ impl Reclaim {
         self.eligible.borrow().contains(&session)
     }
 
-    /// A session begins again, and no other session has had what it held.
+    /// Called when a session begins again, and no other session has had what it held.
     pub fn make_eligible(&self, session: SessionId) {
         self.eligible.borrow_mut().insert(session);
     }

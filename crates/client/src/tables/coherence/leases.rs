@@ -63,8 +63,8 @@ impl Leases {
         self.all_until_ns.store(end, Relaxed);
     }
 
-    /// A message has arrived. After a long silence a message may be an old one that waited in a buffer. Then only an
-    /// answer counts.
+    /// Called when a message has arrived. After a long silence a message may be an old one that waited in a buffer.
+    /// Then only an answer counts.
     pub(crate) fn hear(&self, lease: &Lease, boot_ns: u64) {
         let heard = lease.heard_ns.load(Relaxed);
         if lease.in_touch(boot_ns) && boot_ns >= heard.saturating_add(COARSE_NS) {

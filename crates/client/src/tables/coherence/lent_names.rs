@@ -198,7 +198,7 @@ impl LentNames {
         (loan.lent.shows == NameShows::Nothing).then_some(loan.number)
     }
 
-    /// The front end has shown that nothing of this loan is cached any more.
+    /// Called when the front end has shown that nothing of this loan is cached any more.
     pub(crate) fn is_over(&self, key: TokenKey, number: u64) {
         let state = &mut *self.state.lock();
         if state.loans.get(&key).is_some_and(|loan| loan.number == number) {
@@ -218,7 +218,7 @@ impl LentNames {
         self.state.lock().loans.values().filter(|loan| now_ns < loan.until_ns).map(|loan| loan.lent.clone()).collect()
     }
 
-    /// These names have been invalidated.
+    /// Called when these names have been invalidated.
     pub(crate) fn taken(&self, going: &[Going]) {
         going.iter().for_each(|one| self.is_over(one.key, one.number));
     }

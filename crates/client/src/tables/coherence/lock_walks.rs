@@ -33,7 +33,7 @@ struct Walk {
 pub(crate) struct Walks(Vec<Walk>);
 
 impl Walks {
-    /// A lock of this file was called back. Returns how many locks of nearby files should be returned too.
+    /// Called when a lock of this file was called back. Returns how many locks of nearby files should be returned too.
     pub(crate) fn asked(&mut self, now_ns: u64, ino: Ino) -> usize {
         self.0.retain(|walk| now_ns.saturating_sub(walk.at_ns) < LULL_NS);
         let near = |walk: &&mut Walk| walk.last.0.abs_diff(ino.0) <= REACH;

@@ -99,8 +99,8 @@ impl Walks {
         });
     }
 
-    /// The operation of `thread` has found its inode, so its walk has ended. For threads that cannot be distinguished,
-    /// only time ends a walk.
+    /// Called when the operation of `thread` has found its inode, so its walk has ended. For threads that cannot be
+    /// distinguished, only time ends a walk.
     #[inline]
     pub(crate) fn ended(&self, thread: u32) {
         if self.count.load(SeqCst) > 0 && thread != 0 {

@@ -160,8 +160,9 @@ impl Directory {
         self.by_inode.contains_key(&ino)
     }
 
-    /// A file of this directory is opened. Returns whether the names should be requested, because too many files were
-    /// not known. If that does not help, it is tried again after twice as many, up to a quarter of the names.
+    /// Called when a file of this directory is opened. Returns whether the names should be requested, because too many
+    /// files were not known. If that does not help, it is tried again after twice as many, up to a quarter of the
+    /// names.
     pub(crate) fn wants_names(&mut self, ino: Ino) -> bool {
         if self.knows(ino) {
             self.familiar += 1;
@@ -180,12 +181,12 @@ impl Directory {
         true
     }
 
-    /// A fetched file was used.
+    /// Called when a fetched file was used.
     pub(crate) fn note_used(&mut self) {
         self.benefit.used += 1;
     }
 
-    /// A fetched file was not used.
+    /// Called when a fetched file was not used.
     pub(crate) fn note_wasted(&mut self, now_ns: u64) {
         if self.benefit.note_wasted(now_ns) {
             self.streams.clear();
@@ -227,8 +228,8 @@ impl Directory {
         }
     }
 
-    /// A file is opened for reading. Returns the files to fetch, in the order in which they are expected. No reader
-    /// gets more than `window_max` files ahead.
+    /// Called when a file is opened for reading. Returns the files to fetch, in the order in which they are expected.
+    /// No reader gets more than `window_max` files ahead.
     pub(crate) fn on_open(&mut self, now_ns: u64, ino: Ino, window_max: usize) -> Vec<(Name, Ino)> {
         let Some(at) = self.by_inode.get(&ino).copied() else { return Vec::new() };
         self.clock += 1;

@@ -166,7 +166,7 @@ impl State {
         directory
     }
 
-    /// A file of `dir` was looked up.
+    /// Called when a file of `dir` was looked up.
     pub(crate) fn note_home(&mut self, dir: Ino, ino: Ino) {
         if self.directories.get(&dir).is_some_and(|d| d.knows(ino)) {
             return;

@@ -32,8 +32,8 @@ pub(crate) struct FreeSpace {
 }
 
 impl FreeSpace {
-    /// A write was answered, and the target reported whether it has much free space. A refused write counts as a report
-    /// of little free space.
+    /// Called when a write was answered, and the target reported whether it has much free space. A refused write counts
+    /// as a report of little free space.
     pub(crate) fn said(&self, target: TargetId, roomy: bool) {
         let told = self.told.read();
         if let Some(told) = told.get(&target).filter(|told| told.roomy == roomy) {

@@ -111,7 +111,7 @@ impl Grants {
         self.of(target).asked.load(SeqCst)
     }
 
-    /// An answer says how many blocks the session has been granted.
+    /// Called when an answer says how many blocks the session has been granted.
     fn told(&self, target: TargetId, blocks: u64, kept: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -153,7 +153,7 @@ impl Grants {
         of.set_limit(&told);
     }
 
-    /// The session has begun anew, without grants.
+    /// Called when the session has begun anew, without grants.
     pub(crate) fn begin_anew(&self, target: TargetId) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -177,7 +177,7 @@ impl Grants {
         unused
     }
 
-    /// The target has confirmed the return of this many blocks and has reported the rest.
+    /// Called when the target has confirmed the return of this many blocks and has reported the rest.
     pub(crate) fn has_left(&self, target: TargetId, blocks: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();

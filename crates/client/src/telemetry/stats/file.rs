@@ -114,7 +114,7 @@ impl FileStats {
         self.ledgers.lock().push(ledger.clone());
     }
 
-    /// The open file is closed.
+    /// Called when the open file is closed.
     pub(crate) fn leave(&self, ledger: &Arc<Ledger>) {
         let mut ledgers = self.ledgers.lock();
         if let Some(at) = ledgers.iter().position(|l| Arc::ptr_eq(l, ledger)) {
@@ -128,7 +128,7 @@ impl FileStats {
         self.ledgers.lock().iter().for_each(|ledger| ledger.book(&self.by_reason, &self.portrait));
     }
 
-    /// A call has waited for a lock for this long, ns.
+    /// Called when a call has waited for a lock for this long, ns.
     pub(crate) fn waited_for_lock(&self, ns: u64) {
         self.lock_wait_ns.fetch_add(ns, Relaxed);
     }

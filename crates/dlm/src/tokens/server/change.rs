@@ -126,8 +126,9 @@ impl TokenSpace {
         self.changes.get(&id).is_some_and(|change| change.ready)
     }
 
-    /// The change was applied, or was given up before or after it was ready. From now on its keys may be granted, with
-    /// its own reply first. The returned number goes to the session with that reply, for `TokenCache::changed`.
+    /// Called when the change was applied, or was given up before or after it was ready. From now on its keys may be
+    /// granted, with its own reply first. The returned number goes to the session with that reply, for
+    /// `TokenCache::changed`.
     pub fn end_change(&mut self, id: ChangeId) -> TokenNumber {
         if let Some(change) = self.changes.remove(&id) {
             for (key, joint) in change.keys {
@@ -152,7 +153,7 @@ impl TokenSpace {
         self.changes.len()
     }
 
-    /// A token of the key is gone. If it was the last one, the changes that wait for it are checked again.
+    /// Called when a token of the key is gone. If it was the last one, the changes that wait for it are checked again.
     pub(super) fn wake(&mut self, key: TokenKey) {
         let Some(queue) = self.queues.get(&key) else { return };
         if self.is_held(key) {

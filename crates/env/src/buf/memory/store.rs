@@ -251,7 +251,7 @@ impl Store {
         self.events
     }
 
-    /// A chunk is returned to the store. After this call `excess` has to be called.
+    /// Called when a chunk is returned to the store. After this call `excess` has to be called.
     pub(super) fn keep(&mut self, class: usize, at: Address) {
         let (order, since) = (self.next_event(), self.decays);
         let run = self.run(at);
@@ -288,7 +288,7 @@ impl Store {
         GiveBack::run(run)
     }
 
-    /// The memory is zeros now.
+    /// Called when the memory is zeros now.
     pub(super) fn gave_back(&mut self, what: GiveBack) {
         let Some(class) = what.chunk else {
             self.bare.push(what.at);

@@ -235,7 +235,7 @@ impl Lender {
         true
     }
 
-    /// The call is answered without a timeout.
+    /// Called when the call is answered without a timeout.
     pub(crate) fn lends_not(&self) {
         if let Some(walking) = &mut self.state.lock().walking {
             walking.lent_ns = None;
@@ -243,7 +243,7 @@ impl Lender {
         self.changed.notify_all();
     }
 
-    /// The answer to the lookup thread's call was written.
+    /// Called when the answer to the lookup thread's call was written.
     pub(crate) fn has_written(&self) {
         if let Some(walking) = &mut self.state.lock().walking {
             walking.written = true;

@@ -60,7 +60,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// The table of sessions has changed.
+    /// Called when the table of sessions has changed.
     pub(super) fn ring(&self) {
         for watcher in self.watchers.take() {
             // The receiver may no longer wait.

@@ -51,15 +51,16 @@ fn ns(d: Duration) -> u64 {
 }
 
 impl<E: Env> SessionManager<E> {
-    /// A message is sent to a session on a connection. If it needs an answer, the session is observed until the answer
-    /// arrives.
+    /// Called when a message is sent to a session on a connection. If it needs an answer, the session is observed until
+    /// the answer arrives.
     pub(super) fn listen_for_answer(self: &Rc<Self>, session: SessionId, conn: ConnId, push: &Push) {
         if is_question(push) && self.worker.tunables.deaf().is_some() {
             self.watch(session, conn);
         }
     }
 
-    /// A message that needs an answer was sent to a session on a connection. Begins to observe whether it is answered.
+    /// Called when a message that needs an answer was sent to a session on a connection. Begins to observe whether it
+    /// is answered.
     pub(super) fn watch(self: &Rc<Self>, session: SessionId, conn: ConnId) {
         match self.sessions.borrow_mut().get_mut(&session).filter(|entry| entry.role == Role::Mount) {
             Some(entry) => match entry.line_mut(conn) {

@@ -178,7 +178,7 @@ impl<E: Env> SessionManager<E> {
         ended
     }
 
-    /// The session is over.
+    /// Called when the session is over.
     pub(super) fn remove(self: &Rc<Self>, session: SessionId) {
         let entry = self.sessions.borrow_mut().remove(&session);
         entry.iter().flat_map(|e| e.more.values()).for_each(|line| self.cut(*line, "the session has ended"));

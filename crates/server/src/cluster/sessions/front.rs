@@ -305,7 +305,7 @@ impl<E: Env> Front<E> {
         Some(gate.clone())
     }
 
-    /// A request has come to another worker than 0.
+    /// Called when a request has come to another worker than 0.
     fn call(self: Rc<Self>, mut incoming: Incoming) {
         let conn = incoming.route.conn;
         let gate = self.gate(conn);

@@ -141,7 +141,7 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// A connection was made: from now on its requests pass its gate.
+    /// Called when a connection was made: from now on its requests pass its gate.
     ///
     /// Errors: it may not stay, since the registry has changed meanwhile.
     pub(super) fn set_gate(&self, guest: Guest, peer: &Peer) -> std::result::Result<(), String> {
@@ -165,7 +165,7 @@ impl<E: Env> SessionManager<E> {
         if gates.is_empty() { None } else { gates.get(&conn).cloned() }
     }
 
-    /// A connection has ended.
+    /// Called when a connection has ended.
     pub(super) fn forget_gate(&self, conn: ConnId) {
         self.by_cluster_key.borrow_mut().remove(&conn);
         let gate = self.gates.borrow_mut().remove(&conn);
@@ -319,7 +319,7 @@ impl<E: Env> SessionManager<E> {
         found.and_then(|found| found.subtree).map(|tree| tree.path).unwrap_or_default()
     }
 
-    /// A client was let in, or is about to be. Returns whether it may.
+    /// Called when a client was let in, or is about to be. Returns whether it may.
     pub(super) fn note_admitted(&self, hello: &Hello, peer: &Peer, keyed: Option<&Keyed>) -> bool {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
         let secure = peer.secure.to_string();
@@ -337,7 +337,7 @@ impl<E: Env> SessionManager<E> {
         self.audit(Kind::Admitted, &fields)
     }
 
-    /// A client was not let in.
+    /// Called when a client was not let in.
     pub(super) fn note_refused(&self, hello: &Hello, peer: &Peer, why: &str) {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
         let fingerprint = match peer.proved {
