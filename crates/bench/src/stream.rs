@@ -36,7 +36,7 @@ pub struct Stream {
 pub struct Moved {
     /// How many.
     pub bytes: u64,
-    /// Before the first.
+    /// The time before the first transfer.
     pub start: Instant,
     /// After the last, and after fsync.
     pub end: Instant,

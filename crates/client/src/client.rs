@@ -368,7 +368,7 @@ impl Client {
         self.start(async move { ops::xattr::quota::charged_project(&mount, &ctx, ino).await })
     }
 
-    /// What `chattr` has set. Errors: `Stale`.
+    /// The flags that `chattr` has set. Errors: `Stale`.
     pub fn file_flags(&self, ctx: &Ctx, ino: Ino) -> Pending<FileFlags> {
         self.start(ops::attr::file_flags(self.mount.clone(), ctx.clone(), ino))
     }

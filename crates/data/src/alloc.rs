@@ -82,7 +82,7 @@ pub struct Allocator {
     backed: Vec<u64>,
     /// Number of these blocks that are free.
     backed_free: u64,
-    /// Only blocks with storage are taken.
+    /// Whether only blocks that have storage below are taken.
     tight: bool,
     reserve: u64,
 }

@@ -1,4 +1,4 @@
-//! To whom the blocks of objects are charged.
+//! The accounts to which the blocks of objects are charged.
 //!
 //! Owns: the owner of each object, and what a change of an object adds to its accounts. Does not own: who the owner is
 //! (the inode's target), limits (`amphi_quota`).

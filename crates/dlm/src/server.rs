@@ -209,7 +209,7 @@ struct Lock {
     state: State,
     /// When the client is overdue, for a lock that was called back.
     deadline_ns: Option<u64>,
-    /// While the request waits: the lock or request that it watches.
+    /// The lock or request that this request watches while it waits.
     watching: Option<LockId>,
     /// Waiting requests that are checked again when this lock or request is gone.
     watchers: BTreeSet<LockId>,
@@ -291,7 +291,7 @@ pub struct LockSpace {
     deadlines: BTreeSet<(u64, LockId)>,
     contention: Contention,
     counts: LockCounts,
-    /// At most one grant and one callback for each lock in `locks`.
+    /// Actions for the caller: at most one grant and one callback for each lock in `locks`.
     actions: VecDeque<Action>,
     #[cfg(test)]
     pub(crate) planted_bug: Option<crate::tests::PlantedBug>,

@@ -32,7 +32,7 @@ impl std::ops::Add<Duration> for Time {
 /// How busy a thread is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// In how many of a hundred of its last turns (some 64) the thread found work waiting.
+    /// The percentage of the thread's last turns (some 64) in which it found work waiting.
     pub busy_percent: u8,
     /// Cores that this process may use.
     pub cores: u16,

@@ -18,11 +18,11 @@ const LITTLE_NS: u64 = 40_000;
 /// What idle cores do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// They poll for this many ns at most, then sleep.
+    /// Idle cores poll for this many ns at most, then sleep.
     Poll(u64),
     /// The kernel's governor of this name decides.
     Governor(String),
-    /// Nobody says.
+    /// It is unknown what idle cores do.
     Unknown,
 }
 
@@ -44,7 +44,7 @@ impl Idle {
         }
     }
 
-    /// In a few words.
+    /// A description of a few words.
     pub fn describe(&self) -> String {
         match self {
             Idle::Poll(0) => "idle cores sleep at once".into(),

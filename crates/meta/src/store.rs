@@ -188,7 +188,7 @@ impl MetaStore {
         self.inodes.usage().into_iter().flat_map(|usage| usage.all())
     }
 
-    /// To whom an inode is charged. Errors: `Stale`.
+    /// The account to which an inode is charged. Errors: `Stale`.
     pub fn charged(&self, ino: Ino) -> Result<Owner> {
         self.inode(ino).map(|inode| inode.charged())
     }

@@ -31,7 +31,7 @@ pub trait CachedFile: Send + Sync {
 /// Which units are dirty.
 #[derive(Default)]
 pub struct DirtyIndex {
-    /// By unit index: since when the unit is dirty, in nanoseconds.
+    /// For each dirty unit, by its index, the time since when it is dirty, in nanoseconds.
     pub units: BTreeMap<u64, u64>,
 }
 

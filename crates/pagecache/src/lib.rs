@@ -99,9 +99,9 @@ impl<F: CachedFile> Shard<F> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Any,
-    /// In the slab of which it is the next unit.
+    /// The unit goes into the slab that it continues.
     GoesOn,
-    /// In that slab, or as the first unit of a new one.
+    /// The unit goes into the slab that it continues, or is the first one of a new slab.
     Begins,
 }
 

@@ -91,7 +91,8 @@ impl<F: CachedFile> PageCache<F> {
         missing == 0 || self.room.cover(file, unit_start, missing.count_ones())
     }
 
-    /// Fewer bytes of a unit are dirty or under way, so cover that is not needed ends.
+    /// Reduces the cover of a unit when fewer of its bytes are dirty or in flight than before: blocks that are no
+    /// longer needed become available to other writes.
     pub(crate) fn uncover(&self, file: &F, unit: &mut Unit<F>) {
         if unit.covered == 0 {
             return;

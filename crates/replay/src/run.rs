@@ -45,7 +45,7 @@ pub struct Times {
 /// How a replay went.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// By what calls do.
+    /// The time of the calls of each kind.
     pub times: BTreeMap<Op, Times>,
     /// From the first call to the last answer here, nanoseconds.
     pub took_ns: u64,

@@ -163,7 +163,7 @@ impl RingMemory {
         }
     }
 
-    /// As `get`, in the other direction. For tests.
+    /// Copies like `get`, in the other direction. For tests.
     pub(crate) fn put(&self, slot: usize, bytes: &[u8]) {
         assert!(slot < RING_SLOTS && bytes.len() <= POST_BYTES);
         // SAFETY: as in `get`.

@@ -35,7 +35,7 @@ struct Model {
     name: String,
     ino: Ino,
     cells: BTreeMap<u64, Vec<Option<u64>>>,
-    /// Of these cells, the number of the last write if it was accepted as a whole.
+    /// For each of these cells, the number of the last write, if that write was accepted as a whole.
     accepted: BTreeMap<u64, u64>,
     /// Its maker has it open.
     open: bool,

@@ -28,7 +28,7 @@ impl DirId {
     /// The directory at the top of the tree, where there is one.
     pub(crate) const ROOT: DirId = DirId(0);
 
-    /// As an index.
+    /// The number as an index.
     pub(crate) fn at(self) -> usize {
         self.0 as usize
     }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 /// The known state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// To be copied, or what is missing of it.
+    /// The file, or what is missing of it, has to be copied.
     Todo,
     /// Copied as it is in the source.
     Whole,
@@ -43,7 +43,7 @@ pub(crate) struct Progressing {
 /// A regular file of the source; a file with several names is listed once.
 #[derive(Debug)]
 pub(crate) struct FileState {
-    /// In `Source::entries`.
+    /// The index in `Source::entries`.
     pub(crate) entry: u32,
     state: Mutex<Progressing>,
 }

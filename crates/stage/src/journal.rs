@@ -164,7 +164,7 @@ fn read_all(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// Everything up to the first record that is not whole, and where that is.
+/// The journal up to the first record that is not whole, and the offset of that record.
 fn parse(bytes: &[u8]) -> (Known, u64) {
     let (mut known, mut paths, mut at) = (Known::default(), BTreeMap::new(), 0);
     while let Some((record, len)) = Record::decode(&bytes[at..]) {

@@ -23,7 +23,7 @@ const AMPHI_SYNC: &str = "user.amphi.sync";
 enum Method {
     Syncfs,
     Amphi,
-    /// Not at all: each file alone.
+    /// Each file is synced by itself.
     Each,
 }
 

@@ -191,7 +191,7 @@ pub struct ToldCall {
     pub call: Call,
     /// The payload of the request.
     pub payload: Option<Buf>,
-    /// As in `CallOptions`.
+    /// As described in `CallOptions`.
     pub pad: usize,
     /// As in `CallOptions`.
     pub insist: bool,

@@ -41,7 +41,7 @@ pub enum Who {
     Group(u32),
     /// No user: the bound for named users and all groups.
     Mask,
-    /// Everybody else.
+    /// All other users.
     Others,
 }
 

@@ -84,12 +84,12 @@ pub enum KernelCache {
 /// likewise. Mounts send it along with their writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataChecksums {
-    /// As the servers are set.
+    /// The servers' setting decides.
     #[default]
     Auto,
-    /// They get some.
+    /// New files get checksums.
     On,
-    /// They get none.
+    /// New files get no checksums.
     Off,
 }
 
@@ -162,7 +162,7 @@ impl Advice {
         if self.0 / 27 == 0 { Consistency::Posix } else { Consistency::Commit }
     }
 
-    /// With what `asked` says.
+    /// The advice after the changes in `asked`.
     pub fn with(self, asked: AskedAdvice) -> Advice {
         let (mut mode, mut kernel_cache) = (self.mode(), self.kernel_cache());
         let (mut checksums, mut consistency) = (self.checksums(), self.consistency());

@@ -56,7 +56,7 @@ struct Family {
     series: Vec<(Labels, f64)>,
 }
 
-/// Everything of a snapshot, by name.
+/// All numbers of a snapshot, by name.
 #[derive(Default)]
 struct Families {
     counters: BTreeMap<&'static str, Family>,

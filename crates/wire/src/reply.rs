@@ -43,7 +43,7 @@ pub enum Reply {
     Entries {
         /// The directory above, if the listing starts here.
         parent: Option<Ino>,
-        /// In cookie order.
+        /// The entries in the order of their cookies.
         entries: Vec<DirEntry>,
         /// Whether the directory ends here.
         end: bool,
@@ -144,7 +144,7 @@ pub enum Reply {
     FilesAhead(Vec<Result<FileAhead, Errno>>),
     /// Whether a request waits for the end of a group.
     GroupWanted(bool),
-    /// To whom an inode is charged.
+    /// The account to which an inode is charged.
     Owner(Owner),
     /// Accounts, ascending.
     Accounts {

@@ -540,7 +540,7 @@ pub enum Request {
         opens: Vec<(Ino, Access)>,
         /// Locks on objects of this target.
         locks: Vec<HeldLock>,
-        /// As whom the client's users count.
+        /// The users as whom the client's users count.
         users: Box<Squash>,
     },
     /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if the change is not possible. To the

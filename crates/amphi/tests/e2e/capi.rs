@@ -90,7 +90,7 @@ impl World {
         self.place.fsck();
     }
 
-    /// By which way, and where that leads.
+    /// The two ways to open the file system, a cluster's address and a directory of a mount, each with its argument.
     fn ways(&self) -> [(&'static str, String); 2] {
         [("cluster", self.place.addr()), ("node", self.place.mount().display().to_string())]
     }

@@ -122,8 +122,9 @@ fn a_position_is_shared_after_fork() {
     passes("position", 20);
 }
 
-/// Goal: a child of `vfork`, which has descriptors of its own in its parent's memory, confuses neither. Method: it puts
-/// another file in the place of one that its parent reads.
+/// Goal: a child of `vfork`, which shares its parent's memory but has descriptors of its own, makes neither the parent
+/// nor the child read a wrong file. Method: the child replaces a descriptor from which its parent reads by one of
+/// another file.
 #[test]
 fn children_of_vfork_have_their_own_descriptors() {
     passes("in_vfork", 2000);

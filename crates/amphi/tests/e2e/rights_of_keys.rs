@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// As whom others count who are squashed.
+/// The user as whom squashed users count.
 const NOBODY: u32 = 65_534;
 const USERS: [(u32, u32); 3] = [(0, 0), (OWNER, OWNER), (OTHER, OTHER)];
 

@@ -90,7 +90,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Whose bytes `rank` reads.
+    /// The rank whose bytes `rank` reads.
     pub fn partner(&self, rank: usize) -> usize {
         match self.reorder {
             Reorder::None => rank,

@@ -9,7 +9,7 @@ const LONGEST_NS: u64 = 1000 * 1_000_000_000;
 pub struct Latency(Option<Histogram<u64>>);
 
 impl Latency {
-    /// Without a call yet.
+    /// A histogram without calls.
     pub fn new() -> Latency {
         Latency(Histogram::new_with_bounds(1, LONGEST_NS, 3).ok())
     }

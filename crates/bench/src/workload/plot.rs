@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Lengths of the calls of a phase.
 pub struct Curve {
-    /// In the legend.
+    /// The label in the legend.
     pub name: String,
     /// Its calls.
     pub latency: Latency,
@@ -85,7 +85,7 @@ pub struct Bars<'a> {
     pub unit: &'a str,
     /// Names of the bars of a group, in the legend.
     pub names: &'a [String],
-    /// In rows.
+    /// The panels in rows.
     pub panels: &'a [Panel],
     /// Panels side by side.
     pub columns: usize,
@@ -100,7 +100,7 @@ pub struct Panel {
 }
 
 const WIDTH: i32 = 1100;
-/// Of a panel: alone in its column, and one of several.
+/// Heights of a panel: one that is alone in its column, and one of several.
 const HEIGHTS: [i32; 2] = [440, 280];
 const TITLE_HEIGHT: i32 = 34;
 const LEGEND_HEIGHT: i32 = 20;

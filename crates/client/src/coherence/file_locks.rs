@@ -103,7 +103,7 @@ async fn unlock_at(mount: &Arc<Mount>, turn: &Turn, range: ByteRange) -> Result<
 pub struct TakenLock {
     lock: FileLockSpec,
     before: Pieces,
-    /// Until the lock is kept or released, nothing else is requested for its owner.
+    /// The guard by which no other request for this owner is sent until the lock is kept or released.
     turn: Option<(Arc<Mount>, Turn)>,
 }
 

@@ -32,10 +32,10 @@ use std::sync::atomic::Ordering::SeqCst;
 /// How long a lock that another mount wants waits for its pages to be dropped, in nanoseconds, on a machine that has a
 /// processor for the mount.
 const PATIENCE_NS: u64 = 40_000_000;
-/// In so many steps this time passes. Dropping a page takes a few turns of threads, each of which waits for a processor
-/// on a machine that has none free, and so does the end of each step: where that takes long, the lock waits longer. One
-/// wait of 40 ms was over before the kernel had dropped a clean page where 15 threads wanted each processor, and a
-/// program that counted in a mapping under file locks read the page of before.
+/// The number of steps in which that time passes. Dropping a page takes a few turns of threads, each of which waits for
+/// a processor on a machine that has none free, and so does the end of each step: where that takes long, the lock waits
+/// longer. One wait of 40 ms was over before the kernel had dropped a clean page where 15 threads wanted each
+/// processor, and a program that counted in a mapping under file locks read the page of before.
 const PATIENCE_STEPS: u64 = 8;
 /// As `PATIENCE_NS`, if no page can be dirty, because no program here has the file open for writing. The kernel drops
 /// clean pages at once, except for pages that are being read, and such reads wait for no lock. Only a server that does

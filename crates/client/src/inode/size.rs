@@ -36,7 +36,7 @@ pub(crate) struct FileSize {
     pub(crate) piped_bytes: AtomicU64,
     /// The number of the caching mode in which the size was last taken from an answer.
     pub(crate) sure_rule: AtomicU64,
-    /// Until when the size is certain under an attributes token; 0 if the mount holds none.
+    /// The time until which the size is certain under an attributes token; 0 if the mount holds none.
     pub(crate) token_end_ns: AtomicU64,
     /// The stamp of the map of the file's data.
     pub(crate) map: MapStamp,

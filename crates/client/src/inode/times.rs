@@ -73,8 +73,8 @@ impl Inode {
         (known.mtime, known.mtime_set) = (mtime, true);
     }
 
-    /// Everything of this client has been written back, and other mounts may write from now on, so the server's times
-    /// are right.
+    /// Called when everything of this client has been written back, and other mounts may write from now on: the
+    /// server's times are right.
     pub(crate) fn times_told(&self) {
         let mut known = self.known.lock();
         if self.cached.dirty_bytes.load(SeqCst) == 0 {

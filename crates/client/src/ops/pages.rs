@@ -55,9 +55,10 @@ type Held = (Guard, Vec<Pin>);
 
 /// How a request for pages is carried out.
 enum Entry {
-    /// Under locks.
+    /// The request holds locks.
     Held(Held),
-    /// The request runs without a lock, because pages are being dropped. The pages that it reads are dropped after it.
+    /// The request runs without a lock, because the pages are being dropped so that the lock over them can be returned.
+    /// When the request has ended, the pages that it has read are dropped as well.
     Free(Free),
 }
 

@@ -140,9 +140,9 @@ enum Aim {
     /// The front end has found the end of the file, or the write is to go to its offset. So the write goes to its
     /// offset; but if another mount has ever existed, it goes to the end of the file.
     ToldEnd,
-    /// To the end of the file.
+    /// The write goes to the end of the file.
     End,
-    /// To the offset of the call if that is the end of the file.
+    /// The write goes to the offset of the call if that is the end of the file.
     OffsetAtEnd,
 }
 

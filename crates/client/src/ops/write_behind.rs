@@ -45,7 +45,7 @@ const CONTENDED_REQUESTS: u64 = 8;
 /// What keeps other mounts away from the bytes until they are on the target. Under commit consistency it is only the
 /// guard.
 pub(crate) struct Kept {
-    /// In shared mode, write locks on all of the bytes.
+    /// In shared mode: the write locks on all of the bytes.
     pub(crate) pins: Option<Vec<Pin>>,
     /// For a mount in sole mode.
     pub(crate) begun: Option<Begun>,

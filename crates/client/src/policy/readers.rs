@@ -34,7 +34,7 @@ const STREAM_PARTS: u64 = 4;
 pub enum Pieces {
     /// Smaller than the size from which reads bypass all caches.
     Small,
-    /// At least the size from which reads bypass all caches.
+    /// Pieces of at least the size from which reads bypass all caches.
     Large,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// In which pieces a file was read, if the mount served its reads and they show it.
+    /// The size of the pieces in which a file was read, if the mount served its reads and they show it.
     pub(crate) fn pieces(self, large_bytes: u64) -> Option<Pieces> {
         let large = self.bytes / self.requests.max(1) >= large_bytes;
         self.says_something(large_bytes).then_some(if large { Pieces::Large } else { Pieces::Small })
@@ -158,7 +158,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// In which pieces the file will be read: in large ones if at least one habit says so and no habit says the
+    /// The size of the pieces in which the file will be read: large if at least one habit says so and no habit says the
     /// opposite. Programs with an unknown executable are too many to count here.
     pub(crate) fn pieces(&self, program_is_known: bool) -> Option<Pieces> {
         let program = self.program.known.filter(|pieces| program_is_known || *pieces == Pieces::Small);

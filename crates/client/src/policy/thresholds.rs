@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 const CLASS_MIN_BYTES: u64 = 4 << 10;
 /// Classes from 4 KiB to 16 MiB and more.
 const CLASSES: usize = 13;
-/// By how many classes a threshold may move: to an eighth of the default, or to eight times the default.
+/// The number of classes by which a threshold may move: to an eighth of the default, or to eight times the default.
 const REACH: usize = 3;
 /// Number of samples of each way that are compared for a decision.
 const SAMPLES: usize = 8;

@@ -167,7 +167,7 @@ impl Meter {
 struct Side {
     rates: [Rate; 2 * CLASSES],
     meter: Meter,
-    /// By class, whether the cache was better at the last comparison.
+    /// For each class, whether the cache was better at the last comparison.
     cached_wins: [bool; CLASSES],
     /// Bytes that were sent through the cache as a trial while its rate was not known; when the last of them were sent;
     /// and how many went direct since the trial was complete.
@@ -264,8 +264,8 @@ impl Throughput {
         side.note(sample_bytes, index(course), bytes, from_to_ns, shows);
     }
 
-    /// Write-back of `bytes` has landed. `waited`: a program waited for it, or soon would. Writes that are tried
-    /// through the cache keep write-back as busy as direct requests would, so it counts for them too.
+    /// Called when write-back of `bytes` was answered. `waited`: a program waited for it, or soon would. Writes that
+    /// are tried through the cache keep write-back as busy as direct requests would, so it counts for them too.
     pub(crate) fn note_write_back(&self, bytes: u64, now_ns: u64, waited: bool) {
         self.thresholds.note(Way::Write, None, bytes, (now_ns, now_ns), waited);
         let mut side = self.sides[Way::Write as usize].lock();

@@ -144,7 +144,7 @@ impl Jobs {
         table.values().for_each(|job| job.reset());
     }
 
-    /// As JSON, the jobs after `after` in the order of their names, as many as fit. `more` says whether there are
+    /// The jobs after `after` as JSON, in the order of their names, as many as fit. `more` says whether there are
     /// others. The counts of open files must have been added before.
     pub(crate) fn json(&self, after: Option<&str>) -> String {
         let table = self.table.lock();

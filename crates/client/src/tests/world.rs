@@ -168,7 +168,8 @@ impl World {
         let callbacks = std::mem::take(&mut self.callbacks);
         let mut idle = 0;
         for _ in 0..STEPS_MAX {
-            // A task that waits for something that does not come would never end.
+            // A step without progress is counted, because a task whose event never comes would otherwise keep this loop
+            // running.
             idle = if self.step() { 0 } else { idle + 1 };
             if idle > 2 {
                 self.callbacks = callbacks;

@@ -89,7 +89,7 @@ pub struct TokenCache<V> {
     generation: u16,
     last_change: u64,
     changes: BTreeMap<OwnChange, Vec<TokenKey>>,
-    /// By key, the number of changes of this client that concern it.
+    /// For each key, the number of this client's changes under way that concern it.
     changing: BTreeMap<TokenKey, usize>,
     #[cfg(test)]
     pub(crate) bug: Option<PlantedBug>,

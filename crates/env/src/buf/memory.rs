@@ -137,7 +137,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// At least `len` bytes.
+    /// Memory of at least `len` bytes.
     pub(super) fn new(len: usize, content: Content) -> Memory {
         let bytes = len.next_multiple_of(ALIGN);
         let ptr = match source(bytes) {

@@ -31,9 +31,9 @@ struct Cores {
     kept: AtomicU64,
     /// How much requests of late waited for workers, for short times. Counts may get lost between threads.
     score: AtomicU32,
-    /// They do so mostly.
+    /// Whether most requests wait for such workers.
     waiting: AtomicBool,
-    /// Until when everything is left to the scheduler, nanoseconds of `monotonic`.
+    /// The time until which everything is left to the scheduler, nanoseconds of `monotonic`.
     crowded_until: AtomicU64,
 }
 
@@ -48,12 +48,12 @@ const CROWDED: Duration = Duration::from_secs(5);
 
 /// Score of a request that waited for a worker, for a short time.
 const SHORT_WAIT: u32 = 4;
-/// By how much a request without a wait lowers the score. It is so little that one of them for each waiting request
-/// changes nothing.
+/// The amount by which a request without a wait lowers the score. It is so little that one of them for each waiting
+/// request changes nothing.
 const NO_WAIT: u32 = 1;
-/// By how much a long wait lowers the score.
+/// The amount by which a long wait lowers the score.
 const LONG_WAIT: u32 = 16;
-/// From this score on workers keep their cores.
+/// The score from which on workers keep their cores.
 const MANY: u32 = 128;
 /// Highest score. At zero nothing is kept any more.
 const SCORE_MAX: u32 = 256;
@@ -152,7 +152,7 @@ thread_local! {
 pub struct Wide(Option<CpuSet>);
 
 impl Wide {
-    /// Those of this thread.
+    /// The cores that this thread may use.
     pub fn here() -> Wide {
         Wide(WIDE.get())
     }

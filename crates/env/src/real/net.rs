@@ -313,7 +313,7 @@ pub struct RealRx {
 }
 
 impl RealRx {
-    /// As `recv` from the start of `buf`, with the descriptor that comes with the bytes.
+    /// Receives like `recv` from the start of `buf`, and also the descriptor that comes with the bytes.
     async fn recv_expecting(&mut self, mut buf: Buf) -> (io::Result<usize>, Buf) {
         loop {
             match receive_with_fd(&self.fd, &mut buf) {

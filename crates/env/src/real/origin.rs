@@ -14,7 +14,7 @@ use std::path::Path;
 /// Most bytes of a file handle (`MAX_HANDLE_SZ` of linux/fcntl.h).
 const HANDLE_MAX: usize = 128;
 
-/// As the system calls of file handles have it (open_by_handle_at(2)).
+/// The layout of a file handle in the system calls (open_by_handle_at(2)).
 #[repr(C)]
 struct Handle {
     bytes: u32,

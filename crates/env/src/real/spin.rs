@@ -57,7 +57,7 @@ const TURNS_ALL: u32 = 1 << 16;
 pub struct BusyTurns(u32);
 
 impl BusyTurns {
-    /// As it is after one more turn.
+    /// The state after one more turn.
     pub fn after(self, found_work: bool) -> BusyTurns {
         let gain = if found_work { TURNS_ALL / TURN_SHARE } else { 0 };
         BusyTurns(self.0 - self.0 / TURN_SHARE + gain)

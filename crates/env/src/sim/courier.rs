@@ -23,7 +23,7 @@ pub struct Leg<'a> {
 /// What becomes of bytes.
 #[derive(Debug, Default)]
 pub struct Carried {
-    /// They are delivered now.
+    /// The bytes to be delivered now.
     pub bytes: Vec<u8>,
     /// `Courier::due` is to be asked then.
     pub due_at: Option<Time>,

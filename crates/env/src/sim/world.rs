@@ -85,9 +85,9 @@ pub(super) struct Node {
     pub(super) hook: Option<DiskHook>,
     /// How far its wall clock is ahead, s.
     pub(super) clock_ahead_s: i64,
-    /// As whom its processes run.
+    /// The user as whom the node's processes run.
     pub(super) cred: Cred,
-    /// Of a stopped process: the tasks that would run.
+    /// For a stopped process: the tasks that would run.
     pub(super) stopped: Option<Vec<u64>>,
 }
 

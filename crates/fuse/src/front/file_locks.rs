@@ -54,7 +54,7 @@ struct Taken {
     closes: u64,
     /// Number of these closes that are complete on this mount.
     released: u64,
-    /// By number of the close, the files whose locks a RELEASE releases, until the server has answered.
+    /// For each close, the files whose locks its RELEASE releases, until the server has answered.
     going: BTreeMap<u64, BTreeSet<Ino>>,
     /// Servers that wait for closes.
     questions: BTreeMap<u64, Question>,

@@ -51,7 +51,7 @@ struct Look {
 }
 
 impl Names {
-    /// Of a mount with this root.
+    /// The state for a mount with this root.
     pub(crate) fn below(top: Top) -> Names {
         Names { lender: Arc::new(Lender::below(top)), ..Names::default() }
     }

@@ -528,7 +528,7 @@ impl Posts {
         }
     }
 
-    /// Called when an open file of the inode is gone.
+    /// Called when an open file of the inode was closed.
     pub(crate) fn closed(&self, ino: Ino) {
         if let Some(posted) = self.get(ino) {
             posted.with(|work| {

@@ -312,7 +312,7 @@ struct ToRank {
     local: u64,
     silence: Silence,
     inbox: Receiver<Message>,
-    /// To the leader of its node.
+    /// The question to the leader of the rank's node whether the rank lives.
     question: Question,
     /// The rank knows that the connection has ended.
     parted: bool,

@@ -49,7 +49,7 @@ pub(crate) struct Heard {
 pub(crate) enum Trouble {
     /// The refusal is final.
     Refused(String),
-    /// Not now: a later request may succeed.
+    /// The master does not take the server in now; a later request may succeed.
     Later(String),
     /// Another process speaks for the server.
     Taken(String),

@@ -103,7 +103,7 @@ impl Inner {
 }
 
 impl FileLockTable {
-    /// Without locks.
+    /// A table without locks.
     pub fn new() -> FileLockTable {
         let locks = FileLocks::new(FileLockLimits::default());
         let (waits, asked, postponed, converted, news) = Default::default();

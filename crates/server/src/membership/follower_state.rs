@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 /// The sessions that a follower knows.
 pub struct FollowerState {
     known: RefCell<BTreeMap<SessionId, SessionRecord>>,
-    /// To which begin of a session its last connection belonged.
+    /// For each session, the begin to which its last connection belonged.
     connected: RefCell<BTreeMap<SessionId, u64>>,
     /// Sessions begin and end, and tokens are granted or not, one after the other.
     pub changing: Turns,
@@ -88,7 +88,7 @@ impl FollowerState {
         self.connected.borrow_mut().insert(session, begin) == Some(begin)
     }
 
-    /// To which begin the last connection of a session belonged.
+    /// The begin to which the last connection of a session belonged.
     pub fn connected_begin_of(&self, session: SessionId) -> Option<u64> {
         self.connected.borrow().get(&session).copied()
     }

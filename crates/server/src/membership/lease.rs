@@ -21,7 +21,7 @@ pub(crate) struct MasterLease {
     company: Cell<u64>,
     /// Switches of the targets here.
     switches: Cell<u64>,
-    /// Until when targets grant no tokens, monotonic ns. `None` means that they grant tokens.
+    /// The time until which targets grant no tokens, monotonic ns. `None` means that they grant tokens.
     alone_until_ns: Cell<Option<u64>>,
     /// Until this time tokens of sessions that were cut off may be in use, monotonic ns.
     orphans_until_ns: Cell<u64>,
@@ -68,7 +68,7 @@ impl MasterLease {
         alone.is_some_and(|change| change > self.company.get()) && now_ns >= self.orphans_until_ns.get()
     }
 
-    /// Until when targets grant no tokens. `None` means that they grant tokens.
+    /// The time until which targets grant no tokens. `None` means that they grant tokens.
     pub(crate) fn alone_until_ns(&self) -> Option<u64> {
         self.alone_until_ns.get()
     }

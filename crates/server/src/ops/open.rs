@@ -49,7 +49,7 @@ pub struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// Under which an open for another target is remembered.
+    /// The session, target and slot under which an open for another target is remembered.
     fn slot(&self) -> Option<((SessionId, TargetId, u16), u64)> {
         self.by.map(|(target, id)| ((self.session, target, id.slot), id.seq))
     }

@@ -78,8 +78,8 @@ impl Opens {
         debug_assert!(self.closed.len() <= CLOSED_MAX, "bounded");
     }
 
-    /// With which access a session has an inode open, or had it lately. Only closed files record whether they were open
-    /// for reading, because any open permits reading here.
+    /// The access for which a session has an inode open, or had it open lately. Only closed files record whether they
+    /// were open for reading, because any open permits reading here.
     pub fn access(&self, session: SessionId, ino: Ino) -> Option<Access> {
         let open = self.inodes.get(&ino).and_then(|s| s.get(&session)).map(|c| c.writing > 0);
         let closed = self.closed.get(&(ino, session)).map(|a| a.write);

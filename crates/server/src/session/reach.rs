@@ -23,7 +23,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Of an entry of the registry of keys.
+    /// The tree of an entry of the registry of keys.
     pub fn of(subtree: &Subtree) -> Tree {
         Tree { root: subtree.root, project: subtree.project }
     }
@@ -34,7 +34,7 @@ impl Tree {
     }
 }
 
-/// On what terms a request is executed.
+/// The conditions under which a request is executed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
     /// The request is refused if it has not begun by this time (monotonic ns), because its client has stopped waiting.

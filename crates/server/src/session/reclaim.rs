@@ -93,7 +93,7 @@ impl Reclaim {
         is_late
     }
 
-    /// Everything that follows from it has been done as well.
+    /// Called when the end of a session has been reported and everything that follows from it was done.
     pub fn end_saying(&self, session: SessionId) {
         self.done.borrow_mut().insert(session);
     }

@@ -147,7 +147,7 @@ const HEAD: usize = 16;
 /// The records appended to a file.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
-    /// By tag: length of the bytes behind the head, begin, end.
+    /// For each tag: the length of the bytes behind the head, the begin and the end.
     appended: BTreeMap<u64, (u64, u64, u64)>,
 }
 

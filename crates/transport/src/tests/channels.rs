@@ -185,7 +185,7 @@ enum Attack {
     Insert,
 }
 
-/// The direction of a unit.
+/// The direction in which a unit (a frame or a record of the stream) travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     ToServer,

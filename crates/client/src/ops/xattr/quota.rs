@@ -151,8 +151,8 @@ fn unhex(digits: &str) -> Option<Vec<u8>> {
     pairs.map(|pair| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?)).collect()
 }
 
-/// Of an inode, or with `NUMBER of NAME` (in hexadecimal digits) of what lies in a directory under that name: symbolic
-/// links and special files have no such attributes of their own.
+/// Sets the project of an inode. With `NUMBER of NAME` (in hexadecimal digits) it sets that of the entry with this name
+/// in the directory: symbolic links and special files cannot have such attributes themselves.
 async fn set_project(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, text: &str) -> Result<()> {
     let (text, name) = match text.split_once(" of ") {
         Some((number, name)) => (number, Some(unhex(name).ok_or(Errno::Inval)?)),

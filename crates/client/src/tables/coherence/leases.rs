@@ -47,7 +47,7 @@ impl Lease {
 #[derive(Default)]
 pub(crate) struct Leases {
     by_target: RwLock<Vec<Arc<Lease>>>,
-    /// Until this moment none of the leases expires.
+    /// The time until which none of the leases expires.
     pub(crate) all_until_ns: AtomicU64,
 }
 

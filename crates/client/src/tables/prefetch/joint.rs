@@ -60,7 +60,7 @@ struct Joint {
     /// The largest window that was ever allowed; members may be that far apart.
     reach: u64,
     window: u64,
-    /// Everything between these two offsets is fetched.
+    /// The byte range between these two offsets is being fetched as a whole.
     ahead_from: u64,
     ahead_to: u64,
     planned_bytes: u64,

@@ -175,7 +175,7 @@ fn is_directory(lent: &LentName) -> bool {
 }
 
 impl Lender {
-    /// Of a mount with this root.
+    /// The state for a mount with this root.
     pub(crate) fn below(top: Top) -> Lender {
         Lender { top, ..Lender::default() }
     }

@@ -184,7 +184,7 @@ pub struct Front<E: Env> {
 }
 
 impl<E: Env> Front<E> {
-    /// Without connections.
+    /// The front of a worker that serves no connections yet.
     pub fn new(worker: Rc<Worker<E>>, connections: Rc<Connections>) -> Rc<Front<E>> {
         Rc::new(Front {
             worker,
