@@ -77,7 +77,7 @@ impl KnownFolders {
         }
         std::fs::create_dir_all(dir)?;
         if all.len() < FOLDERS_MAX {
-            // One write behind the others: two processes at the same time do no harm.
+            // The line is appended with one write, so two processes at the same time do no harm.
             let mut out = std::fs::OpenOptions::new().create(true).append(true).open(file)?;
             return out.write_all(&[line, b"\n"].concat());
         }

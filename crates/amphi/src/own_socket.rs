@@ -96,7 +96,7 @@ pub fn all() -> Vec<Found> {
         entries.map(|entry| entry.path().join(below)).filter(|path| path.is_dir()).collect()
     };
     let mut folders: Vec<PathBuf> = folder().into_iter().collect();
-    // With a folder of its own, a process has nothing to do with the others.
+    // If `AMPHI_RUNTIME` names a folder, sockets elsewhere are ignored.
     if std::env::var_os("AMPHI_RUNTIME").is_none() {
         folders.push("/run/amphi".into());
         folders.extend(inside(Path::new("/run/amphi"), ""));

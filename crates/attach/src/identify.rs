@@ -30,7 +30,7 @@ pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
     if let Some(shared) = found(fd, place, seen, IDENTIFY) {
         table::learn(place, seen, Some(shared));
         if let Some(position) = table::position(fd) {
-            // Not known yet.
+            // The position is not known yet.
             position.store(u64::MAX, Relaxed);
         }
     }
@@ -58,7 +58,7 @@ fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> 
     match sys::may_be_mounted(fd) {
         Ok(true) => {}
         Ok(false) => return foreign(),
-        // No descriptor, or a kernel without the call.
+        // The number is no descriptor, or the kernel does not have the call.
         Err(_) => return None,
     }
     let failed = if is_writer { &FAILED_WRITERS } else { &FAILED };

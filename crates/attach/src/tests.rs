@@ -208,7 +208,7 @@ fn what_stops_posts() {
     assert_eq!([pwrite(append_fd, b"x", 0), pwrite(read_fd, b"x", 0), pwrite(fd, b"x", -1)], [None; 3]);
     assert_eq!([pwrite(fd, b"x", 100_000), pwrite(fd, b"", 0), pwrite(fd, &[0; 16_385], 0)], [None; 3]);
     plain.seek(SeekFrom::Start(99_998)).unwrap();
-    // It ends beyond the limit, so it goes to the file, and the position is behind it.
+    // The write ends beyond the limit, so it goes to the file, and the position is behind it.
     assert_eq!((write(b"there"), plain.stream_position().unwrap()), (Some(5), 100_003));
     board.set_lease(sys::boot_ns());
     assert_eq!(pwrite(fd, b"x", 0), None);

@@ -418,7 +418,7 @@ impl Env for SimEnv {
     }
 
     fn wall(&self) -> Timespec {
-        // As a real one it has moved between two looks, also where no virtual time has passed.
+        // Like a real clock, the simulated one advances between two readings, also where no virtual time has passed.
         let mut core = self.world.core.borrow_mut();
         core.last_wall_ns = (core.last_wall_ns + 1).max(self.world.config.wall_start_s * 1_000_000_000 + core.now);
         let wall = Timespec::from_ns(core.last_wall_ns);

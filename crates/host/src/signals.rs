@@ -59,7 +59,7 @@ pub fn leave_to(program: Pid) -> Outcome {
                 SIGHUP => Signal::HUP,
                 _ => continue,
             };
-            // One that has ended needs none.
+            // A program that has ended needs no signal.
             let _ = kill_process(program, signal);
         }
     };

@@ -422,7 +422,7 @@ impl CachedFile {
                 continue;
             }
             if self.frame_of(page)? != Some(frame) {
-                // It moved to another node meanwhile.
+                // The page moved to another node meanwhile.
                 self.locks.unlock(page, Mode::Exclusive)?;
                 self.pool.release(own);
                 return Ok(true);

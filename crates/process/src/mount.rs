@@ -133,7 +133,7 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
     if rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    // What `fusermount3` asks for.
+    // The rule is that of `fusermount3`.
     let sticky = meta.st_mode & Mode::SVTX.bits() != 0 && meta.st_uid != rustix::process::getuid().as_raw();
     if sticky || rustix::fs::access(dir, Access::WRITE_OK).is_err() {
         return refused("is not this user's to mount on; give a directory that he owns and may write to".into());

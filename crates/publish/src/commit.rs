@@ -65,7 +65,7 @@ pub fn begin(dir: &Path, ranks: u32) -> Result<PathBuf> {
     let mode = before.as_ref().map_or(0o755, |meta| meta.permissions().mode() & 0o7777);
     make(&tree, mode)?;
     if let Some(meta) = before {
-        // Only root may change its owner; others get the error here.
+        // Only root may change the owner of the tree; for other users the error is reported here.
         std::os::unix::fs::chown(&tree, Some(meta.uid()), Some(meta.gid()))
             .during("give it the owner of what it replaces", &tree)?;
         fs::set_permissions(&tree, fs::Permissions::from_mode(mode)).during("set the mode of", &tree)?;

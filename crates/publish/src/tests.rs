@@ -85,7 +85,7 @@ fn a_commit_is_interrupted_anywhere() {
                 }
                 let again = plain(&tree);
                 match (other, was_new) {
-                    // It had the name, and the other one has it now.
+                    // The tree had the name, and the other tree has it now.
                     (true, true) => assert!(again.is_err(), "{again:?}"),
                     _ => assert_eq!(again.expect("it goes on").dir, dir),
                 }

@@ -528,7 +528,7 @@ impl Planner {
             Some(open) => open.node,
             None => match self.inodes.get(&call.ino) {
                 Some(node) => *node,
-                // Nothing tells what it is.
+                // The trace does not tell what the inode is.
                 None => return self.skip(call.op),
             },
         };
@@ -609,7 +609,7 @@ impl Planner {
                 let other = exchange.then(|| self.named(to_dir, &call.new_name, NodeKind::File));
                 self.order.uses_node(to_dir);
                 self.order.changes_name(&to);
-                // Whoever opened it by its old path has done so.
+                // Calls that opened the node by its old path have to be done before.
                 self.order.removes(node);
                 let new = self.path_in(to_dir, &call.new_name);
                 self.take(to_dir, &call.new_name);

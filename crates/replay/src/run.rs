@@ -256,7 +256,7 @@ pub fn replay(plan: Arc<Plan>, dir: &Path, options: Options) -> Result<Report, S
         match spawn(thread) {
             Ok(handle) => running.push(handle),
             Err(e) => {
-                // Those that run would wait for this one.
+                // The running threads would wait for the steps of this one.
                 (0..shared.plan.threads[thread].len()).for_each(|_| shared.progress[thread].goes_on());
                 report.failed += 1;
                 report.note(|| format!("thread {thread} cannot be started: {e}"));

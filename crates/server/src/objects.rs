@@ -381,8 +381,8 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
                 (inode.objects.generation, target.sessions.slots.borrow().truncated_by(ino, inode.objects.generation));
             let by = by.and_then(|session| Some((session, target.sessions.begin_of(session)?)));
             let Some(by) = by else {
-                // No program has seen that the file is cut, and other mounts may have written behind the cut since its
-                // session has ended.
+                // No program has seen the truncated file, and other mounts may have written behind the new end since
+                // the session ended.
                 give_cut_up(worker, target, ino, generation, Txn::default()).await?;
                 settle_later(worker, target, ino);
                 continue;

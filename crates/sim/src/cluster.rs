@@ -345,7 +345,7 @@ impl Cluster {
             secure: self.shape.secure,
             timeouts: Timeouts {
                 first_connect: Duration::from_secs(30),
-                // So that a server that is killed again soon is met at all.
+                // The back-off is short, so that a client meets a server that is killed again soon.
                 backoff_max: Duration::from_millis(50),
                 ..Timeouts::default()
             },

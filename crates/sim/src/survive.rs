@@ -181,7 +181,7 @@ impl Survival {
         let mut bound: BTreeMap<(Ino, Name), Option<Ino>> = BTreeMap::new();
         for effect in effects {
             match effect {
-                // Of several bindings in one call only the last is ever visible.
+                // If one call binds a name several times, only the last binding is ever visible.
                 Effect::Bind(dir, name, to) => drop(bound.insert((*dir, name.clone()), *to)),
                 Effect::Links(ino, n) => {
                     let (least, most) = self.links.get(ino).copied().unwrap_or((0, 0));

@@ -188,7 +188,7 @@ impl Task {
             }
             *seat = Some(open);
         } else {
-            // It is not known which of them are there.
+            // The check does not know which of the names exist.
             if !common {
                 self.told.borrow_mut().files[open.at].open = false;
             }

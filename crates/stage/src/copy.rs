@@ -103,7 +103,7 @@ impl Copier<'_> {
         let place = self.source.place(self.entry(n)).map_err(Trouble::Source)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let open = |flags| fs::openat(&place.dir, &*place.name, flags, Mode::empty());
-        // Only the owner may read without a trace.
+        // Only the owner of a file may open it so that reads do not change the access time.
         let fd = match open(flags | OFlags::NOATIME) {
             Err(Errno::PERM) => open(flags),
             other => other,

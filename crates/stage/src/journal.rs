@@ -112,7 +112,7 @@ impl Journal {
                 Err(Errno::WOULDBLOCK) => return Err(NoJournal::InUse),
                 Err(e) => return Err(e.into()),
             }
-            // Its owner may have finished and removed it between the two calls.
+            // The owner of the journal may have finished and removed it between the two calls.
             let own = fs::fstat(&file)?;
             match fs::statat(&dir, name, fs::AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(there) if (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino) => break file,

@@ -36,7 +36,7 @@ pub(crate) fn rename(ends: &Ends, existing: Existing) -> Result<(), Error> {
         }
         match fs::renameat_with(base, &*temporary, base, name, RenameFlags::EXCHANGE) {
             Ok(()) => return Ok(()),
-            // It was removed between the two calls.
+            // The entry was removed between the two calls.
             Err(Errno::NOENT) => {}
             Err(Errno::INVAL | Errno::NOSYS) => {
                 return Err(Error::failed(format!(

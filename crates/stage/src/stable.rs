@@ -44,7 +44,7 @@ impl Stable {
             _ => Method::Each,
         };
         let stable = Stable { method, dir: dir.clone() };
-        // Only the owner of the mount and root may.
+        // The call is permitted only to root and to the owner of the mount.
         match stable.method == Method::Amphi && stable.sync_all().is_err() {
             true => Stable { method: Method::Each, ..stable },
             false => stable,

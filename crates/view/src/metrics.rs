@@ -149,7 +149,7 @@ fn of_servers(snapshot: &Snapshot, all: &mut Families) {
     if all_others {
         of_server(OTHERS, &others, all);
     }
-    // Of a mount whose program knows no more than the sums.
+    // The mount's program is an earlier one that reports only sums over all servers.
     let servers = &snapshot.cluster.servers;
     if snapshot.by_server.is_empty() && !servers.is_empty() && servers.iter().all(|server| server.up) {
         of_server(OTHERS, &snapshot.servers, all);

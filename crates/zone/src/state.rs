@@ -525,7 +525,7 @@ impl<E: Env> Shared<E> {
     /// Upper bound of the bytes that the items take in segments.
     pub fn item_bytes(st: &State) -> u64 {
         let segments: u64 = st.medium.segments.iter().map(|s| s.slots.len() as u64 * SLOT_BYTES).sum();
-        // Not all bytes of a slot are payload.
+        // A part of each slot is not payload.
         let unwritten = st.changes.dirty.cost() + st.changes.frozen_bytes() + st.waiting.bytes;
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
@@ -571,7 +571,7 @@ impl<E: Env> Shared<E> {
             .wait_until(|| {
                 let mut st = self.state.borrow_mut();
                 let ready = st.life.failed.is_some() || enough(&st);
-                // With nothing queued only a checkpoint can help; a group that waits sets the mark too.
+                // If nothing is queued, only a checkpoint can help; a waiting group marks the log as full too.
                 st.log.is_full |= !ready && st.waiting.groups.is_empty();
                 let ask = st.log.is_full;
                 drop(st);

@@ -491,7 +491,7 @@ async fn make_stable(
     rewrite(disk, &image.damage.mended).await;
     sync(disk, at).await?;
     if image.damage.copies != Copies::Equal {
-        // With equal bytes, so that the chosen one is never lost to the other, which proves less.
+        // Both copies get equal bytes. Otherwise the chosen copy could be lost later, and the other one proves less.
         write_copies(disk, &image.root, at).await?;
     }
     if !image.cut.is_empty() && !planted::is(Mistake::CutComesBack) {

@@ -195,7 +195,7 @@ fn placement(path: &Path, each: bool) -> Outcome<String> {
 /// Sets the layout of a path, if one is given, and each attribute that has a value: its name, the value, and which
 /// there are.
 fn set(path: &Path, layout: Option<&str>, asked: &[(&str, Option<String>, &str)]) -> Outcome {
-    // Another file system would accept these attributes and ignore them.
+    // A check first: another file system would accept the attributes below and ignore them.
     control::read(path, "user.amphi.mode")?;
     if let Some(layout) = layout {
         set_layout(path, layout)?;

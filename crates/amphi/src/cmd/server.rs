@@ -219,7 +219,7 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
     let addrs = match is_up.try_recv() {
         Ok(addrs) => Some(addrs),
         Err(mpsc::TryRecvError::Disconnected) => None,
-        // Others may still run, and hold the sender that has not sent anything.
+        // Other threads may still run, and hold the sender that has not sent anything.
         Err(mpsc::TryRecvError::Empty) if panicked.load(Ordering::Acquire) => None,
         Err(mpsc::TryRecvError::Empty) => match is_up.recv_timeout(STARTING) {
             Err(mpsc::RecvTimeoutError::Timeout) => {

@@ -71,8 +71,8 @@ impl Mounting {
 
     /// Reports that the mount is ready, to a process that waits for it.
     pub fn say_ready(&self, dir: &std::path::Path) {
-        // Not before: an automount lets those past that are in the process group of who began the mount, and makes
-        // everybody else wait for it.
+        // The process makes a session of its own only now: an automount lets the processes in the process group of the
+        // one that began the mount pass, and makes everybody else wait for it.
         if self.background {
             let _ = rustix::process::setsid();
         }
@@ -189,7 +189,7 @@ impl Up {
         let data = self.storage.data.clone();
         let ended = self.serve(config, client, around, stop, &site, &known);
         if new && ended.is_err() {
-            // Only if nothing was made in the folder.
+            // The folder is removed only if nothing was made in it.
             let _ = std::fs::remove_dir(data);
         }
         ended

@@ -185,7 +185,7 @@ fn an_outside_reader_makes_the_job_write() {
             expected.extend(bytes);
         }
         if round == 1 {
-            // As at a sync.
+            // The flush is the same as at a sync.
             files.iter_mut().for_each(|file| file.flush_share(0, 1).unwrap());
             assert_eq!(callbacks(), before, "no node asks a lock of another one back");
             continue;

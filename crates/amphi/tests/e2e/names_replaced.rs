@@ -88,7 +88,7 @@ fn no_call_is_stale(writer: &Path, reader: &Path) {
                         failed.push((round, e));
                     }
                 }
-                // Otherwise there was nothing to be seen.
+                // The loop waits for a further round of the other thread; otherwise nothing would be tested.
                 while done.load(Ordering::Relaxed) == before {
                     std::thread::yield_now();
                 }

@@ -317,7 +317,7 @@ impl Versus<'_> {
     pub(crate) fn compare(&self) {
         let Versus { planted, called, own, own_called, users, sees, shift, may_differ } = *self;
         let mut odd = Vec::new();
-        // What a call has left as it was serves the next one.
+        // If a call has changed nothing, its tree serves the next call.
         let mut untouched: Option<(String, BTreeMap<String, String>)> = None;
         for (number, (what, call)) in CALLS.iter().enumerate() {
             for &(user, counts) in users {

@@ -84,7 +84,8 @@ fn rights_where_all_are_one() {
     let Some(scene) = Scene::new() else { return };
     let one = format!("{NOBODY}:{NOBODY}");
     scene.compare("", &["--all", &one], |versus| {
-        // What a call makes belongs to somebody else here; so calls by him alone are the same all through.
+        // Here the entries that a call makes belong to another user, NOBODY. So only calls by this user can be compared
+        // throughout.
         Versus { users: &[(NOBODY, NOBODY)], sees: false, ..*versus }.compare();
     });
 }
@@ -130,7 +131,7 @@ fn rights_of_a_read_only_key() {
     let Some(scene) = Scene::new() else { return };
     let view = ReadOnly::of(&scene.own, &scene.cluster.place);
     let own_called = view.0.clone();
-    // What access(2) says goes by the modes alone here.
+    // Here access(2) goes by the modes alone.
     let differs = |what: &str, _, got: &Said| got.is_err() || what == "access for writing";
     scene.compare("", &["--root", "keep", "--read-only"], |versus| {
         Versus { own_called: &own_called, may_differ: differs, ..*versus }.compare();

@@ -101,7 +101,7 @@ fn a_mount_stopped_in_a_contended_file() {
         for slot in 0..SLOTS {
             taken.write_all_at(&pattern(TAKEN + slot as u64, RECORD), offset(STOPPED, slot)).expect("write");
         }
-        // Its time to answer is 30 s; the rest is a margin for a busy machine.
+        // The mount has 30 s to answer; the rest is a margin for a busy machine.
         assert!(begin.elapsed() < Duration::from_secs(60), "held up for {:?}", begin.elapsed());
         others(50);
         drop(stopped);

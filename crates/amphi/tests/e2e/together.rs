@@ -101,7 +101,7 @@ fn a_server_without_its_zones_is_missed() {
         }
         fs::rename(&away, &folder).expect("rename");
     }
-    // Another one that was started, but has made nothing.
+    // A further server was started, but has made nothing.
     fs::create_dir(place.path("data/server-3")).expect("mkdir");
     let all = up(&place, &[]);
     assert_eq!(servers(&place), 4);

@@ -93,7 +93,7 @@ fn metrics_are_served() {
     assert_eq!(bytes, 300_000.0);
 
     let (mut child, addr) = listening(&["metrics", "--listen", "127.0.0.1:0", &dir]);
-    // They occupy places, but not for long.
+    // These connections occupy places, but not for long.
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(addr).expect("connect")).collect();
     let begun = Instant::now();
     let page = ask(addr, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");

@@ -301,7 +301,7 @@ pub(crate) async fn write(
             len as usize
         }
         Mode::Direct => {
-            // What keeps others away makes the pieces of a write one event.
+            // If locks keep other readers away, the pieces of the write are seen as one event.
             let held = (begun.is_some() || pins.is_some()).then_some(local);
             let is_free = overwrite.is_none() && (held.is_some() || mount.is_commit(&file));
             let may_be_early = is_free && write_behind::may_be_early(&mount, &open, decision.reason, hints);
@@ -422,7 +422,7 @@ async fn settle(
         sync::sync_file(mount, file).await?;
         open.tell_failures().await?;
     } else if let Some(watch) = watch {
-        // No space is reserved for it: if there is none, the write gets the error.
+        // No space is reserved for the append: if there is none, the write itself gets the error.
         watch.wait();
         flush::flush(mount, file, range).await;
         flush::recycle_room(mount);

@@ -100,7 +100,8 @@ pub(crate) async fn write(
         let sent = send_all(&mount2, &file, range, data, kind, false).await;
         drop((under_way, covered));
         let failed = sent.error.is_some();
-        // Not before: what is taken in at once, until the pipeline is full, would show the speed of memory.
+        // The throughput is noted only when the write was answered: until the pipeline is full, the time of the call
+        // would show the speed of memory.
         learn(&mount2, reason, request, len as u64, !failed);
         land(&mount2, &file, (id, unfinished), range, memory, sent);
         for pin in kept.pins.iter_mut().flatten() {
@@ -185,7 +186,7 @@ fn land(
     memory: u64,
     sent: Sent,
 ) {
-    // Of a file that nobody can reach any more nothing is missed.
+    // Lost bytes of a file that nobody can reach any more are not reported.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     let error = sent.error.filter(missed);
     let lost = ByteRange::new(sent.good_to, range.end);

@@ -191,7 +191,7 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
         (stream.step, stream.shorter) = (range.len(), 0);
     }
     stream.last_end = range.end;
-    // With each read that follows the one before, one more read is requested ahead.
+    // With each read that follows the previous one, one more read is requested ahead.
     let sure = u64::from(stream.matches.saturating_sub(stream.caution)).saturating_mul(stream.step);
     let to = range.end.saturating_add(sure.min(AHEAD_BYTES.max(stream.step))).min(size);
     let mut at = stream.ahead.back().or(taken.last()).map_or(range.end, |a| a.range.end).max(range.end);

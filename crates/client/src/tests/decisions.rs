@@ -172,7 +172,7 @@ fn memory_that_is_short() {
     let mut at = 0;
     while mount.cache.dirty_bytes() < (2 << 20) / 100 * 95 && at < 8 << 20 {
         write(&mut w, &file, 1, at, 16 << 10, false);
-        // Not one run, so that it does not leave at once.
+        // The writes do not form one run, so write-back does not begin at once.
         at += 32 << 10;
     }
     write(&mut w, &file, 1, 16 << 20, KIB64, false);

@@ -108,7 +108,7 @@ fn events_end_what_is_shown() {
         called(&a, &file, UNIT - 10, 20).await;
         called(&a, &file, UNIT - 10, 20).await;
         assert_eq!(look(), Ok(vec![5; 20]));
-        // Another mount comes.
+        // A second mount joins.
         let _b = c.mount().await;
         assert!(look().is_err());
         // The file is forgotten by the one who made the memory.

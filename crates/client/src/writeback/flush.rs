@@ -180,7 +180,7 @@ pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()
 pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     let failure = match result {
         Ok(()) => None,
-        // No program can reach the file any more.
+        // No program can reach the file any more, so the loss of its bytes is no failure.
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
             mount.stats.bytes(Count::WriteBackFailed, flight.range.len());

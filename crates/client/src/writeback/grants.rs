@@ -86,7 +86,7 @@ async fn ask_target(mount: &Arc<Mount>, target: TargetId) {
     if !mount.writeback.grants.is_known(target) {
         let op = Request::Grant { give_back: None };
         let answer = mount.send(Lane::Urgent, target, &Cred::root(), op, None, 0).await;
-        // Without an answer, bytes are written through, and their writer gets the error.
+        // If the target does not answer, bytes are written through, and their writer gets the error.
         if let Ok((answer, _)) = answer {
             mount.writeback.grants.told_by(target, &answer);
         }

@@ -181,7 +181,7 @@ impl LockCache {
     fn close(&mut self, id: LockId) {
         let Some(held) = self.locks.get_mut(&id) else { return };
         held.stage = Stage::Closing;
-        // Others wait for the end of a group without sending a callback.
+        // Other mounts wait for the end of a group without sending a callback.
         held.urgent |= held.group.is_some();
         self.by_age.remove(&(held.stamp_ns, id));
         let (users, object, range, mode) = (held.users, held.object, held.range, held.mode);

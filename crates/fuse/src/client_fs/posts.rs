@@ -89,7 +89,7 @@ impl ClientFs {
     fn settle(&self, caller: &Caller<'_>, rest: Option<Pending<()>>) -> Result<()> {
         match rest {
             None => Ok(()),
-            // Nothing may wait on such a thread. It asks again, or does without.
+            // No request may wait on such a thread. It asks again, or does without.
             Some(_) if self.names.is_own(caller.tid) => Err(Errno::Intr),
             Some(rest) => self.wait(caller, rest),
         }

@@ -402,7 +402,7 @@ impl Posts {
             }
             work.is_beginning = true;
         }
-        // From now on the kernel is given no attributes that it keeps.
+        // From now on the kernel gets no attributes with a timeout.
         view.posts_begin(posted.ino);
         let may_extend = self.owed.lock().len() < OWED_MAX;
         let posting = wait(Posting::begin(client, file, may_extend)).ok().flatten();

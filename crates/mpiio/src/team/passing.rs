@@ -466,7 +466,7 @@ impl Desk {
                 let waits = message.kind.has_reply();
                 let taken = client.inbox.as_ref().is_some_and(|inbox| inbox.send(message).is_ok());
                 if !taken && waits {
-                    // Nobody serves it.
+                    // No thread serves this rank.
                     let _ = post(&*self.passing, (from, REPLY), Kind::Bye, (0, 0), &[], &[]);
                 }
             }

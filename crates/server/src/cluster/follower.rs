@@ -363,7 +363,7 @@ impl<E: Env> Cluster<E> {
     /// First releases what ended sessions hold, then starts sessions that have begun.
     async fn settle_sessions(&self, heard: Heard) -> Result<u64> {
         for ended in heard.ended {
-            // It is not known how the session ended.
+            // This server does not know how the session ended.
             self.forget_here(ended, false).await?;
         }
         for (session, record) in heard.sessions {

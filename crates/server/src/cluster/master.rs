@@ -83,7 +83,7 @@ impl<E: Env> Cluster<E> {
             }
             let now_ns = self.worker.now_ns();
             if self.as_master.is_promised_to_another(server.id, now_ns) {
-                // Both servers would get the same numbers: first come, first served.
+                // Both servers would get the same numbers, so the one that asked first gets them.
                 return Err(Errno::Again);
             }
             return Ok(match crate::membership::map::new_targets(&map, new_targets) {

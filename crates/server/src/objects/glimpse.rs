@@ -34,7 +34,7 @@ pub async fn gathered_with_writers<E: Env>(
     for one in join_all(objects.iter().map(|&object| glimpse(worker, target, object, asker))).await {
         sum.join(&one);
     }
-    // Not their sizes as of now: part of what was written since may have landed.
+    // The sum leaves out the sizes that this target has now: they may contain a part of what was written since.
     sum.join(&Gathered { size: 0, ..target.gathered(ino) });
     sum
 }

@@ -87,7 +87,7 @@ impl<E: Env> RequestCx<E> {
             let Ran::Done(reply) = self.run_parts(parts, &[], None, async |_| Ok(Reply::Inode(view))).await? else {
                 continue;
             };
-            // None is granted any more, so these are all.
+            // No further token is granted now, so these are all tokens of names.
             let names = self.target.coherence.tokens.names_of(dir).into_iter();
             let names = names.map(|key| Changed::alone(key).unknown()).collect();
             self.change(|| names).await.end();

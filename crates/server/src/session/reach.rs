@@ -69,7 +69,7 @@ pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
         | Request::MakeTmp { dir, .. }
         | Request::Unlink { dir, .. }
         | Request::RmDir { dir, .. } => inodes([*dir]),
-        // Whoever could change the project of an inode could take it out, or others in.
+        // A session that could change the project of an inode could move the inode out of the tree, or others into it.
         Request::SetAttr { set, .. } if set.project.is_some() => Reach::Beyond,
         Request::GetAttr { ino }
         | Request::GetAttrNow { ino }

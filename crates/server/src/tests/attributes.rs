@@ -43,7 +43,7 @@ async fn story(place: &Place, seed: u64) {
         let value = vec![step as u8; rng.below([40, 400, 6000][step as usize % 3]) as usize];
         match rng.below(8) {
             0..3 => {
-                // Whoever reads meanwhile gets the value before or the one behind the change.
+                // A reader meanwhile gets the value before or the one after the change.
                 let change = c.call(set(ino, attr, &value));
                 let (changed, first, second) = join3(change, get(&c, ino, attr), get(&c, ino, attr)).await;
                 assert_eq!(changed, Ok(Reply::Done), "{step}");

@@ -264,7 +264,7 @@ fn refused_requests_ask_for_closes() {
             let (mine, other) =
                 (lock(ino, family, 1, LockMode::Write, 0, 10), lock(ino, family, 2, LockMode::Read, 5, 6));
             assert_eq!(a.set(mine, 1, false).await, Ok(true));
-            // Nothing is being closed.
+            // No descriptor is being closed.
             let told = async {
                 let (id, of) = a.held.pushed(question).await;
                 assert_eq!(of, ino);

@@ -154,7 +154,7 @@ fn answers_survive_kills(story: Story) {
             let c = place.client(1).await.unwrap();
             place.sim.crash_at("server", nth, CrashKind::Process);
             let done = Cell::new(0);
-            // Its last crash may come during the final comparison.
+            // The last crash may come during the final comparison.
             let story = async {
                 scenario(story, (&place, &c), Duration::ZERO, &done, None).await.expect("every step is answered");
                 let tree = c.tree(Ino::ROOT).await.unwrap();

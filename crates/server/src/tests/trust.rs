@@ -52,7 +52,7 @@ fn a_user_is_himself() {
         root.inode(Request::SetAttr { ino: secret, set: set(0o600) }).await.unwrap();
         let c = place.users_client(5, Role::Mount).await.expect("let in");
         c.opens.set(false);
-        // As root, by the words of the request: it counts as the user's.
+        // The request names root, but counts as one of the user.
         assert_eq!(c.make(Ino::ROOT, "no", Make::Dir).await, Err(Errno::Access));
         let f = c.make(dir, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         let attr = c.stat(f).await.unwrap();

@@ -106,7 +106,8 @@ impl<'a> Scratch<'a> {
         });
         ended.during(|| format!("measure the disk of {}", self.folder.display()))?;
         if way == Way::Write {
-            // What a device keeps in a cache of its own is no rate that it can hold.
+            // The device may have taken the writes into a cache of its own. The time of a sync counts, so that the
+            // result is a rate that the device can hold.
             fdatasync(&self.fd).during(|| format!("sync in {}", self.folder.display()))?;
         }
         let seconds = Clocks.now_ns().saturating_sub(begun).max(1) as f64 / 1e9;

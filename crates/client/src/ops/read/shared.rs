@@ -257,7 +257,7 @@ async fn unless_damaged(
     for (piece, _) in &got {
         if mode == Mode::Buffered {
             match piece.fetch.put(piece.range.intersect(&inside), &piece.bytes) {
-                // There is no space: this read bypasses the cache.
+                // The cache has no space: this read bypasses it.
                 Ok(()) | Err(Errno::NoSpace) => {}
                 Err(e) => return Err(e),
             }

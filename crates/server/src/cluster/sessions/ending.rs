@@ -171,7 +171,7 @@ impl<E: Env> SessionManager<E> {
         self.idle(session).await;
         if let Some(line) = first {
             self.cut(line, "the session has ended");
-            // Another worker that still read from it is asked behind the cut.
+            // Another worker may still be reading from the connection, so it is asked after the cut.
             self.idle(session).await;
         }
         self.remove(session);

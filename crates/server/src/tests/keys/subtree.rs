@@ -202,7 +202,7 @@ fn nothing_crosses_the_border() {
             let account = Account { kind: AccountKind::Project, id };
             assert_eq!(c.call(Request::Account { account }).await.is_ok(), allowed, "{id}");
         }
-        // What is made within, on all targets, is there at once and belongs to the tree.
+        // Entries that are made within the tree belong to it at once, on all targets.
         for n in 0..20 {
             let made = c.mkdir(w.dir, &format!("made{n}")).await.unwrap();
             assert!(c.stat(made).await.is_ok() && c.create(made, "f").await.is_ok());
@@ -252,7 +252,7 @@ fn stripes_are_within_as_their_files_are() {
                 assert_eq!(c.call(op.clone()).await.map(drop), Err(Errno::Stale), "{op:?}");
             }
         }
-        // Nobody takes it out while the key is bound, so the key is given another tree.
+        // Nobody can take the tree's inodes out of it while the key is bound, so the key is bound to another tree.
         let other = root.mkdir(Ino::ROOT, "other").await.unwrap();
         root.put(other, w.project + 7).await.unwrap();
         let subtree = Subtree { root: other, project: w.project + 7, path: "/mnt/other".into() };
