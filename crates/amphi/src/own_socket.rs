@@ -206,8 +206,9 @@ mod tests {
         }
     }
 
-    /// Goal: a socket is private, is found under its name, gives its page, and is gone with its process; what a killed
-    /// one left is cleared. Method: a folder with other names, and one socket of a process that does not exist.
+    /// Goal: a socket is private, is found under its name, serves its page, and disappears with its process; the socket
+    /// that a killed process left is removed. Method: a folder with other names, and one socket of a process that does
+    /// not exist.
     #[test]
     fn sockets_are_private_and_found() {
         let dir = tempfile::tempdir().expect("temporary folder");

@@ -222,7 +222,7 @@ pub fn serve_unix<S: Site>(
 mod tests {
     use super::*;
 
-    /// Goal: a token admits who sends it, exactly. Method: a table of headers.
+    /// Goal: a request is admitted only with exactly the right token. Method: a table of headers.
     #[test]
     fn tokens_admit() {
         let header = |text: &'static str| HeaderValue::from_static(text);

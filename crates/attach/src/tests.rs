@@ -101,8 +101,8 @@ fn other_memory_is_refused() {
     assert!(file.as_raw_fd() >= 0);
 }
 
-/// Goal: words hold all that they are made of, and are only put in the place of what was seen. Method: extreme values,
-/// and changes in between.
+/// Goal: a word contains all the values that were packed into it, and is replaced only if it is still the one that was
+/// read. Method: extreme values, and changes in between.
 #[test]
 fn words_hold_what_they_are_made_of() {
     for shared in [
@@ -125,8 +125,8 @@ fn words_hold_what_they_are_made_of() {
     assert!(!table::is_known_foreign(2100));
 }
 
-/// Goal: a page is told apart after `fork`, and leases are measured by the right clock. Method: this process; the clock
-/// beside the kernel's answer.
+/// Goal: a process notices that it was made by `fork`, and leases are measured by the right clock. Method: the test's
+/// own process; the library's clock is compared with the kernel's.
 #[test]
 fn the_process_and_the_clock() {
     let _turn = TURN.lock();

@@ -326,7 +326,7 @@ fn goal(pattern: &str, place: &str, side: usize) -> Option<Goal> {
 mod tests {
     use super::*;
 
-    /// Goal: counters of all handles of a run are added up, and words that are none are passed over. Method: a file.
+    /// Goal: counters of all handles of a run are added up, and words that are no counters are skipped. Method: a file.
     #[test]
     fn counters_are_added_up() {
         let dir = tempfile::tempdir().expect("a directory");

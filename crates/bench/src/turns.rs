@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// Goal: every arm is in every round once, and each comes right behind each other one equally often. Method: all
+    /// Goal: each round has every variant once, and each variant follows each other one equally often. Method: all
     /// rounds of a whole design, for the numbers of arms that occur.
     #[test]
     fn neighbours_are_balanced() {

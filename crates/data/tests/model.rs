@@ -799,7 +799,8 @@ fn run(ops: &[Op], planted: Planted) -> Result<(), String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Goal: contents, ends, holes, generations, items, space and crash states are right. Method: as in the head.
+    /// Goal: contents, ends, holes, generations, items, counts of space and states after a crash are right. Method: as
+    /// in the head.
     #[test]
     fn operations_match_byte_vectors(ops in proptest::collection::vec(op(), 1..80)) {
         if let Err(e) = run(&ops, Planted::Nothing) {

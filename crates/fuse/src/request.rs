@@ -662,8 +662,8 @@ mod tests {
         }
     }
 
-    /// Goal: names, arguments and the group extension come out right. Method: a create with an extension after its
-    /// name.
+    /// Goal: names, arguments and the group extension are decoded correctly. Method: a create with an extension after
+    /// its name.
     #[test]
     fn create_with_group_extension() {
         let create = k::CreateIn { flags: 2, mode: 0o100644, umask: 0o22, open_flags: 1 };

@@ -132,8 +132,8 @@ impl Stop {
 mod tests {
     use super::*;
 
-    /// Goal: a signal that is repeated at once is one wish, and a later one is a second wish. Terminals that close add
-    /// no wish. Method: times made by hand.
+    /// Goal: a signal that is repeated at once counts as one request, and a later one as a second request. Terminals
+    /// that close add no wish. Method: times made by hand.
     #[test]
     fn second_wishes() {
         let ms = |n: u64| Time(n * 1_000_000);

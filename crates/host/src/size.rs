@@ -17,7 +17,7 @@ pub fn show(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: sizes are parsed as people write them, other words are refused. Method: a table.
+    /// Goal: sizes are parsed as people write them, and other words are refused. Method: a table.
     #[test]
     fn sizes() {
         for (text, bytes) in

@@ -56,8 +56,8 @@ impl Ghosts {
 mod tests {
     use super::*;
 
-    /// Goal: a unit that left the cache and comes back counts once, one that never left does not. Method: the test
-    /// makes the calls itself; a thousand units, some of which may share an entry.
+    /// Goal: a unit that left the cache and is loaded again counts once; one that never left it does not count. Method:
+    /// the test makes the calls itself; a thousand units, some of which may share an entry.
     #[test]
     fn what_comes_back_counts_once() {
         let ghosts = Ghosts::default();

@@ -271,8 +271,8 @@ mod tests {
         assert!(b.is_not_read_back(), "that was long ago");
     }
 
-    /// Goal: where direct carries more, as much more reuse is requested, of windows and of probes. Method: a quarter of
-    /// the pages is used again, and what pays is moved around that.
+    /// Goal: where direct requests have the higher throughput, correspondingly more reuse is required for buffering, of
+    /// windows and of probes. Method: a quarter of the pages is used again, and what pays is moved around that.
     #[test]
     fn what_reuse_has_to_make_up_for() {
         for (least, lacks) in [(0, false), (256, false), (257, true), (512, true)] {

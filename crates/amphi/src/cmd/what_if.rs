@@ -315,7 +315,8 @@ impl Cluster {
 mod tests {
     use super::*;
 
-    /// Goal: a verdict is given only if the turns lie apart. Method: times made by hand.
+    /// Goal: a verdict is given only if the results of the compared settings do not overlap. Method: times made by
+    /// hand.
     #[test]
     fn verdicts() {
         let word = |a: &[f64], b: &[f64]| Verdict::of_times(a, b).word();

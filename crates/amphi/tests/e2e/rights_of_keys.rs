@@ -60,15 +60,15 @@ impl Scene {
     }
 }
 
-/// Goal: within its tree, a mount that is bound to it is like any other: root, an owner and another user have the same
-/// rights as on the machine's own file system. Method: the calls of `rights`, on trees that another mount has made.
+/// Goal: on a mount that is bound to a tree, root, an owner and another user have the same rights as on the machine's
+/// own file system. Method: the calls of `rights`, on trees that another mount has made.
 #[test]
 fn rights_within_a_tree() {
     let Some(scene) = Scene::new() else { return };
     scene.compare("tree", &["--root", "keep"], |versus| versus.compare());
 }
 
-/// Goal: where root is squashed, others are themselves, with what they may on the machine's own file system (NFS:
+/// Goal: where only root is squashed, other users have the rights that they have on the machine's own file system (NFS:
 /// `root_squash`). Method: as above, by an owner and by somebody else.
 #[test]
 fn rights_where_root_is_squashed() {
@@ -76,7 +76,7 @@ fn rights_where_root_is_squashed() {
     scene.compare("", &[], |versus| Versus { users: &USERS[1..], sees: false, ..*versus }.compare());
 }
 
-/// Goal: where everybody is one user, nobody has the rights of another one (NFS: `all_squash`). Method: as above. All
+/// Goal: where all users count as one, nobody has the rights of another user (NFS: `all_squash`). Method: as above. All
 /// users are squashed to one without groups who owns nothing. The kernel of the client uses the caller's identity on
 /// the client, and may refuse with its own errno before the server gets the request.
 #[test]

@@ -182,7 +182,7 @@ fn truncated_files_count_what_they_keep() {
     place.fsck();
 }
 
-/// Goal: a write beyond the largest file is EFBIG, a negative or silly size EINVAL, and neither harms anything.
+/// Goal: a write beyond the largest file size gives EFBIG, a negative or absurd size EINVAL, and neither does damage.
 #[test]
 fn silly_offsets() {
     let place = Place::new();

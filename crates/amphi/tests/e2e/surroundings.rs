@@ -90,7 +90,7 @@ fn a_signal_that_comes_twice_ends_in_order() {
     place.fsck();
 }
 
-/// Goal: commands end as other programs do when the reader of their output has gone. Method: a pipe that is closed
+/// Goal: commands end as other programs do when the reader of their output has ended. Method: a pipe that is closed
 /// before anything is written into it.
 #[test]
 fn commands_end_with_their_reader() {

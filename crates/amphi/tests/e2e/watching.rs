@@ -20,8 +20,8 @@ fn text(args: &[&str]) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// Goal: a sample shows the current operations, by way and reason, as text and as JSON; other screens are not needed
-/// for it. Method: a program writes while samples are taken; a pipe whose reader goes.
+/// Goal: a sample shows the current operations, by way and reason, as text and as JSON, without showing other screens.
+/// Method: a program writes while samples are taken; then a pipe is used whose reader ends.
 #[test]
 fn top_shows_what_is_done() {
     let place = Place::new();

@@ -315,8 +315,7 @@ pub fn render(found: &Rows) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: what is shown of several rounds is their middle, and the ratio is of middles. Method: samples made by
-    /// hand.
+    /// Goal: the result of several rounds is their median, and a ratio is one of medians. Method: samples made by hand.
     #[test]
     fn medians_of_rounds() {
         let sample = |values: &[f64]| Sample(values.to_vec());

@@ -42,7 +42,7 @@ impl Latency {
 mod tests {
     use super::*;
 
-    /// Goal: what is counted can be sent and joined again. Method: two halves of the same calls.
+    /// Goal: counts can be sent to another process and added there. Method: two halves of the same calls.
     #[test]
     fn halves_join() {
         let (mut all, mut half) = (Latency::new(), Latency::new());

@@ -213,7 +213,7 @@ mod tests {
         assert!(places.iter().any(|p| p.1 > 1));
     }
 
-    /// Goal: every name, group and title stands in the picture. Method: the texts of a file of two panels.
+    /// Goal: the picture contains every name, group and title. Method: the texts of a file of two panels.
     #[test]
     fn bars_are_labelled() {
         let dir = std::env::temp_dir().join(format!("amphi-plot-{}", std::process::id()));

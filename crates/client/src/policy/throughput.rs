@@ -482,8 +482,9 @@ mod tests {
         assert!(stretches_until_tried(800, 3600 * SECOND).abs_diff(near) <= 1);
     }
 
-    /// Goal: two ways of about equal speed do not alternate: each stays in use until the other one is clearly better.
-    /// Method: rates around each other by three percent, then by ten.
+    /// Goal: if both ways are about equally fast, the mount does not alternate between them: each way stays in use
+    /// until the other one is clearly faster. Method: rates that differ by three percent in either direction, then by
+    /// ten.
     #[test]
     fn equal_ways_stay() {
         let l = Throughput::default();
@@ -506,9 +507,9 @@ mod tests {
         }
     }
 
-    /// Goal: writes are tried through the cache for as long as that may show something, and again after many more bytes
-    /// have gone direct. Bytes that arrive during a trial count though nobody waits for them, and later ones do not.
-    /// Method: single requests and arrivals at given times.
+    /// Goal: writes are tried through the cache only as long as the result may change a decision, and again after many
+    /// more bytes have gone direct. Bytes that arrive during a trial count though nobody waits for them, and later ones
+    /// do not. Method: single requests and arrivals at given times.
     #[test]
     fn writes_are_tried_for_a_while() {
         let l = Throughput::default();

@@ -183,7 +183,8 @@ mod tests {
         assert!(idle.load().busy_percent <= 1 && idle.load().cores > 0, "{idle:?}");
     }
 
-    /// Goal: a budget is spent once and again after progress; none is none. Method: turns against the clock.
+    /// Goal: a budget is spent once, and is there again after progress; a budget of zero permits no polling. Method:
+    /// turns against the clock.
     #[test]
     fn a_budget_is_spent_and_renewed() {
         let mut spin = Spin::new();

@@ -464,9 +464,9 @@ mod tests {
         assert!(pool.work_done().is_none(), "whoever read it works");
     }
 
-    /// Goal: requests of one user that wait leave threads for those of others, however many they are. They continue
-    /// when one of the same user's requests is done. Method: at most nine threads. First one user's requests wait, then
-    /// another's, then a third one's.
+    /// Goal: waiting requests of one user leave threads for the requests of other users, however many they are. They
+    /// continue when one of the same user's requests is done. Method: at most nine threads. First one user's requests
+    /// wait, then another's, then a third one's.
     #[test]
     fn each_user_has_a_share() {
         let pool = Pool::new(9, 1, 2);

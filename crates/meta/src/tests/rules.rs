@@ -529,7 +529,8 @@ fn life_of_a_spread_file() {
     assert_eq!((inode.size, inode.times.mtime, inode.times.ctime, inode.blocks), (60, at(made + 31), at(made + 31), 8));
 }
 
-/// Goal: plans that were overtaken are told so. Method: parts whose assumptions do not hold.
+/// Goal: plans that were overtaken by another change are refused with the reason. Method: parts whose assumptions do
+/// not hold.
 #[test]
 fn conflicts_are_told_apart() {
     let mut s = Story::new();

@@ -479,7 +479,8 @@ pub(crate) mod tests {
         assert!(counts_from(&entry("k", 1), "nonsense", false), "no ranges: from anywhere");
     }
 
-    /// Goal: numbers go there and back, and those outside have none. Method: a table.
+    /// Goal: numbers are mapped to the server's and back, and numbers outside the ranges have no mapping. Method: a
+    /// table.
     #[test]
     fn numbers_go_there_and_back() {
         let ranges = [range(1000, 50_000, 10), range(0, 49_000, 1)];

@@ -84,8 +84,8 @@ fn values_are_what_was_set() {
     plant(None);
 }
 
-/// Goal: a value that cannot be read from the disk is an error for who asks for it, and for nobody else, as long as it
-/// cannot be read. Method: values beyond the log of a target, read while the disk refuses reads, and after that.
+/// Goal: while a value cannot be read from the disk, a request for it fails, and all other requests succeed. Method:
+/// values beyond the log of a target, read while the disk refuses reads, and after that.
 #[test]
 fn an_unreadable_value_is_an_error() {
     plant(Some(Mistake::NoValueKept));

@@ -634,8 +634,8 @@ fn progress_renews_the_deadline() {
     });
 }
 
-/// Goal: a change of data takes the attributes from others although its session has not opened the file. Method: one
-/// mount caches, and the other one writes, punches and allocates without an open.
+/// Goal: a change of data revokes the attributes from other mounts, although its session has not opened the file.
+/// Method: one mount caches, and the other one writes, punches and allocates without an open.
 #[test]
 fn writes_without_an_open_are_changes() {
     with_two(75, 1, 1, async |_, a, b| {

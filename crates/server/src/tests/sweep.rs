@@ -131,8 +131,8 @@ fn golden(story: Story, pause: Duration) -> (Vec<Tree>, u64) {
     (trees, ops)
 }
 
-/// Goal: a client that lives through a crash at any write gets every answer once and right. Method: kill the process at
-/// every write. The scenario must end as without a crash, and the zones must be sound.
+/// Goal: a client that stays connected through a crash of the server at any write gets every answer once, and the right
+/// one. Method: kill the process at every write. The scenario must end as without a crash, and the zones must be sound.
 #[test]
 fn every_answer_survives_a_kill() {
     answers_survive_kills(Story::Directories);

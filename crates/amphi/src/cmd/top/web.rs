@@ -167,8 +167,8 @@ async fn watch(env: &RealEnv, path: &Path, name: &str, interval: Duration, sampl
 mod tests {
     use super::*;
 
-    /// Goal: a page gets each sample once, the last ones of them, and all that are kept after `amphi top` was started
-    /// again; tokens differ. Method: more samples than are kept.
+    /// Goal: a page gets each sample once, at first the latest ones, and after a restart of `amphi top` all that are
+    /// kept; two programs have different tokens. Method: more samples than are kept.
     #[test]
     fn samples_are_given_once() {
         let samples = Samples::default();

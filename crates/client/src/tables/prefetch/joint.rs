@@ -198,10 +198,10 @@ mod tests {
         (fetched, missed)
     }
 
-    /// Goal: ranks of one mount that read alternately form one sequence, without gaps. They do so also if other mounts
-    /// read half of the records, and again when the ranks begin anew. If they read less than half, each stream is read
-    /// ahead by itself, and so are two streams that read the same records. Method: records of two, four and eight
-    /// ranks.
+    /// Goal: ranks of one mount that read alternate records form one sequence, without gaps. They do so also if other
+    /// mounts read half of the records, and again when the ranks begin anew. If they read less than half, each stream
+    /// is read ahead by itself, and so are two streams that read the same records. Method: records of two, four and
+    /// eight ranks.
     #[test]
     fn ranks_in_turn_are_one_sequence() {
         for (ranks, own) in [(2, 2), (4, 4), (4, 2), (8, 4)] {

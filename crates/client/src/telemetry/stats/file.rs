@@ -198,8 +198,8 @@ mod tests {
     use super::*;
     use crate::policy::decision::Reason;
 
-    /// Goal: the heat of a file follows what it has to do now, not what it ever had. Method: a burst of one file, then
-    /// looks while another one works and while nobody does.
+    /// Goal: the heat of a file follows its present use, not its use in all the time before. Method: a burst of
+    /// requests to one file, then looks while another file is used and while no file is used.
     #[test]
     fn heat_fades() {
         let (old, new) = (FileStats::new(), FileStats::new());

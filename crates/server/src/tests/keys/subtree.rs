@@ -212,9 +212,9 @@ fn nothing_crosses_the_border() {
     });
 }
 
-/// Goal: stripes of a file outside that are on other targets than its inode cannot be accessed by their numbers, and
-/// those of files within the tree can. If an administrator moves a file out of the tree, access to its stripes ends
-/// too. Method: files of three stripes.
+/// Goal: a mount that is bound to a tree can access stripes on targets other than that of their inode if the file is
+/// within the tree, and cannot access those of files outside by their numbers. If an administrator moves a file out of
+/// the tree, access to its stripes ends too. Method: files of three stripes.
 #[test]
 fn stripes_are_within_as_their_files_are() {
     with_server(203, 3, 1, async |place, root| {
@@ -333,8 +333,9 @@ fn trees_of_keys_change() {
     }
 }
 
-/// Goal: after a restart a mount gets back what it has open in its tree, and nothing outside by presenting it. Method:
-/// a restart before which the key is bound. The client presents opens and locks on both sides.
+/// Goal: after a restart a mount gets back the files of its tree that it had open; presenting files outside the tree
+/// gives it nothing. Method: a restart before which the key is bound. The client presents opens and locks on both
+/// sides.
 #[test]
 fn what_is_presented_is_within() {
     let place = Place::new(205, 2, 1);
