@@ -1,4 +1,4 @@
-//! How connections are protected, as options say it.
+//! The protection of connections as options specify it.
 //!
 //! Owns: the options, and addresses with a level behind them. Does not own: what the levels do (`amphi_transport`).
 

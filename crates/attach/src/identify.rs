@@ -3,10 +3,10 @@
 //! Owns: the questions to the kernel and to the mount, in ascending order of cost. Does not own: which processes may
 //! learn (`owner`), the stored results (`table`, `maps`).
 //!
-//! The mount is asked twice. Another thread may put another file in the place of the number while the first question is
-//! on its way; the answer is then about the former file, and perhaps from after its close. If both answers are the
-//! same, the number meant this open file when the second question began, and no descriptor of it was closed between the
-//! answers. So whatever replaces it from then on raises the generation after the second answer.
+//! The library asks the mount two questions. Another thread may put another file in the place of the number while the
+//! first question is on its way; the answer is then about the former file, and perhaps from after its close. If both
+//! answers are the same, the number meant this open file when the second question began, and no descriptor of it was
+//! closed between the answers. So whatever replaces it from then on raises the generation after the second answer.
 
 use crate::owner::is_own_memory;
 use crate::table::{self, Shared};

@@ -1,4 +1,4 @@
-//! How the arms of a comparison take turns (A B B A).
+//! The order in which the variants of a comparison take turns (A B B A).
 //!
 //! Owns: the order of arms, rounds, the warm-up round. Does not own: the measurements, the use of the samples
 //! (`series`).

@@ -15,8 +15,8 @@
 //! * `reserved` is the number of blocks that contain at least one delayed byte. This many blocks are kept free for
 //!   flushes, which therefore always find room. The plan of a flush uses up a part of that number (`lent`) until it
 //!   ends.
-//! * Of an extent that is `logged`, the log has all bytes (`logged`). If the memory is lost, they are read from there,
-//!   as extents without an item of their own.
+//! * If an extent is `logged`, the log has all of its bytes (`logged`). If the memory is lost, they are read from
+//!   there, as extents without an item of their own.
 //! * `end` and `mtime` of an object are at least those of each of its extents.
 
 use crate::extent::dirty_key;

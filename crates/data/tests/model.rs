@@ -4,8 +4,8 @@
 //! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become stable
 //! only sometimes. A crash forgets the others and loses or tears a write that was under way.
 //!
-//! Blocks get checksums in some stretches of the operations. One that has a checksum matches it, in every state after a
-//! crash.
+//! Blocks get checksums in some stretches of the operations. If a block has a checksum, its content matches the
+//! checksum in every state after a crash.
 //!
 //! Writes are also accepted into memory and flushed later. Records are kept only sometimes. A kill of the process
 //! forgets those that are not kept, and leaves the memory as it is. A crash of the machine destroys the memory.

@@ -4,9 +4,9 @@
 //!
 //! `user.` exists on files and directories only and follows the permission bits; in a sticky directory only the owner
 //! changes the directory's own attributes. `trusted.` belongs to callers with `SYS_ADMIN` and is invisible to others.
-//! `security.` can be read by all, and changed by callers with `SYS_ADMIN`. Of `system.` the two access control lists
-//! exist (`types::acl`): everybody may read them, the owner of the inode changes them. Everything else is not
-//! supported.
+//! `security.` can be read by all, and changed by callers with `SYS_ADMIN`. Of the attributes `system.*`, the two
+//! access control lists exist (`types::acl`): everybody may read them, and only the owner of the inode may change them.
+//! All others are not supported.
 //!
 //! Invariants: an inode with a list has `InodeFlags::LISTS`, others have not. The permission bits are those of the list
 //! that decides about access. A list that says no more than the bits is not stored.

@@ -9,8 +9,9 @@
 //!   exclusive lock of the page.
 //! * Dirty bytes are valid. Valid bytes of a frame are the content of the file for all ranks. Other bytes have to be
 //!   read from the file system, which has them, because a frame that loses bytes has written the dirty ones.
-//! * A call holds the locks of all pages that it touches before it releases the first, so each call is atomic, also
-//!   one of many ranges. The length grows before the locks are released: who sees the new length waits for the bytes.
+//! * A call holds the locks of all pages that it touches before it releases the first, so each call is atomic, also one
+//!   of many ranges. The length grows before the locks are released, so a caller that sees the new length waits for the
+//!   bytes.
 //! * Each rank has a fixed number of frames, which bounds the memory. Pages without a frame are read and written in the
 //!   file system under their locks.
 

@@ -4,9 +4,9 @@
 //! Does not own: the disk (`ObjectDisk`, through which every change passes), whether a read is served from this cache
 //! (the server's rule).
 //!
-//! The cache is keyed by physical block and knows nothing of files. A read finds its blocks by the extents, just as it
-//! finds them on the disk. So truncates, punches, removals and new extents need not be reported. A block changes in one
-//! way only, by a write to the disk.
+//! The cache is keyed by physical block and has no information about files. A read finds its blocks by the extents,
+//! just as it finds them on the disk. So truncates, punches, removals and new extents need not be reported. A block
+//! changes in one way only, by a write to the disk.
 //!
 //! Invariants:
 //!

@@ -1,7 +1,7 @@
 //! `Ghosts`: units that were evicted and are requested again, which show how much more memory would have helped.
 //!
 //! Owns: a table of the units that were evicted last. Does not own: the requests (`fill`), the consequences (the owner
-//! of the cache, who knows the cost of memory).
+//! of the cache, which knows the cost of memory).
 //!
 //! A unit has one place by its hash, and another evicted unit may take that place over. 65,536 places remember 4 GiB of
 //! whole units in 256 KiB. (N. Megiddo, D. Modha: ARC, FAST 2003, which keeps such a list for each of its two halves.)

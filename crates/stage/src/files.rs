@@ -1,4 +1,4 @@
-//! How far each regular file of the source is.
+//! The progress of the copy for each regular file of the source.
 //!
 //! Owns the verdict on a file and the pieces of it that are done, for all steps: copying, reading back, attributes.
 //! Invariant: a file is `Whole` only if all of its pieces were written while the source had one identity.

@@ -1,4 +1,4 @@
-//! How the target appears: as a whole, by one rename.
+//! The appearance of the target: as a whole, by one rename.
 //!
 //! Owns the last steps of a stage into a new tree, and finishing them when they were interrupted. The journal first
 //! names the tree that is about to get the name. A later run that finds this tree under the name therefore knows that

@@ -1,4 +1,4 @@
-//! How written bytes become stable on the file system of the target.
+//! The way to make written bytes stable on the file system of the target.
 //!
 //! Owns the choice between one call for everything and one for each file. `syncfs` is used only where the kernel is
 //! known to write all data to the disk and to report errors. FUSE does not pass it on, so an AmphiFS mount is synced by

@@ -4,9 +4,9 @@
 //! checks, inheritance by a new inode, changes by chmod. Does not own: where lists are stored, and who may change them
 //! (`meta`).
 //!
-//! A list names users and groups beside the owner, the group and the others, which every list has. Its mask bounds the
-//! permissions of named users and all groups. The permission bits of the inode are always those of the list: owner,
-//! mask (or the group where there is no mask) and others.
+//! A list names users and groups in addition to the owner, the group and the others, which every list has. Its mask
+//! bounds the permissions of named users and all groups. The permission bits of the inode are always those of the list:
+//! owner, mask (or the group where there is no mask) and others.
 
 use crate::{Cred, Kind};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! How much mounts are in each other's way.
+//! The extent to which mounts delay each other.
 //!
 //! Owns: the numbers that say so. Does not own: which files these are (`files`), and what helps (`findings`).
 

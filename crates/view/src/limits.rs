@@ -1,4 +1,4 @@
-//! How much is used of what a machine can do.
+//! The share of a machine's limits that is used.
 //!
 //! Owns: which rates a calibration limits. Does not own: the calibration (`calibration`).
 

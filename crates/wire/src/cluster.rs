@@ -1,4 +1,4 @@
-//! Which server has which targets.
+//! The assignment of targets to servers.
 //!
 //! Owns: the cluster map as clients and servers pass it on. Does not own: who may change it (the master).
 

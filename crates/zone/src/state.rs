@@ -1,4 +1,4 @@
-//! What the handle and the agents of a zone share.
+//! The state that the handle and the agents of a zone share.
 //!
 //! Owns: queue, positions, dirty changes, waiting tasks, and what is stable. Invariants:
 //! `stable <= synced <= written <= kept <= appended`; `dirty` contains exactly the changes of the groups written since
@@ -6,8 +6,8 @@
 //!
 //! Stable means: will be replayed after power loss. Recovery then drops the log from the first fresh group on that no
 //! mark covers (`recover`), so a record is stable when it is synced and every fresh group up to it is covered by a mark
-//! that is synced itself. Records in front of the first such group need one sync; those behind it a sync, a mark, which
-//! the next group carries, and a sync.
+//! that is synced itself. Records in front of the first such group become stable by one sync. Those behind it need a
+//! sync, then a mark, which the next group carries, and another sync.
 
 mod parts;
 

@@ -1,5 +1,5 @@
-//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads,
-//! whether their blocks get checksums, and when other mounts see what is written.
+//! `amphi layout`: shows and sets how the data of files is distributed over targets, whether their I/O is buffered or
+//! direct, who serves their reads, whether their blocks get checksums, and when other mounts see what is written.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};

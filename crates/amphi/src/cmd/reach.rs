@@ -1,4 +1,4 @@
-//! How commands that ask servers directly reach one.
+//! The way in which commands that query servers directly connect to one.
 //!
 //! Owns: the options for addresses of servers and for the credentials, connecting to the first that answers, one
 //! request. Does not own: the requests themselves (`status`, `key`, `evict`).

@@ -3,9 +3,9 @@
 //! Owns: these clusters (this program again, in a scratch folder), the turns, the verdict, what is printed (schema
 //! `amphi.what-if/1`). Does not own: the replay (`amphi_replay`).
 //!
-//! Each turn has a new cluster, so that none finds what the one before has left in caches and zones. If files have to
-//! be there before, the cluster is started again when they are made: a job begins with what lies on disks. The settings
-//! of a trace are those that its mount had where they were not the defaults.
+//! Each turn has a new cluster, so that none is influenced by the caches and zones of the previous one. If files have
+//! to be there before, the cluster is started again when they are made: a job begins with what lies on disks. The
+//! settings of a trace are those that its mount had where they were not the defaults.
 
 use super::replay::{planned, share};
 use amphi_host::failure::{During, Failure, Outcome};

@@ -1,4 +1,4 @@
-//! Positions of descriptors behind an append, which Linux computes from the size that it was told last.
+//! Positions of descriptors after an append, which Linux computes from the size that it received last.
 
 use crate::harness::eventually;
 use crate::two_mounts::Pair;

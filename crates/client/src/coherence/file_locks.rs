@@ -15,10 +15,10 @@
 //!   shared. Until the client learns of the grant, that part counts as exclusive. If a request without an answer may
 //!   have converted a lock, the lock is presented as shared, and as converted: the server makes it exclusive again if
 //!   no other mount presents a conflicting lock, since the request may have been refused.
-//! * A lock whose caller has gone without keeping it is released ([`TakenLock`]) before anything else is requested for
-//!   its owner, because a later request may concern the same bytes. So a taken lock keeps its turn until it is kept or
-//!   released. A caller that is interrupted while there is no connection leaves behind its turn, or its place in the
-//!   queue for a turn.
+//! * If the caller of a lock has gone without confirming it, the lock is released ([`TakenLock`]) before anything else
+//!   is requested for its owner, because a later request may concern the same bytes. So a taken lock keeps its turn
+//!   until it is kept or released. If a caller is interrupted while there is no connection, its turn, or its place in
+//!   the queue for a turn, remains.
 //!
 //! The number that drove the design: 65,536 requests may wait, each for hours, and a session has a few dozen slots.
 

@@ -4,11 +4,11 @@
 //! table. Does not own: its parts, each of which has a file of its own (`known`, `size`, `fills`, ...), open files
 //! (`open_file`), the table of all files (`table`).
 //!
-//! An `Inode` stays in the table while it is open, has cached bytes or a close that was not sent yet. Who determines
-//! the size: in sole mode the client, while it has changes that the server has not confirmed; otherwise the latest
-//! answer that no change of this mount overlapped. In shared mode other mounts change the size too: then it is the
-//! server's size joined with the end of this mount's own bytes, as of the answer; `tokens::is_sure` says whether that
-//! still holds.
+//! An `Inode` stays in the table while it is open, has cached bytes or a close that was not sent yet. The size is
+//! determined by the client in sole mode, while it has changes that the server has not confirmed; otherwise by the
+//! latest answer that no change of this mount overlapped. In shared mode other mounts change the size too: then it is
+//! the server's size joined with the end of this mount's own bytes, as of the answer; `tokens::is_sure` says whether
+//! that still holds.
 
 use super::cluster_locks::{ClusterLocks, stripe_bit};
 use super::exported::Exported;

@@ -1,4 +1,4 @@
-//! Reads and writes of a page cache in front, in company of other mounts: mappings, mostly.
+//! Reads and writes of a front end's page cache in shared mode, mostly for mappings.
 //!
 //! Owns: how pages get locks. Does not own: how they are dropped before a lock is returned (`coherence::front_pages`),
 //! writes to bytes that are in pages (`inode::front_pages`).

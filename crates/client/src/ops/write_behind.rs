@@ -6,11 +6,12 @@
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
 //! Invariants: the targets have granted space for all of the write (`grants`), because its caller can get no error any
-//! more. Nobody can look for the bytes before they have landed. Until then a mount in sole mode stays in that mode
-//! (`Begun`), a mount in shared mode keeps locks on all of the bytes (`Pin`), and the range lock makes readers and
-//! writers of this mount wait. Of a file of commit consistency the last holds alone: other mounts find the bytes once
-//! they have landed. They count as dirty and as a flight of the file. So the size (which others get as that of dirty
-//! bytes), fsync, the close, a called-back lock, a truncate and the unmount treat them like cached bytes on their way.
+//! more. No reader can reach the bytes before they are on the target. Until then a mount in sole mode stays in that
+//! mode (`Begun`), a mount in shared mode keeps locks on all of the bytes (`Pin`), and the range lock makes readers and
+//! writers of this mount wait. For a file of commit consistency only the last of these three applies: other mounts see
+//! the bytes once they are on the target. They count as dirty and as a flight of the file. So the size (which others
+//! get as that of dirty bytes), fsync, the close, a called-back lock, a truncate and the unmount treat them like cached
+//! bytes on their way.
 
 use crate::api::Hints;
 use crate::coherence::closes;

@@ -18,11 +18,11 @@
 //!   all trials together have cost more than 50 ms plus 2 % of the time with I/O. A trial that comes to cost as much is
 //!   ended.
 //! * The threshold for reads never goes below the default. On the first pass it is not known whether a file is read
-//!   again, and reading a page again from the cache costs nothing. The threshold for writes may, unless what was
-//!   written is read back (`Locality::is_not_read_back`).
+//!   again, and reading a page again from the cache costs nothing. The threshold for writes may, unless written bytes
+//!   are read back (`Locality::is_not_read_back`).
 //!
-//! A sample is what landed in a stretch of time (`throughput`). Samples older than 30 s of I/O do not count, because
-//! disks become slower and others use them.
+//! A sample covers all bytes that arrived in a stretch of time (`throughput`). Samples older than 30 s of I/O do not
+//! count, because disks become slower and others use them.
 
 use crate::policy::decision::{Mode, Way};
 use crate::policy::throughput::{Meter, SAMPLE_BYTES};

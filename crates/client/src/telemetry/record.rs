@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //!
-//! * Nobody who serves a call waits. If a ring is full, or in use at the moment, the call goes to the next ring. A call
-//!   that finds no ring is counted as lost.
+//! * Serving a call never waits for a recording. If a ring is full, or in use at the moment, the call goes to the next
+//!   ring. A call that finds no ring is counted as lost.
 //! * A block can be read again until the next one is requested, so an interrupted reader loses nothing.
 //! * If nobody requests blocks of a recording for `PATIENCE_NS`, the recording ends, because the program that started
 //!   it was killed.

@@ -5,8 +5,8 @@
 //! sent together (`batch`), the order of what the bound leaves over (`backlog`).
 //!
 //! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs (`tables::writeback`). A connection accepts
-//! 65,536 waiting calls. Small scattered runs would be twice as many within the bound of bytes alone, and those that it
-//! refuses would be lost. Runs of one object are sent together (`batch`).
+//! 65,536 waiting calls. With a bound on bytes alone, twice as many small scattered runs could be under way, and those
+//! that the connection refuses would be lost. Runs of one object are sent together (`batch`).
 //!
 //! Invariants: a byte is in at most one request under way. Meanwhile it stays readable, and a write to it makes it
 //! dirty again. Nothing beyond `Flights::frozen_from()` is sent. Write-back takes no range lock and needs no credits of

@@ -1,12 +1,12 @@
 //! The fair queue of lock requests: enqueue, cancel, and which request can be granted next.
 //!
-//! Owns: the steps of a request from enqueued to waiting to granted to gone. Does not own: how far a grant grows
+//! Owns: the states of a request: enqueued, waiting, granted, and removed. Does not own: how far a grant grows
 //! (`grant`).
 //!
-//! A request waits for every conflicting granted lock and every earlier conflicting request. Of these it watches just
-//! one. When that lock or request is gone, the request is checked again, and either watches another one or is granted.
-//! So the return of a lock costs what it wakes, not the length of the queue. A watched request that is granted stays
-//! watched, because it still conflicts.
+//! A request waits for every conflicting granted lock and every earlier conflicting request. Of these, the request
+//! watches only one. When that lock or request is gone, the request is checked again, and either watches another one or
+//! is granted. So the return of a lock costs what it wakes, not the length of the queue. A watched request that is
+//! granted stays watched, because it still conflicts.
 
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};

@@ -6,9 +6,10 @@
 //! core. Such a placement lasts for seconds. So while most requests wait only for workers, and only briefly, a worker
 //! stays on its core, and readers use other cores.
 //!
-//! Numbers (two cores, 8,136 names unpacked through a mount and deleted, in turn, medians of 6): 4.99 and 1.60 s left
-//! to the scheduler, 3.51 and 1.08 s so, 3.77 and 1.17 bound by hand. With changes of places as a caller moved it was
-//! worse than nothing: it has to be rare.
+//! Numbers (two cores, 8,136 names unpacked through a mount and deleted, the three settings in turn, medians of 6):
+//! 4.99 s and 1.60 s if the scheduler decides, 3.51 s and 1.08 s by this rule, 3.77 s and 1.17 s with threads bound by
+//! hand. An attempt that also moved threads when the calling program moved was slower than doing nothing, so moves have
+//! to be rare.
 //!
 //! Owns: which cores workers of this process keep (`Keep`), and threads that stay away from them (`Apart`). Does not
 //! own: which threads do so.

@@ -1,10 +1,10 @@
-//! Which file some memory belongs to. It is noted so that the deletion of the file can be distinguished from everything
-//! else that hides a file.
+//! The file to which some memory belongs. It is noted so that the deletion of the file can be distinguished from
+//! everything else that hides a file.
 //!
 //! Owns: the note (file system, file handle, path) and the decision. Does not own: where notes are stored (`kept`).
 //!
-//! Invariant: a file counts as deleted only if the kernel says so of its handle, on the file system it was on. A file
-//! that was moved, or whose file system is not mounted at the moment, is never taken for a deleted one.
+//! Invariant: a file counts as deleted only if the kernel reports that for its handle, on the file system on which it
+//! was. A file that was moved, or whose file system is not mounted at the moment, is never taken for a deleted one.
 
 use rustix::fs::{Mode, OFlags};
 use std::ffi::CString;

@@ -3,15 +3,15 @@
 //! Owns: the budget since the last progress, and the rule that no thread polls while others need the core. Does not
 //! own: what is checked between two turns, how to sleep.
 //!
-//! Invariant: a turn gives the core away once, because the thread that has to answer may wait for this very core. (On
-//! two cores a round trip then takes 8 us instead of 105.) If it gets the core back late, another thread has used the
-//! core. Polling then costs that thread time, and costs this thread the priority that a sleeping thread has when it
-//! wakes. So the thread does not poll for a pause, which doubles while late turns continue, and is short again after
-//! some calm. The kernel's own threads delay turns as well, one of them for 0.75 ms twice a second. When only a second
-//! of calm ended the pauses, polling was off for seconds. If a few turns come back a little late and nothing has
-//! arrived for this thread, the other threads at work are not those that answer it. It then sleeps until it is woken,
-//! which costs less on a busy core than the switches of polling. At most as many threads of the process poll at a time
-//! as there are cores.
+//! Invariant: in each turn the thread yields its core once, because the thread that has to answer may wait for this
+//! very core. (On two cores a round trip then takes 8 us instead of 105.) If it gets the core back late, another thread
+//! has used the core. Polling then costs that thread time, and costs this thread the priority that a sleeping thread
+//! has when it wakes. So the thread does not poll for a while; this pause doubles while late turns continue, and
+//! becomes short again after a calm period. The kernel's own threads delay turns as well, one of them for 0.75 ms twice
+//! a second. When only a second of calm ended the pauses, polling was off for seconds. If a few turns come back a
+//! little late and nothing has arrived for this thread, the other threads at work are not those that answer it. It then
+//! sleeps until it is woken, which costs less on a busy core than the switches of polling. At most as many threads of
+//! the process poll at a time as there are cores.
 //!
 //! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead
 //! of 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without

@@ -4,8 +4,9 @@
 //! taken (`front/posts`).
 //!
 //! A request for one file needs the posts to that file. A request that shows attributes of an inode that it finds by
-//! name needs all posts. A request excludes posts (they are calls until a program asks anew) if it changes whether the
-//! file may be posted to: who has it open, pages in the kernel, privileges, attributes that a write changes as well.
+//! name needs all posts. A request ends posting (programs then make calls until they request a ring again) if it
+//! changes a condition for posting to the file: who has it open, pages in the kernel, privileges, or attributes that a
+//! write changes as well.
 
 use super::ClientFs;
 use crate::calls::{Arrival, Handle};

@@ -21,8 +21,8 @@
 //!   Without this, 1 of 300 requests after a close failed on a busy mount.
 //! * An owner that is known from another handle with a FLUSH waits for the same time, because it may be a new open file
 //!   at the old address, whose locks the RELEASE would release.
-//! * Requests of other mounts wait in the same way, because a server asks about closes (`Closes`). It is answered when
-//!   what follows the FLUSH was read, and the server knows that the locks are released.
+//! * Requests of other mounts wait in the same way, because a server queries the mount about closes (`Closes`). It is
+//!   answered when what follows the FLUSH was read, and the server knows that the locks are released.
 //!
 //! Bound: one entry for each owner and handle with locks. The kernel's limit on open files bounds them, and the client
 //! bounds how many questions of servers wait.

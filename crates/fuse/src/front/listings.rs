@@ -5,7 +5,7 @@
 //! The kernel checks permissions at the open, and the mount vouches for that to the server.
 //!
 //! After the last entry the kernel requests further ones, which costs one request for each listing of a small
-//! directory. The answer before has said that the listing is complete, so the mount answers this question itself.
+//! directory. The previous answer has said that the listing is complete, so the mount answers this request itself.
 //!
 //! Owns: numbers of open directories, their openers, whether the kernel caches what it reads through them, and where
 //! each listing has ended. Does not own: what a listing contains (`client_fs/directories`).

@@ -1,20 +1,21 @@
 //! `Posts`: writes that programs of this machine post without a call (docs/design/preload.md).
 //!
-//! Owns: the ring of each file that programs post to, who may post, and that what was posted is carried out before
-//! anything is served of the file. Does not own: the rules of a ring (`amphi_shm`), when a file may be posted to and
-//! what a write does (the client), which requests need what (`client_fs/posts`).
+//! Owns: the ring of each file that programs post to, the check who may post, and the rule that posted writes are
+//! carried out before any request for the file is served. Does not own: the rules of a ring (`amphi_shm`), when a file
+//! may be posted to and what a write does (the client), which requests need what (`client_fs/posts`).
 //!
 //! A ring belongs to a file, so its writes are carried out in the order of its positions. Each write names the handle
 //! of an open file, which has to be one whose program has asked here for that file: so a program that forges writes can
 //! change only a file that it had open for writing, as it can through a mapping.
 //!
-//! *Draining* takes what is posted, joins what follows each other, and writes it into the cache on the calling thread.
-//! What does not fit there at once (the cache is all dirty, another call holds the bytes) is left to a task, and
-//! whoever needs the file waits for it. Everything goes through one queue for each file, so the order stays.
+//! *Draining* takes the posted writes, joins adjacent ones, and writes them into the cache on the calling thread.
+//! Writes that cannot go into the cache at once (the cache is full of dirty bytes, or another call holds the bytes) are
+//! left to a task, and every caller that needs the file waits for it. All writes of a file go through one queue, so
+//! they keep their order.
 //!
-//! Invariants: what a program was told to be written is in the ring or in the queue until it is in the cache or was
-//! reported as failed. A program can post only between `admit` and the end of the `Posting`, which ends when the ring
-//! was stopped and the queue is empty.
+//! Invariants: bytes that a program was told are written are in the ring or in the queue, until they are in the cache
+//! or were reported as failed. A program can post only between `admit` and the end of the `Posting`, which ends when
+//! the ring was stopped and the queue is empty.
 //!
 //! Bounds: `FILES_MAX` rings of 4 MiB each; `OWED_MAX` files whose end the kernel may not know.
 

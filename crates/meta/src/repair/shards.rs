@@ -3,7 +3,7 @@
 //! Owns: lists of shards, shards that are missing or belong to nobody. Does not own: names in shards, which are those
 //! of any directory.
 //!
-//! Names that lie where nobody looks for them are removed: beside the shards of a directory, or in a wrong shard. So
+//! Names that no lookup would find are removed: names in a directory that has shards, and names in a wrong shard. So
 //! what they lead to gets a name in `lost+found`.
 
 use super::Work;

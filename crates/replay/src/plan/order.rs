@@ -1,4 +1,4 @@
-//! Which step waits for which: those that it followed on the same name, node, open file or bytes.
+//! The order of steps: a step waits for those that it followed on the same name, node, open file or bytes.
 //!
 //! While a step is planned, each object that it touches adds the steps that touched it before; `take` returns those of
 //! them for which its thread must wait. A thread's own steps are in order anyway. A thread that begins waits for the

@@ -4,8 +4,8 @@
 //! own: the master's answers, the consequences of its silence (`master_lease`).
 //!
 //! While the master cannot be reached, a server that has an earlier cluster map serves with that map. A server without
-//! one keeps trying to reach the master. A session that the master does not know has ended. A session that only the
-//! master knows has begun while this server was down or cut off.
+//! one keeps trying to reach the master. A session that the master does not know has ended. If only the master knows a
+//! session, it began while this server was down or cut off.
 
 use crate::cluster::peers::Cluster;
 use crate::config::ServerConfig;

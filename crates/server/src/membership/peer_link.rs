@@ -1,4 +1,4 @@
-//! How servers connect to each other: their names, the settings of a link, and the reasons of refusals.
+//! The connections of servers to each other: their names, the settings of a link, and the reasons of refusals.
 //!
 //! Owns: these, as plain values. Does not own: the connections (`cluster::peers`, `callers`).
 

@@ -1,7 +1,7 @@
 //! Directories whose names lie in shards: giving a directory shards, and changing what they have in common.
 //!
-//! Owns: these two operations, and who is told of shards when. Does not own: what a shard is (`amphi_meta`), the steps
-//! over several targets (`tx`), which shard a client asks.
+//! Owns: these two operations, and the rule when clients are told of shards. Does not own: what a shard is
+//! (`amphi_meta`), the steps over several targets (`tx`), which shard a client asks.
 //!
 //! A shard is a directory, so all operations on names work on it as on any other one. Requests that name a name in the
 //! directory itself are refused with `Remote`.

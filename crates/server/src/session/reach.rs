@@ -5,8 +5,8 @@
 //! (`ops::subtree`).
 //!
 //! A tree is a project. Every inode has a project, a new inode gets that of its directory, and only a copy can cross
-//! the border of a tree. So the inode alone says whether it is in the tree, however it is named. It does not matter how
-//! a session learnt its number.
+//! the border of a tree. So whether an inode is in the tree depends only on the inode, however the request names it. It
+//! does not matter how a session learnt its number.
 
 use amphi_types::{Account, AccountKind, Errno, Ino, Result};
 use amphi_wire::Request;

@@ -5,8 +5,8 @@
 //!
 //! A short stop may have no effect. After a long stop the mount may have been ended: then other mounts continued
 //! without its locks, its calls fail, and it neither writes nor shows old data. Then it is mounted anew. A killed mount
-//! is gone at once, but its session stays until servers end it: other mounts wait for its locks until then, and no
-//! longer. Each of its calls that the kill cut off happens once or not at all, until its session has ended. It is
+//! is gone at once, but its session stays until servers end it: until then, and no longer, other mounts wait for its
+//! locks. Each of its calls that the kill cut off happens once or not at all, until its session has ended. It is
 //! mounted anew at once or when the others are idle.
 
 use super::{Checked, Faults, LIFE, Mounts, Run, line};

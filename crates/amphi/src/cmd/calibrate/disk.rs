@@ -1,4 +1,4 @@
-//! What the disk of a folder can do, past the kernel's cache.
+//! The throughput of a folder's disk, past the kernel's cache.
 //!
 //! Owns: one file without a name in that folder, which goes with its descriptor however the process ends; threads that
 //! keep the disk busy. Does not own: anything that a server does.

@@ -1,4 +1,4 @@
-//! How fast one core copies memory that is in no cache of the processor.
+//! The rate at which one core copies memory that is in no cache of the processor.
 
 use amphi_client::Clock;
 use amphi_host::clock::Machine as Clocks;

@@ -3,7 +3,8 @@
 //! Owns: taking samples while somebody looks, keeping them, their address and token. Does not own: HTTP (`crate::web`),
 //! the page.
 //!
-//! Bounds: `KEPT` samples, less than 10 MB; a mount is left alone when nobody has asked for `UNWATCHED`.
+//! Bounds: `KEPT` samples, less than 10 MB; if no page has requested samples for `UNWATCHED`, the mount is not queried
+//! any more.
 
 use super::looks::{Looks, name_of};
 use crate::web::{Page, Served, Site, check_open, serve_tcp};

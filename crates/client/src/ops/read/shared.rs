@@ -1,4 +1,4 @@
-//! Reads in company of other mounts.
+//! Reads in shared mode.
 //!
 //! Owns: at which size a read is cut, and the locks that make it atomic. Invariants: no bytes beyond the end of the
 //! file are returned. The size at which a read is cut is either one that the file had at a moment at which all locks

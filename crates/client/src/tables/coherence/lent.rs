@@ -8,8 +8,8 @@
 //! Invariants: attributes get a timeout only if the value that this mount caches under their token shows exactly the
 //! same attributes when the timeout is given. The record is made while the token cannot go, so a revocation of the
 //! token finds the record. Invalidating attributes waits for nothing: the kernel drops them, and takes no answer to a
-//! question from before. One exception: an inode that the kernel does not know may be just becoming known by an answer
-//! that was given a moment ago. So the invalidation is repeated until that answer has arrived.
+//! question from before. There is one exception: the kernel may be just learning of an inode by an answer that was
+//! given a moment ago. So the invalidation is repeated until that answer has arrived.
 //!
 //! After an invalidation an inode *rests*. Linux drops the answers to requests from before the invalidation, and a
 //! `read` that has made such a request uses the earlier size. So no answer gets a timeout, and no second invalidation

@@ -7,8 +7,8 @@
 //!
 //! * A block is counted before its first dirty byte is there, and until it is neither dirty nor under way.
 //! * When blocks are counted, they are no more than the target keeps for this session. The answers to writes say how
-//!   many blocks these writes have used up, and are applied before the writes count as landed. So there is always space
-//!   on the target for what is dirty.
+//!   many blocks these writes have used up, and are applied before the writes count as done. So there is always space
+//!   on the target for dirty bytes.
 //! * Answers may overtake each other. Reports of a target are ordered by the record of its log that they name
 //!   (`Grant::kept`).
 //!

@@ -4,8 +4,8 @@
 //!
 //! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It
 //! waits for earlier changes of its keys (unless both are joint there), and for the tokens on its keys. The revocations
-//! for a change are sent at its arrival, not at its turn. Of the earlier changes it watches one, as lock requests do.
-//! Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the queue once.
+//! for a change are sent at its arrival, not at its turn. Of the earlier changes, it watches only one, as lock requests
+//! do. Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the queue once.
 
 #[cfg(test)]
 use super::PlantedBug;

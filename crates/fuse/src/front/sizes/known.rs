@@ -1,10 +1,9 @@
 //! `Known`: the size of one file that the kernel uses, and the answers on their way that may change it.
 //!
-//! Linux gives an inode's attributes a version. An answer is kept only if nothing has moved the version since the
-//! question was asked. Every kept answer moves it, and so does every write, truncate and invalidation. The program that
-//! asked is shown the answer in any case. The mount sees neither moment: a request may have waited before the mount
-//! read it, and a thread takes its answer when it next runs. But a thread takes its answer before it sends another
-//! request.
+//! Linux gives an inode's attributes a version. An answer is cached only if the version has not changed since the
+//! request. Every kept answer moves it, and so does every write, truncate and invalidation. The program that sent the
+//! request gets the answer in any case. The mount sees neither moment: a request may have waited before the mount read
+//! it, and a thread takes its answer when it next runs. But a thread takes its answer before it sends another request.
 //!
 //! Owns: the rule by which an answer may be given at once. Does not own: the requests to the kernel and the checks
 //! (`sizes`), which answers get a timeout (the client).

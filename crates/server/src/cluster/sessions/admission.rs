@@ -1,4 +1,4 @@
-//! Who is let in.
+//! The admission of clients.
 //!
 //! Owns: the welcome, and the begin of a session on all targets. Does not own: whether clients wait
 //! (`admission_state`), which clients are admitted in which role (`trust`), informing other mounts of a new one

@@ -16,8 +16,8 @@
 //!
 //! All of this is observed for each connection separately: the messages that were sent on it, and whether the `Ping`s
 //! on it are answered. The targets of a worker send their messages on the session's connection at that worker, or on
-//! its first one (`Entry::line_of`). The worker of the connection asks its targets what is unanswered, so that this
-//! query passes through the same queue as the answers.
+//! its first one (`Entry::line_of`). The worker of the connection queries its targets for unanswered messages, so that
+//! this query passes through the same queue as the answers.
 
 use super::SessionManager;
 use super::entry::{Line, State};

@@ -1,4 +1,4 @@
-//! How sessions end.
+//! The end of sessions.
 //!
 //! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does
 //! not own: what a target releases (`crate::dispatch::target_requests`), what other servers do

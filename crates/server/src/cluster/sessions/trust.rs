@@ -1,4 +1,4 @@
-//! Which client may send which requests to a server.
+//! The clients that may connect to a server, and the requests that each of them may send.
 //!
 //! Owns: which clients are admitted in which role, to whom a session belongs, and on whose behalf a client may send
 //! requests. Does not own: how a client is identified (`amphi_transport`: this process, the cluster key, the kernel's
