@@ -5,8 +5,9 @@
 //!
 //! A socket is `mount-PID.sock` or `server-PID.sock` in `$AMPHI_RUNTIME`, `$RUNTIME_DIRECTORY` (which systemd gives to
 //! services), `/run/amphi` for root, `$XDG_RUNTIME_DIR/amphi` for others, whichever is there first; without any of them
-//! there is no socket. Its mode is 0600. A process makes it under another name and renames it when it listens, so that
-//! whoever finds it can connect; it removes it at its end, and with it those of processes that were killed.
+//! there is no socket. Its mode is 0600. A process creates the socket under another name and renames it when it
+//! listens, so that every program that finds it can connect. It removes the socket at its end, and with it the sockets
+//! of processes that were killed.
 
 use crate::web::{Served, Site, serve_unix};
 use amphi_host::failure::{Failure, Outcome};

@@ -48,7 +48,7 @@ pub(crate) fn identify_writer(fd: i32, place: &AtomicU64, seen: u64) {
     }
 }
 
-/// What a descriptor is. `None`: what is known of it was stored already.
+/// What a descriptor is. Returns `None` if the result was stored already.
 fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> {
     let is_writer = command == IDENTIFY_WRITER;
     let foreign = || {

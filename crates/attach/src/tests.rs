@@ -72,7 +72,7 @@ fn what_stops_reads() {
     assert!(pread(2001, 100, inside).is_some());
     table::forget(2001);
     assert_eq!(pread(2001, 100, inside), None);
-    // The export is given up: another one comes in its place, and words for the first one do not lead to it.
+    // The export is given up: another one replaces it, and words for the first one do not lead to the second.
     knows(2002, shared(11));
     export.give_up();
     assert_eq!(pread(2002, 100, inside), None);

@@ -1,6 +1,6 @@
 //! `Allocator`: a bitmap allocator of runs of 4 KiB blocks.
 //!
-//! Owns: which blocks are taken. Does not own: who has them (extents, plans, pending frees: `store`).
+//! Owns: which blocks are taken. Does not own: the assignment of blocks (extents, plans, pending frees: `store`).
 //!
 //! Invariants: `free` and the group counts equal the zero bits. Taking a taken block or freeing a free one panics, also
 //! in release, because it is a programming error.

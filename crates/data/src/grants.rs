@@ -1,8 +1,8 @@
 //! `Grants`: free blocks that are reserved for the caches of sessions (docs/design/grants.md).
 //!
 //! Owns: how many blocks each session was granted, the items of these grants, and how many of the blocks plans under
-//! way have taken. Does not own: how much is granted to whom (the server), which bytes a session has covered with its
-//! grant (the client).
+//! way have taken. Does not own: the size of each session's grant (the server), and the bytes that a session counts
+//! against its grant (the client).
 //!
 //! A grant is a number, not a set of blocks. A write that its session declares as covered takes the blocks that it adds
 //! to the zone from the grant: blocks that are neither mapped nor reserved for delayed bytes. For all other writes the

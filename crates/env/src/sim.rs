@@ -353,7 +353,7 @@ impl Sim {
     pub fn block_on<T>(&self, root: impl Future<Output = T>) -> Result<T, SimError> {
         let mut root = pin!(root);
         loop {
-            // A fresh waker for each poll: an old one may stand in the queue, which costs one idle poll.
+            // Each poll gets a fresh waker: an old one may still be in the queue, which costs one idle poll.
             let waker = Waker::from(self.world.waker(ROOT));
             if let Poll::Ready(value) = root.as_mut().poll(&mut Context::from_waker(&waker)) {
                 self.world.run_crashes();

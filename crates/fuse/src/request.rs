@@ -74,8 +74,8 @@ impl<'a> Caller<'a> {
     }
 
     /// Has to be called before the handler waits for anything that may take longer than waking a thread (50 us).
-    /// Another thread then reads the device. Not calling it costs other callers a few milliseconds; calling it in vain
-    /// costs a few microseconds.
+    /// Another thread then reads the device. If a handler does not call it, other callers are delayed by a few
+    /// milliseconds; an unnecessary call costs a few microseconds.
     pub fn will_block(&self) {
         if let Some(hook) = self.before_blocking {
             hook.before_blocking();

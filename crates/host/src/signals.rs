@@ -66,7 +66,7 @@ pub fn leave_to(program: Pid) -> Outcome {
     std::thread::Builder::new().spawn(pass_on).map(drop).during(|| "start a thread".into())
 }
 
-/// How long after the first signal another one counts as a second wish of somebody. A program that ends a group of
+/// A further signal counts as a second request only this long after the first one. A program that ends a group of
 /// processes may send the first one twice (timeout(1) does), and a human is not so fast.
 const SECOND_AFTER: Duration = Duration::from_secs(1);
 

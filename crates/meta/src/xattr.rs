@@ -38,8 +38,8 @@ pub enum XattrMode {
 pub enum Outcome<T> {
     /// The change was made.
     Done(T),
-    /// The step needs the item of this key, which is not in memory, and has changed nothing: whoever takes the step
-    /// reads the item (`MetaStore::load_absent`) and takes the step again.
+    /// The step needs the item with this key, which is not in memory, and has changed nothing: the caller reads the
+    /// item (`MetaStore::load_absent`) and repeats the step.
     Absent(Key),
 }
 
@@ -213,8 +213,8 @@ impl MetaStore {
         listed && self.xattrs.has(ino.local(), acl::ACCESS)
     }
 
-    /// Sets or removes a list (Linux, `posix_acl_update_mode`): the permission bits follow a list for access, and who
-    /// is not in the group loses the setgid bit.
+    /// Sets or removes a list (Linux, `posix_acl_update_mode`). The permission bits follow an access list; if the
+    /// caller is not in the group, the setgid bit is removed.
     fn set_acl(&mut self, cred: &Cred, ino: Ino, name: &[u8], list: Option<Acl>, now: Timespec, txn: &mut Txn) {
         let mut acls = self.acls(ino);
         let mut dirty = Dirty::default();

@@ -38,8 +38,8 @@ pub trait Backend: Send {
     fn descriptors(&self) -> [RawFd; 2] {
         [-1; 2]
     }
-    /// Makes the descriptors members of a group, which shuts out who is none (docs/IOCTL.md), without waiting for
-    /// another group.
+    /// Makes the descriptors members of a group, which excludes all others (docs/IOCTL.md), without waiting for another
+    /// group.
     fn group_join(&self, _: u64) -> Outcome {
         Err(NO_GROUPS)
     }

@@ -35,7 +35,7 @@ pub const CHUNK_BLOCKS: u64 = 16;
 pub const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK;
 /// Most writes without a seen end that are remembered.
 const LOST_MAX: usize = 64;
-/// One in so many chunks is for blocks that were used once.
+/// One chunk in this many is for blocks that were used once.
 const FRESH_SHARE: usize = 10;
 /// Uses of a chunk are counted up to this number.
 const USES_MAX: u8 = 3;

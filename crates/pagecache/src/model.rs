@@ -267,7 +267,7 @@ fn what_came_first_goes_first() {
     };
     (0..200).for_each(fill);
     let room = |chunks: u64| drop(cache.evict(chunks * CHUNK));
-    // The hand has to come by once before anything is old.
+    // The hand has to pass once before any unit is old.
     room(199);
     (200..210).for_each(fill);
     room(180);

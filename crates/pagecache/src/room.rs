@@ -14,7 +14,7 @@ use amphi_types::ByteRange;
 ///
 /// The methods are called under the lock of a shard, so none of them may call the cache.
 pub trait Room<F>: Send + Sync {
-    /// Covers so many more blocks of the file's unit that begins at `offset`. Returns false if there is too little
+    /// Covers this many more blocks of the file's unit that begins at `offset`. Returns false if there is too little
     /// room.
     fn cover(&self, file: &F, offset: u64, blocks: u32) -> bool;
     /// This many of its blocks are not dirty or under way any more.

@@ -40,7 +40,7 @@ fn small_size(bytes: usize) -> Option<usize> {
 
 /// Most buffers that are kept.
 const SPARE_MAX: usize = 128;
-/// The buffers are at most one part in so many of what the cache may take.
+/// The buffers are at most one part in this many of what the cache may take.
 const SPARE_PART: u64 = 32;
 
 impl Default for Spare {

@@ -184,7 +184,7 @@ pub fn end(session: &Session, running: Running) -> Outcome {
     running.stop().and(told)
 }
 
-/// Takes a mount away: in order if nobody uses it, otherwise detached after everything was written back.
+/// Removes a mount: in order if it is not in use, otherwise detached after everything was written back.
 ///
 /// Errors: if some data could not be written back; the mount is removed even then.
 fn unmount(session: &Session, client: &Client) -> Outcome {

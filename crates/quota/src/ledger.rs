@@ -61,7 +61,8 @@ impl Standing {
 pub struct Turn {
     /// The new stored state of the account.
     pub standing: Standing,
-    /// The account may use more or less than before: all targets have to drop what they know of it.
+    /// The account may use more or less than before, so all targets have to drop the shares and limits that they have
+    /// recorded for it.
     pub is_told: bool,
 }
 
@@ -115,7 +116,7 @@ impl Ledger {
     }
 
     /// Sets or replaces the stored state of an account; without limits it is removed. All targets have to drop what
-    /// they know of it.
+    /// they have recorded of it.
     pub fn set(&mut self, account: Account, standing: Standing) {
         if standing.limits.is_none() {
             self.accounts.remove(&account);

@@ -31,7 +31,7 @@ pub(crate) enum NodeKind {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) kind: NodeKind,
-    /// It is there before the replay, under this path, with so many bytes.
+    /// The node exists before the replay, under this path, with this many bytes.
     pub(crate) before: Option<Vec<u8>>,
     pub(crate) size: u64,
     /// Ranges that are read before anybody writes them, or at all.
@@ -201,7 +201,7 @@ struct OpenFile {
     opener: usize,
     /// Whether it can be read.
     reads: bool,
-    /// The last close of one of its descriptors, if nobody has used it since.
+    /// The last close of one of its descriptors, if the file has not been used since.
     closed: Option<(usize, usize)>,
 }
 
@@ -335,7 +335,8 @@ impl Planner {
     }
 
     fn call(&mut self, call: &Call) {
-        // Closes of the kernel's own have no caller; pages are read and written for whoever has the file open.
+        // Closes by the kernel itself have no caller; pages are read and written for any program that has the file
+        // open.
         let opener = self.open.get(&call.handle).filter(|_| call.tid == 0).map(|open| open.opener);
         let thread = match opener {
             Some(opener) => opener,
@@ -420,7 +421,7 @@ impl Planner {
         }
     }
 
-    /// Bytes that were read were there, unless somebody has written them.
+    /// Bytes that were read existed before the replay, unless a recorded call has written them.
     fn reads(&mut self, node: NodeId, from: u64, to: u64) {
         let known = &mut self.plan.nodes[node];
         known.reads.push((from, to));
@@ -635,7 +636,7 @@ impl Planner {
     }
 }
 
-/// Ranges are made in units of so many bytes.
+/// Ranges are made in units of this many bytes.
 const MADE_BYTES: u64 = 64 << 10;
 
 /// Ranges rounded out and joined, inside of a file of `size` bytes.

@@ -430,7 +430,7 @@ impl<'a> Thread<'a> {
             Act::Open { path, slot, flags } => return self.open(path, *slot, *flags, false),
             Act::Create { path, slot, flags } => return self.open(path, *slot, *flags, true),
             Act::Close { slot } => {
-                // The descriptor is closed here if nobody else uses it at the moment.
+                // The descriptor is closed here if no other thread uses it at the moment.
                 drop(self.shared.slots[*slot].write().unwrap_or_else(PoisonError::into_inner).take());
             }
             Act::Read { slot, offset, len, .. } => {

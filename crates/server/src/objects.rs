@@ -333,7 +333,7 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
     target.log(txn, Order::Plain).await
 }
 
-/// Frees the inodes that have no name and that nobody can have open any more.
+/// Frees the inodes that have no name and that no session can have open any more.
 pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     if !target.reclaim.is_over() {
         return;

@@ -220,8 +220,8 @@ pub struct Cluster {
     /// Choices that only several servers leave open.
     order: RefCell<Dice>,
     mounts: Cell<u64>,
-    /// Single messages are lost or late on connections that continue, as no stream does it: then who is silent about
-    /// one is not deaf.
+    /// Single messages are lost or late on connections that continue, which no stream does: then a client that is
+    /// silent about one message is not deaf.
     pub loses_messages: Cell<bool>,
 }
 

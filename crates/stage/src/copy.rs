@@ -162,7 +162,8 @@ impl Copier<'_> {
         }
     }
 
-    /// Opens both sides, makes the target afresh unless it holds pieces of just this file, and finds what is missing.
+    /// Opens both sides, makes the target anew unless it holds pieces of exactly this file, and finds the missing
+    /// pieces.
     fn begin(&self, n: u32) -> Result<Begun, Trouble> {
         let (from, stat) = self.open_source(n)?;
         let (identity, size) = (Identity::of(&stat), size(&stat));

@@ -49,7 +49,7 @@ pub(crate) struct FileState {
 }
 
 impl FileState {
-    /// A file with what the journal knows of it.
+    /// A file with what the journal has recorded of it.
     pub(crate) fn new(entry: u32, known: Option<KnownFile>) -> FileState {
         let (identity, number, pieces) = match known {
             Some(known) => (known.identity, Some(known.number), known.pieces),

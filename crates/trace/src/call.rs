@@ -137,7 +137,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// One that nothing is known of yet.
+    /// A call of which nothing but the operation is known yet.
     pub fn new(op: Op) -> Call {
         Call {
             op,

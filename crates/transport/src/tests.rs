@@ -157,7 +157,7 @@ impl TestServer {
         self.connections.reply(route, Answer::of(Ok(Reply::Ino(Ino(n)))), None);
     }
 
-    /// Answers the held read `n` with so many bytes.
+    /// Answers the held read `n` with this many bytes.
     pub(super) fn release_read(&self, n: u64, len: usize) {
         let route = self.held.borrow_mut().remove(&n).expect("a held request");
         self.connections.reply(route, Answer::of(Ok(Reply::Data)), Some(pattern(n, 0, len)));

@@ -225,7 +225,7 @@ pub struct Layout {
 impl Layout {
     /// Default stripe size, bytes.
     pub const STRIPE: u32 = 1 << 20;
-    /// Most stripes of a file on one target: a truncate visits each, also those without data, which have to know of it.
+    /// Most stripes of a file on one target: a truncate visits each, also those without data, which have to record it.
     pub const STRIPES_A_TARGET: u32 = 1024;
 
     /// The growing default on a cluster of `pool` targets.

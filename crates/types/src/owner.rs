@@ -128,7 +128,7 @@ impl Amount {
     }
 }
 
-/// The limits of an account. 0 stands for no limit.
+/// The limits of an account. 0 means that there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Beyond this it is refused more.

@@ -134,8 +134,8 @@ fn of_server(label: &str, rows: &BTreeMap<String, u64>, all: &mut Families) {
 fn of_servers(snapshot: &Snapshot, all: &mut Families) {
     let labels = snapshot.cluster.labels();
     let named = |label: &String| labels.iter().position(|known| known == label).is_none_or(|at| at < SERVERS_MAX);
-    // A sum that lacks a server would go back, which Prometheus takes for a restart and counts the whole sum once more
-    // when the server is there again.
+    // A sum without one of the servers would be smaller than before, which Prometheus takes for a restart. It would
+    // count the whole sum once more when the server is there again.
     let up = |at: usize| snapshot.cluster.servers[at].up && snapshot.of_server(&labels[at]).is_some();
     let all_others = (SERVERS_MAX..labels.len()).all(up);
     let mut others: BTreeMap<String, u64> = BTreeMap::new();

@@ -39,7 +39,7 @@ pub enum Order {
 /// The result of opening a zone.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// Every item of the target, in key order; none if `Found::items` gave them to somebody else.
+    /// Every item of the target, in key order; none if `Found::items` passed them elsewhere.
     pub items: BTreeMap<Key, Vec<u8>>,
     /// Records replayed from the log.
     pub replayed: u64,

@@ -355,7 +355,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Fetches what is left after the program has ended.
+    /// Fetches the remaining blocks after the program has ended.
     ///
     /// Errors: a sentence about what could not be had.
     #[expect(clippy::disallowed_methods, reason = "answers of calls that are just leaving the mount")]

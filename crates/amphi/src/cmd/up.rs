@@ -197,7 +197,7 @@ impl Up {
 
     /// Whether the first server makes zones if it has none.
     ///
-    /// Errors: they are missed, because the folder was in use; or they are there, and somebody wants new ones.
+    /// Errors: zones are missing although the folder was in use, or zones exist although new ones are requested.
     fn new_zones(&self, site: &Site, known: &KnownFolders) -> Outcome<NewZones> {
         let (data, is_there) = (site.data().display(), site.has_first_zones());
         match (self.storage.format, is_there) {

@@ -144,7 +144,7 @@ pub fn measure(mount: &Path, raw: &Path, bytes: u64, largest: u64, stop: &Stop) 
     let start = now();
     let mut found = Rows { rows: Vec::new(), cut: 0, rounds: 0 };
     while found.rounds < ROUNDS {
-        // The first round has the whole budget; a further one has to fit what is left of it.
+        // The first round may use the whole budget; a further one may use only the rest of it.
         let spent = start.elapsed();
         let per_round = spent.checked_div(found.rounds as u32).unwrap_or_default();
         if spent + per_round > BUDGET {

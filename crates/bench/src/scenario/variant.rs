@@ -1,4 +1,4 @@
-//! The variants of AmphiFS that stand for other ways of doing it, and auto without each of its parts.
+//! The variants of AmphiFS that represent other systems, and auto without each of its parts.
 //!
 //! Owns: which tunables a variant changes. Invariant: whatever a variant does not name has the value that the mounts
 //! and servers began with, also after another variant.

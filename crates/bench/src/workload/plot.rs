@@ -15,7 +15,7 @@ pub struct Curve {
     pub latency: Latency,
 }
 
-/// Colours that are told apart, also without red and green.
+/// Colours that can be distinguished, also by people who do not distinguish red and green.
 const COLORS: [RGBColor; 12] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),

@@ -1,8 +1,8 @@
 //! Dropping a front end's pages before a lock is returned, or after that if the front end cannot drop them in time.
 //!
 //! Owns: one round of dropping (`taking`) at a time for each file, how long a lock waits for it, and asking the front
-//! end to drop pages. Does not own: how the front end does that (`KernelPages`), what a file knows of its pages
-//! (`inode::front_pages`), the target's notes about pages left behind (`Request::PagesLeft`).
+//! end to drop pages. Does not own: the way in which the front end does that (`KernelPages`), the record of a file's
+//! pages (`inode::front_pages`), and the target's notes about pages left behind (`Request::PagesLeft`).
 //!
 //! A lock waits for its pages for `PATIENCE_NS` at most. The kernel may be unable to drop them. While a truncate of the
 //! file is unanswered, it holds back the file's write-back, and that truncate may wait for a request that waits for

@@ -37,7 +37,7 @@ pub(crate) async fn of(mount: &Arc<Mount>, cred: &Cred, dir: Ino) -> Result<Opti
     }
 }
 
-/// Gives an empty directory so many shards; 0: one on each target. In sole mode it is known from then on which names
+/// Gives an empty directory this many shards; 0: one on each target. In sole mode it is known from then on which names
 /// they lack, as with a directory that this mount has made.
 pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) -> Result<()> {
     let mut making = Making::begin(mount);

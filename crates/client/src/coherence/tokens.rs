@@ -503,8 +503,8 @@ pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
     Some(attr)
 }
 
-/// The timeout that attributes may get in a front end: what is left of the life of the token, if the token shows
-/// exactly these. It is recorded, and the front end is told to invalidate them when the token goes.
+/// The timeout that attributes may get in a front end: the remaining life of the token, if the token shows exactly
+/// these attributes. It is recorded, and the front end is told to invalidate them when the token goes.
 pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     let Some(now) = usable_now(mount, attr.ino.target()) else { return Duration::ZERO };
     // The lock is held until that is recorded, so a revocation of the token finds the record.

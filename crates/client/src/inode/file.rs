@@ -267,7 +267,7 @@ impl Inode {
         known.opens.len() as u32
     }
 
-    /// Opens that somebody uses.
+    /// The opens that programs use at present.
     pub(crate) fn used_opens(&self) -> u32 {
         self.open_count().saturating_sub(self.life.idle_opens.load(SeqCst))
     }

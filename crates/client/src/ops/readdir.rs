@@ -71,7 +71,7 @@ pub(crate) async fn readdir(
                 }
                 continue;
             }
-            // The directory was removed, and is empty to whoever still has it open.
+            // The directory was removed, so it is empty for programs that still have it open.
             Err(Errno::Stale) if mount.coherence.unlinked.kind(dir).is_ok() => {
                 return Ok(Listing { entries: Vec::new(), end: true });
             }

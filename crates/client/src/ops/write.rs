@@ -94,8 +94,8 @@ pub(crate) fn try_write(
         guard = Some(file.range.try_acquire(range, Hold::Exclusive)?);
     }
     let is_free = || file.group.admits(open.member()) && !meets_pages(file, range, hints);
-    // With the range lock this stays so, and the first units are not seen without the others. (Except if an extent lock
-    // is returned: another mount has come to a sole mount.)
+    // With the range lock this stays so, and the first units are not seen without the others. (An exception is the
+    // return of an extent lock, when a second mount has joined a mount in sole mode.)
     if guard.is_some() && !is_free() {
         return None;
     }
@@ -166,8 +166,8 @@ fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     }
 }
 
-/// Whether a front end that assumes that `offset` is the end may be right. It may not if bytes that it knows of were
-/// lost.
+/// Whether a front end that assumes that `offset` is the end may be right. It may be wrong if the client has lost
+/// written bytes.
 fn is_within(file: &Inode, offset: u64) -> bool {
     file.failures.count() == 0 || offset <= file.size()
 }

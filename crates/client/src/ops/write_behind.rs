@@ -94,7 +94,7 @@ pub(crate) async fn write(
     let Some(id) = submit(mount, file, range, memory, (locked, unfinished)) else { return Err((data, kept)) };
     let len = data.len();
     let (mount2, file) = (mount.clone(), file.clone());
-    // The first requests leave on this thread; what is left to do is done in the background.
+    // The first requests are sent on this thread; the rest of the work is done in the background.
     drop(Pending::start(mount, async move {
         let under_way = file.size.begin_direct();
         let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };

@@ -145,7 +145,7 @@ pub(crate) struct Reader {
     pub(crate) file: Ino,
     /// The directory in which the file was found, if that is known.
     pub(crate) directory: Option<Ino>,
-    /// The executable of the program. 0 stands for all programs whose executable is not known.
+    /// The executable of the program. 0 means all programs whose executable is not known.
     pub(crate) program: u64,
 }
 

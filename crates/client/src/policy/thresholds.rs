@@ -15,7 +15,7 @@
 //! * The threshold stays between an eighth of the default and eight times the default. A threshold that was set does
 //!   not move.
 //! * The cost of a trial is the time that it takes longer than the usual way would have taken. Nothing is tried while
-//!   all trials together have cost more than 50 ms plus 2 % of the time with I/O. A trial that comes to cost as much is
+//!   all trials together have cost more than 50 ms plus 2 % of the time with I/O. A trial that has cost this much is
 //!   ended.
 //! * The threshold for reads never goes below the default. On the first pass it is not known whether a file is read
 //!   again, and reading a page again from the cache costs nothing. The threshold for writes may, unless written bytes

@@ -508,8 +508,8 @@ mod tests {
     }
 
     /// Goal: writes are tried through the cache only as long as the result may change a decision, and again after many
-    /// more bytes have gone direct. Bytes that arrive during a trial count though nobody waits for them, and later ones
-    /// do not. Method: single requests and arrivals at given times.
+    /// more bytes have gone direct. Bytes that arrive during a trial count even if no program waits for them, and later
+    /// ones do not. Method: single requests and arrivals at given times.
     #[test]
     fn writes_are_tried_for_a_while() {
         let l = Throughput::default();

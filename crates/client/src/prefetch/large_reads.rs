@@ -165,7 +165,8 @@ type Taken = SmallVec<[Ahead; 2]>;
 /// next reads.
 fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
     let mut stream = open.streams.direct.lock();
-    // Bytes that the cache served meanwhile, or a probe brought, were requested in vain, but the stream continues.
+    // Bytes that were served by the cache or fetched by a probe in the meantime were requested without need, but the
+    // stream continues.
     let mut passed = VecDeque::new();
     if stream.ahead.iter().any(|a| a.range.start == range.start) {
         while let Some(a) = stream.ahead.pop_front_if(|a| a.range.start < range.start) {

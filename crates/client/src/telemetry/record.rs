@@ -1,6 +1,6 @@
-//! Recordings: the calls of one job, kept until somebody takes them.
+//! Recordings: the calls of one job, kept until the recording program fetches them.
 //!
-//! Owns: which recordings there are and who may have them, the rings of calls, and the blocks that they become
+//! Owns: the recordings and the rights to them, the rings of calls, and the blocks that are made of them
 //! (`amphi_trace`). Does not own: which calls belong to a recording and what they were (front ends), and the file,
 //! which the recording program writes.
 //!

@@ -252,7 +252,7 @@ pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRang
         if file.in_flight_upto(range, upto) {
             file.signal.until(|| !file.in_flight_upto(range, upto)).await;
         } else if held_up && !mount.cache.dirty_runs(file, range).is_empty() {
-            // A truncate is in the way.
+            // A truncate delays this.
             let frozen =
                 || file.flights.lock().frozen_from().is_none() && mount.writeback.flight_bytes.load(SeqCst) == 0;
             let moved = || mount.writeback.landings.load(SeqCst) != landings || frozen();
@@ -371,8 +371,8 @@ pub(crate) async fn flush_all(mount: &Arc<Mount>) {
     loop {
         let landings = mount.writeback.landings.load(SeqCst);
         let is_left = batch::start(mount, dirty.iter().cloned());
-        // If other tasks write on, the bound is always reached: what is left of this range is sent before theirs,
-        // below.
+        // If other tasks continue to write, the bound is always reached: the rest of this range is sent before their
+        // bytes, below.
         if !is_left || sent().wrapping_sub(before) >= bytes {
             break;
         }

@@ -92,7 +92,7 @@ impl LockCache {
         None
     }
 
-    /// Up to `max` returned locks, for another message to the target to take along.
+    /// Takes up to `max` returned locks, which the next message to the target can carry.
     pub fn take_cancels(&mut self, max: usize) -> Vec<LockId> {
         let mut ids = Vec::with_capacity(max.min(self.cancels.len()));
         while ids.len() < max

@@ -229,7 +229,7 @@ impl LockSpace {
         self.blocker_of(view, lock.owner, lock.mode, lock.range, id)
     }
 
-    /// As `blocker`, for a request that is treated as if it had been made at `id`.
+    /// As `blocker`, for a request that takes the place in the queue that it would have if it had been made at `id`.
     fn blocker_of(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, id: LockId) -> Option<LockId> {
         #[cfg(test)]
         if self.planted_bug == Some(crate::tests::PlantedBug::JumpQueue) {

@@ -71,7 +71,7 @@ impl Cores {
         }
     }
 
-    /// A request was served in so long; `waited`: for another thread.
+    /// Notes that a request was served in this time; `waited`: it waited for another thread.
     fn served(&self, waited: bool, took: Duration) {
         let score = self.score.load(Ordering::Relaxed);
         let long = took > LONG;

@@ -1,7 +1,7 @@
 //! Byte streams of production: Unix and TCP sockets on the ring.
 //!
-//! Owns: sockets, the staging buffer of receivers, vectored sends, who is at the other end of a Unix socket (`peer`).
-//! Does not own: frames.
+//! Owns: sockets, the staging buffer of receivers, vectored sends, and the identity of the other end of a Unix socket
+//! (`peer`). Does not own: frames.
 //!
 //! Invariants: TCP never delays small segments (without TCP_NODELAY two small writes cost 88 ms). A TCP peer that
 //! vanishes ends the connection. No bytes are skipped or repeated by short reads and writes. A receiver whose future
@@ -181,7 +181,7 @@ pub struct RealTx {
     leases: Arc<Leases>,
 }
 
-/// What is known of the other end of a socket.
+/// The facts about the other end of a socket.
 #[derive(Clone)]
 pub struct RealEnds(Fd);
 

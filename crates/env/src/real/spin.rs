@@ -36,7 +36,7 @@ fn cores() -> usize {
 const LATE: Duration = Duration::from_micros(700);
 /// A turn that takes longer was used by another thread, perhaps by the one that has to answer.
 const TAKEN: Duration = Duration::from_micros(10);
-/// After so many such turns that brought nothing the cores are needed, and the answer will wake this thread.
+/// After this many such turns without a message the cores are needed, and the answer will wake this thread.
 const TAKEN_MAX: u32 = 3;
 /// First pause after a late turn.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -46,13 +46,14 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// late turn.
 const CALM_TIMES: u32 = 8;
 
-/// Share of a turn in `BusyTurns`: one in so many.
+/// The weight of one turn in `BusyTurns`: 1 in this many.
 const TURN_SHARE: u32 = 64;
 /// All of it.
 const TURNS_ALL: u32 = 1 << 16;
 
 /// How many of a thread's last turns found work waiting. A thread that answers one request after the other sleeps, or
-/// looks in vain, between two of them. A thread that always finds the next request is the one for which others wait.
+/// polls without result, between two of them. A thread that always finds the next request is the one for which others
+/// wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BusyTurns(u32);
 
@@ -93,7 +94,7 @@ pub(super) fn clock() -> Instant {
 }
 
 impl Spin {
-    /// No budget is used, nothing is known of others.
+    /// A state in which no budget is used and no other thread has been noticed.
     pub fn new() -> Spin {
         Spin::default()
     }

@@ -164,7 +164,7 @@ enum Fate {
     PerSector(u64),
 }
 
-/// One in so many is lost.
+/// One in this many is lost.
 const LOST_IN: [u64; 3] = [2, 8, 64];
 
 impl Fate {

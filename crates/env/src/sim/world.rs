@@ -276,7 +276,7 @@ impl World {
                 Ok(Stepped::Root)
             }
             Some(id) => {
-                // A task of a crashed node may still stand in the queue.
+                // A task of a crashed node may still be in the queue.
                 let Some(state) = core.tasks.get_mut(&id) else { return Ok(Stepped::Ran) };
                 if let Some(waiting) = &mut core.nodes[state.node].stopped {
                     waiting.push(id);

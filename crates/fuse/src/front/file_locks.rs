@@ -340,7 +340,8 @@ mod tests {
     }
 
     /// Goal: a server's query is answered when the locks of closed handles have been released, and not before. A wait
-    /// in vain ends with its FLUSH, not with a later one. Method: one file with two handles, in single calls.
+    /// that was not needed ends with its FLUSH, not with a later one. Method: one file with two handles, in single
+    /// calls.
     #[test]
     fn servers_wait_for_closes() {
         let flock = |handle: u64| FileLockOwner { family: FileLockFamily::Flock, id: handle };

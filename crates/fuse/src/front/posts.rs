@@ -343,7 +343,7 @@ impl Drop for Task {
         if self.is_over {
             return;
         }
-        // The client has ended: nobody carries anything out any more.
+        // The client has ended: posted writes are no longer carried out.
         self.with(|work| {
             while !work.queue.is_empty() {
                 Posted::part_is_done(work);
@@ -552,7 +552,7 @@ impl Posts {
         self.any.store(!files.is_empty(), SeqCst);
     }
 
-    /// Carries out what nobody has asked for, and ends postings that are over.
+    /// Carries out posted writes for which no request has come, and ends postings that are over.
     pub(crate) fn tick(&self) {
         for posted in self.all() {
             posted.with(|work| match work.posting.as_ref().is_some_and(Posting::is_over) {

@@ -183,7 +183,8 @@ pub fn receive(from: &mut impl Read) -> Outcome<Message> {
     receive_within(from, MAX_EXTENTS, MAX_DATA)
 }
 
-/// Receives the first message of a connection, of a stranger who may announce anything: no more than a greeting takes.
+/// Receives the first message of a connection. The peer is unknown and may announce any length, so no more is accepted
+/// than a greeting needs.
 pub fn receive_hello(from: &mut impl Read) -> Outcome<Message> {
     receive_within(from, 1, 0)
 }

@@ -55,7 +55,7 @@ const PAUSE_ANSWER: Duration = Duration::from_millis(1);
 /// Longest pause of a leader: short for a request, and long enough to cost less than a hundredth of a core.
 const PAUSE_LEADER: Duration = Duration::from_millis(10);
 
-/// So often a leader looks for questions, which can wait.
+/// The interval at which a leader checks for questions, which can wait.
 const QUESTIONS_LOOK: Duration = Duration::from_millis(50);
 
 /// A pause is this part of the time since something came.
@@ -67,9 +67,9 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// After how long a silent process is asked, and after how long it counts as ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Silence {
-    /// After so long he is asked.
+    /// A peer that is silent for this long is asked whether it lives.
     pub ask: Duration,
-    /// After so long he is gone.
+    /// A peer that is silent for this long counts as ended.
     pub gone: Duration,
 }
 
@@ -99,7 +99,7 @@ impl Heard {
         Heard { silent: Duration::ZERO, last: now() }
     }
 
-    /// The silence so far, behind a step that was to take so long.
+    /// The silence so far, after a step that should have taken this long.
     fn silent(&mut self, step: Duration) -> Duration {
         self.silent += self.last.elapsed().min(step + Duration::from_secs(1));
         self.last = now();

@@ -1,7 +1,7 @@
 //! `SessionManager`: clients and their sessions, as worker 0 sees them, which accepts their connections.
 //!
 //! Owns: admission (`admission`), which session has which connections, how long a disconnected session is kept,
-//! eviction, and the requests that concern the whole server. Does not own: what a target knows of a session
+//! eviction, and the requests that concern the whole server. Does not own: the record of a session at a target
 //! (`session`), connections and the requests on them (`front`: each worker has one).
 //!
 //! A session is logged on every target before its client is welcomed. A session's begin is recorded on target 0 last,
@@ -401,7 +401,7 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Targets of this server whose questions to a session go by a connection.
+    /// Targets of this server whose questions to a session are sent on this connection.
     fn targets_by(&self, session: SessionId, conn: ConnId) -> Vec<TargetId> {
         let sessions = self.sessions.borrow();
         let Some(entry) = sessions.get(&session) else { return Vec::new() };

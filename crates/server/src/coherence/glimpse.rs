@@ -60,7 +60,7 @@ impl Drop for Open<'_> {
 }
 
 impl Glimpses {
-    /// Questions of `target`, which has been started so often.
+    /// Questions of `target`, which has been started this many times.
     pub fn new(target: TargetId, starts: u16) -> Glimpses {
         let common = (u64::from(target.0) << TARGET_SHIFT) | (u64::from(starts) << START_SHIFT);
         Glimpses { asked: Rc::default(), common, last: Rc::default() }

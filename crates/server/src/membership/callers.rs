@@ -167,7 +167,7 @@ impl Callers {
         }
     }
 
-    /// Called when the caller has got a lock on moving directories. Returns false if the caller is gone for good, or
+    /// Called when the caller has got a lock on moving directories. Returns false if the caller will not come back, or
     /// has given the request up.
     pub(crate) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
         let mut sessions = self.sessions.borrow_mut();

@@ -61,7 +61,7 @@ fn check_ranges(what: &str, ranges: &[IdRange]) -> Result<(), String> {
         _ => true,
     };
     for (at, a) in ranges.iter().enumerate() {
-        // The last number of all stands for none in Linux.
+        // The largest number means "none" in Linux.
         if [a.client, a.server].iter().any(|first| last(*first, a.count).is_none_or(|last| last == u32::MAX)) {
             return Err(format!("the range of {what} {}:{}:{} is empty or too long", a.client, a.server, a.count));
         }

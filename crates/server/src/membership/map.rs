@@ -133,7 +133,7 @@ pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMa
 pub struct Belonging {
     /// Cluster of the zones.
     pub cluster: u64,
-    /// The server; none if its first start did not get so far.
+    /// The server; `None` if its first start ended before that.
     pub home: Option<HomeRecord>,
     /// The map as kept last.
     pub map: Option<ClusterMap>,

@@ -116,7 +116,7 @@ fn register<E: Env>(target: &Target<E>, ino: Ino, how: &Opening<'_>) -> Result<(
     if let Some((slot, seq)) = how.slot() {
         target.files.note_opened_for(slot, seq, ino);
         if target.reclaim.is_pending(how.session) {
-            // The client of the session does not know of this open yet, so it cannot present it.
+            // The client of the session has not received the answer to this open yet, so it cannot present it.
             target.files.note_early(how.session, ino, how.access);
         }
     }

@@ -37,8 +37,8 @@ pub(super) fn check(op: &Request) -> Result<()> {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// `Request::Shards`. Whoever knows of the shards changes names that others may not cache as names of the directory
-    /// itself any more; so nobody is told before those are gone, also after a restart.
+    /// `Request::Shards`. A client that knows the shards changes names which other clients may have cached as names of
+    /// the directory itself. So the answer is sent only when those cached names are gone, also after a restart.
     pub async fn shards(&self, dir: Ino) -> Result<Reply> {
         if !self.target.reclaim.is_over() && !planted::is(Mistake::ShardsToldAtStart) {
             self.target.recovered().await;

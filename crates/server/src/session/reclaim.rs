@@ -73,7 +73,7 @@ impl Reclaim {
         self.pending.borrow_mut().remove(&session)
     }
 
-    /// Wakes who waits, if no session is pending any more.
+    /// Wakes the waiting tasks, if no session is pending any more.
     pub fn wake(&self) {
         if self.is_over() {
             for waiting in self.waiting.take() {

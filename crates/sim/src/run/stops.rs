@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// After this time other mounts continue, whatever the stopped mount held: a group lock is kept as long as its session.
 const OTHERS_GO_ON: Duration = GRACE.saturating_add(CALLBACK_DEADLINE.saturating_mul(2));
-/// Then they make calls within so long: no faults occur while a mount is stopped for long.
+/// Then they make calls within this time: no faults occur while a mount is stopped for long.
 const CALLS_WITHIN: Duration = Duration::from_secs(20);
 
 /// The fate of a mount while the others continue.

@@ -25,7 +25,7 @@ pub(super) enum Stage<E: Env> {
     Closed,
     /// Being opened: calls wait.
     Opening,
-    /// The connection is being opened for so long that calls fail.
+    /// The connection has been opening for so long that calls fail.
     Failing,
     /// The connection exists, and repairs itself.
     Open(Rc<Link<E>>),

@@ -127,7 +127,7 @@ fn access(mount: &Mount, open: &OpenFile, export: &Export) {
     let is_due = || open.file.access_is_due(mount.wall());
     export.set_due(is_due());
     if is_due() {
-        // A change has come in between.
+        // The cache has changed since.
         export.set_due(true);
     }
 }

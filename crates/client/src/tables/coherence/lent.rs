@@ -28,8 +28,8 @@ use std::time::Duration;
 
 /// Most inodes whose attributes have a timeout.
 const LENT_MAX: usize = 131_072;
-/// The kernel counts the timeout from the moment when it has the answer, which may be later by so much. The server's
-/// own margin is longer.
+/// The kernel counts the timeout from the moment when it receives the answer, which may be this much later. The
+/// server's own margin is longer.
 const LATE_NS: u64 = 500_000_000;
 /// After this time an answer has reached the kernel.
 const ARRIVED_NS: u64 = 250_000_000;

@@ -22,8 +22,8 @@ use std::time::Duration;
 
 /// Most names that are cached.
 const LENT_MAX: usize = 65_536;
-/// The kernel counts the timeout from the moment when it has the answer, which may be later by so much. The front end
-/// checks whether the answer was that late.
+/// The kernel counts the timeout from the moment when it receives the answer, which may be this much later. The front
+/// end checks whether the answer was that late.
 pub(crate) const LATE_NS: u64 = 500_000_000;
 /// A timeout below this is not worth the walk of the lookup thread.
 const LIFE_MIN_NS: u64 = 1_000_000_000;

@@ -8,7 +8,7 @@
 use amphi_dlm::CANCEL_BATCH;
 use amphi_types::Ino;
 
-/// Files belong to one neighbourhood if their inode numbers are at most so far apart.
+/// Files are in one neighbourhood if their inode numbers differ by at most this.
 pub(crate) const REACH: u64 = 4096;
 /// Callbacks in a neighbourhood before further locks are returned, and for how long they count, ns.
 const SURE: u32 = 2;

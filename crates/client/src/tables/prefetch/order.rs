@@ -12,8 +12,8 @@
 //!
 //! After three files in an order the next [8] files are fetched. Whenever half of them were used, twice as many are
 //! fetched, up to a bound. If a reader takes longer than [4 s] for what was fetched, fewer are fetched, because they
-//! are not kept for long. When more was fetched in vain than used, nothing is fetched for the directory for [10 s], and
-//! twice as long each time.
+//! are not kept for long. When more files were fetched without use than were used, nothing is fetched for the directory
+//! for [10 s], and twice as long each time.
 //!
 //! Bound: `NAMES_MAX` names of a directory, about 250 bytes each. Of a longer listing the latest names are kept.
 
@@ -40,7 +40,7 @@ const STRANGERS_FIRST: usize = 4;
 const STRANGERS_LATER: usize = 64;
 /// A reader that takes longer than this for half a window gets a smaller one.
 const SLOW_NS: u64 = 4_000_000_000;
-/// Up to this number, files that were fetched in vain are ignored.
+/// Up to this number, files that were fetched and not used are ignored.
 const WASTE_MIN: u64 = 32;
 /// How long nothing is fetched after prefetching was useless, at first and at most.
 const PAUSE_NS: u64 = 10_000_000_000;
@@ -82,7 +82,7 @@ struct Benefit {
 }
 
 impl Benefit {
-    /// Notes that a file was fetched in vain. Returns whether nothing is fetched for a while from now on.
+    /// Notes that a file was fetched and not used. Returns whether nothing is fetched for a while from now on.
     fn note_wasted(&mut self, now_ns: u64) -> bool {
         self.wasted += 1;
         let is_useless = self.wasted > WASTE_MIN + self.used;

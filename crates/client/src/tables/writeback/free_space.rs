@@ -57,7 +57,8 @@ impl FreeSpace {
         }
     }
 
-    /// Whether so many bytes, these included, were written since the last report that the target may be full.
+    /// Whether this many bytes, including the present ones, were written since the last report, so that the target may
+    /// be full.
     fn is_unheard(&self, target: TargetId, bytes: u64) -> bool {
         let told = self.told.read();
         let roomy = told.get(&target).filter(|t| t.roomy);

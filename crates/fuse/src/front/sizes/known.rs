@@ -255,7 +255,7 @@ impl Known {
         self.may_be_lost && (self.by != tid || tid == 0) && now_ns < self.since_ns + TAKEN_NS
     }
 
-    /// Notes that the kernel was seen to go by `size`, which it was answered when `moves` had this value. All answers
+    /// Notes that the kernel was seen to use `size`, which it got in an answer when `moves` had this value. All answers
     /// that were given before show this size. Returns false if another event came in between.
     pub(super) fn is_seen(&mut self, moves: u64, (size, ctime): (u64, Timespec), now_ns: u64) -> bool {
         if self.moves != moves {
@@ -267,7 +267,7 @@ impl Known {
         true
     }
 
-    /// Notes that the kernel was seen to go by the size that it was answered.
+    /// Notes that the kernel was seen to use the size that it got in an answer.
     pub(super) fn has_arrived(&mut self, moves: u64) {
         self.may_be_lost &= self.moves != moves;
     }
@@ -277,7 +277,7 @@ impl Known {
 mod tests {
     use super::*;
 
-    /// Long after anything that has to do with zero.
+    /// A time long after all times near zero.
     const NOW: u64 = 1_000_000_000_000;
     const LATER: u64 = ASKED_NS + TAKEN_NS + 1;
 

@@ -200,8 +200,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Switches to shared mode before `session` is welcomed. Returns when nobody uses what was cached in sole mode, or
-    /// when `given_up`.
+    /// Switches to shared mode before `session` is welcomed. Returns when nothing that was cached in sole mode is in
+    /// use any more, or when `given_up`.
     pub(super) async fn join_company(
         self: &Rc<Self>,
         session: SessionId,

@@ -60,8 +60,7 @@ pub(super) enum FrontMessage {
     /// To worker 0: a message that needs an answer was sent to the client on this connection, so the client has to be
     /// observed.
     Watch { session: SessionId, conn: ConnId },
-    /// To worker 0: requests of the client were executed as squashed users so often that the audit log has to record
-    /// it.
+    /// To worker 0: the client's users were squashed in so many requests that the audit log has to record it.
     Squashed { conn: ConnId },
 }
 

@@ -101,8 +101,8 @@ impl<E: Env> SessionManager<E> {
             Proved::Identity(key) => key,
         };
         if role == Role::Server && (!book.is_compared() || book.find(key).is_none()) {
-            // Servers that know the cluster key come in by that as long as it counts, also before their own keys are
-            // added. And a server that comes for the first time knows no registry, but perhaps its master's key.
+            // Servers that know the cluster key are admitted by it as long as it is valid, also before their own keys
+            // are added. And a server that comes for the first time knows no registry, but perhaps its master's key.
             if peer.knows_cluster_key && !book.registry().require_identity {
                 return Ok(None);
             }
