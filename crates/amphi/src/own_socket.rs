@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
-/// What has a socket.
+/// The kind of process that has a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// A mount.
@@ -54,7 +54,7 @@ fn folder() -> Option<PathBuf> {
 /// A socket that was found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Found {
-    /// What the socket belongs to.
+    /// The process to which the socket belongs.
     pub owner: Owner,
     /// The process that made the socket.
     pub pid: i32,

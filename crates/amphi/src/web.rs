@@ -102,7 +102,7 @@ pub fn check_open(addr: SocketAddr, has_token: bool, open: bool) -> Outcome {
 pub struct Served<S> {
     /// The pages.
     pub site: S,
-    /// What readers have to know.
+    /// The token that readers have to send.
     pub token: Option<String>,
 }
 

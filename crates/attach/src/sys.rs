@@ -277,7 +277,7 @@ pub(crate) fn map_forked_page() -> Result<usize, Failure> {
 /// Gives a mapping of this library back.
 ///
 /// # Safety
-/// Nobody may refer to it.
+/// The caller guarantees that no reference to it exists.
 pub(crate) unsafe fn unmap(at: usize, bytes: usize) {
     // SAFETY: the caller vouches for it.
     let _ = unsafe { call(numbers::MUNMAP, [at, bytes, 0, 0, 0, 0]) };

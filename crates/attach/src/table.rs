@@ -42,7 +42,7 @@ static STAMP: AtomicU64 = AtomicU64::new(1);
 static UNSHARED: AtomicU32 = AtomicU32::new(0);
 /// As `UNSHARED`, for writes.
 static UNPOSTED: AtomicU32 = AtomicU32::new(0);
-/// No write is posted.
+/// Whether posting is turned off.
 static POSTS_OFF: AtomicBool = AtomicBool::new(false);
 static OFF: AtomicBool = AtomicBool::new(false);
 
@@ -87,10 +87,10 @@ impl Shared {
     }
 }
 
-/// What a word says.
+/// The information in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Nothing yet.
+    /// It is not known yet whether the file is shared.
     Nothing,
     Shared(Shared),
     Kernel,

@@ -211,7 +211,7 @@ pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, l
     pump(mount, target);
 }
 
-/// Lets time pass.
+/// Advances the time.
 pub(crate) fn tick(mount: &Arc<Mount>) {
     let now_ns = mount.clock.now_ns();
     let said = mount.coherence.locks.said_kept_ns.load(SeqCst);

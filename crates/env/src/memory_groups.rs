@@ -136,7 +136,7 @@ pub struct Trees {
 }
 
 impl Trees {
-    /// Finds them.
+    /// Finds the hierarchies of both versions.
     pub fn find(read: &Read<'_>) -> Trees {
         let mounts = read("/proc/self/mountinfo");
         Trees { v1: Tree::find(mounts.as_deref(), false), v2: Tree::find(mounts.as_deref(), true) }

@@ -230,7 +230,7 @@ impl Sim {
         self.world.core.borrow_mut().nodes[index].stopped.get_or_insert_default();
     }
 
-    /// Lets a stopped node continue.
+    /// Makes a stopped node continue.
     pub fn go_on(&self, name: &str) {
         self.world.go_on(self.index(name));
     }

@@ -106,7 +106,7 @@ impl Session {
         &self.mount_point.path
     }
 
-    /// What was negotiated.
+    /// The limits that were negotiated with the kernel.
     pub fn limits(&self) -> Limits {
         self.shared.limits
     }

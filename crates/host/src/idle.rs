@@ -15,7 +15,7 @@ const USUAL_NS: u64 = 200_000;
 /// Polling for less than a core takes to wake buys little, ns.
 const LITTLE_NS: u64 = 40_000;
 
-/// What idle cores do.
+/// The behaviour of idle cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Idle {
     /// Idle cores poll for this many ns at most, then sleep.
@@ -27,7 +27,7 @@ pub enum Idle {
 }
 
 impl Idle {
-    /// Looks around.
+    /// Finds out the behaviour of this machine.
     pub fn look() -> Idle {
         Idle::look_in(Path::new("/sys"))
     }

@@ -122,7 +122,7 @@ impl Stop {
         self.sender.clone()
     }
 
-    /// Blocks until then.
+    /// Blocks until a signal arrives.
     pub fn wait(&self) {
         let _ = self.receiver.recv();
     }

@@ -89,7 +89,7 @@ pub struct OpenSettings {
     /// Ranks of this node, and which of them this is.
     ranks: u32,
     rank: u32,
-    /// Ranks of other nodes.
+    /// The number of proxies, which work for ranks of other nodes.
     clients: u32,
     readable: u32,
     writable: u32,

@@ -224,7 +224,7 @@ impl Team {
         }
     }
 
-    /// Asks all other nodes.
+    /// Sends a request to all other nodes.
     fn ask_all(&mut self, kind: Kind, number: u64) -> Outcome {
         let others: Vec<usize> = (0..self.peers.len()).filter(|n| *n != self.node).collect();
         others.into_iter().try_for_each(|node| self.ask(node, kind, number, &[], &[]).map(|_| ()))

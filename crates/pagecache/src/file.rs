@@ -28,7 +28,7 @@ pub trait CachedFile: Send + Sync {
     fn changes(&self, _range: ByteRange) {}
 }
 
-/// Which units are dirty.
+/// The dirty units of a file.
 #[derive(Default)]
 pub struct DirtyIndex {
     /// For each dirty unit, by its index, the time since when it is dirty, in nanoseconds.

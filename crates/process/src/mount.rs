@@ -31,7 +31,7 @@ const DETACH: Duration = Duration::from_secs(2);
 pub struct MountOptions {
     /// The source of the mount: the folder of a cluster of this process, or the cluster's addresses.
     pub source: String,
-    /// Where.
+    /// The mount point.
     pub dir: PathBuf,
     /// Polling of `/dev/fuse` before a reader sleeps.
     pub spin: Duration,

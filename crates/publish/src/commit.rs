@@ -40,7 +40,7 @@ pub struct Committed {
     pub dir: PathBuf,
     /// Files of the tree; 0 if it had been published before.
     pub files: usize,
-    /// Their bytes.
+    /// The bytes of these files.
     pub bytes: u64,
     /// It had been published before, and the remaining work is done now.
     pub before: bool,

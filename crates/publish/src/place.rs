@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 const TREE: &str = "tree";
 /// Earlier generations.
 const OLD: &str = "old";
-/// Which publication a tree was.
+/// The extended attribute with the ID of the publication that a tree was.
 const ID: &str = "user.publish.id";
 /// Longest ID, bytes.
 const ID_MAX: usize = 64;

@@ -14,7 +14,7 @@ use std::path::Path;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Begun {
     pub(crate) ranks: u32,
-    /// Since 1970, seconds.
+    /// The time in seconds since 1970.
     pub(crate) at_s: u64,
 }
 

@@ -22,7 +22,7 @@ pub enum Answer {
         number: u64,
         /// The share.
         share: Share,
-        /// There is no more.
+        /// Whether the account gets no more, because nothing is left.
         refused: bool,
     },
     /// First the other targets have to return what they do not use: the caller calls `collected` for each, then `ask`
@@ -36,7 +36,7 @@ pub enum Answer {
 /// The stored state of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// What it may use.
+    /// The amount that the account may use.
     pub limits: Limits,
     /// Since when its use exceeds its soft limit, seconds since the epoch; 0 if it does not.
     pub over_since_s: u64,
@@ -186,7 +186,7 @@ impl Ledger {
     }
 }
 
-/// What a target needs.
+/// The amount that a target needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
     /// The usage of the account there, including the reservations of requests under way.

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// program tries.
 const REFUSED_NS: u64 = 5_000_000;
 
-/// What the ledger says.
+/// The answer of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Share {
     /// The account is not limited.

@@ -20,7 +20,7 @@ const CALL_MAX: u64 = 64 << 20;
 /// Longest name of an entry, bytes.
 const NAME_MAX: usize = 255;
 
-/// What a node is.
+/// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeKind {
     File,
@@ -144,7 +144,7 @@ pub(crate) struct Step {
     pub(crate) op: Op,
     pub(crate) start_ns: u64,
     pub(crate) took_ns: u64,
-    /// It succeeded.
+    /// Whether the call succeeded.
     pub(crate) worked: bool,
     /// Steps of other threads that have to be done: thread and number.
     pub(crate) after: Vec<(usize, usize)>,
@@ -153,7 +153,7 @@ pub(crate) struct Step {
 /// Calls that are not made again, by what they do.
 pub type Skipped = BTreeMap<Op, u64>;
 
-/// What a replay does.
+/// The steps of a replay.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub(crate) nodes: Vec<Node>,

@@ -60,7 +60,7 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Where `server.read_cache_bytes` begins.
+    /// The default of `server.read_cache_bytes`.
     pub fn read_cache_bytes(&self) -> u64 {
         let all = self.read_file.as_ref().and_then(|read| memory_groups::usable_bytes(&**read));
         all.map_or(READ_CACHE_BYTES, |bytes| (bytes / READ_CACHE_SHARE).min(READ_CACHE_MAX_BYTES))
@@ -261,7 +261,7 @@ impl ServerConfig {
         Ok(self.auth()?.key)
     }
 
-    /// What connections must prove.
+    /// The credentials that connections must prove.
     pub fn auth(&self) -> Result<ServerAuth, ServerError> {
         let key = self.key.as_deref().map(ClusterKey::new).transpose();
         let key = key.map_err(|e| ServerError::new(ServerErrorKind::Config, e.to_string()))?;

@@ -136,9 +136,9 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
     Ok(last)
 }
 
-/// Creates those of `objects` that do not exist, in the state after a cut, with few records. So a write from before the
-/// cut that arrives later is refused, and a repeated cut keeps what was written since. Objects that a request is
-/// working on may be about to be created, and are left out.
+/// Creates those of `objects` that do not exist, as empty objects with the generation of the truncation, in few
+/// records. So a write from before the cut that arrives later is refused, and a repeated cut keeps what was written
+/// since. Objects that a request is working on may be about to be created, and are left out.
 async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut: &Cut) -> Result<()> {
     let Cut { ino, size, generation, mtime, .. } = *cut;
     let there: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();

@@ -100,7 +100,7 @@ fn find(socket: &Path) -> Outcome<PathBuf> {
     })
 }
 
-/// Where the numbers come from.
+/// The source of the numbers.
 enum Source {
     /// The mount of a path.
     Mount(PathBuf),

@@ -114,7 +114,7 @@ fn or<T>(mine: Vec<T>, theirs: Vec<T>) -> Vec<T> {
 }
 
 impl Server {
-    /// Options and file together.
+    /// Joins the options and the file.
     fn settings(&self) -> Outcome<(Storage, ServerConfig, Option<OwnKey>)> {
         let file = self.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
         let Some(data) = self.data.clone().or(file.data) else {

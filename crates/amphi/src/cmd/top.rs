@@ -79,7 +79,7 @@ impl Top {
     }
 }
 
-/// Prints looks to standard output.
+/// Prints samples to standard output.
 fn print(path: &Path, interval: Duration, looks: Option<u64>, json: bool) -> Outcome {
     RealEnv::run(Duration::ZERO, |env| async move {
         let name = name_of(path);

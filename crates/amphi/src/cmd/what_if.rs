@@ -82,7 +82,7 @@ impl WhatIf {
         std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()).during(|| "write to standard output".into())
     }
 
-    /// Replays with both, in turns.
+    /// Replays the trace with both settings, in turns.
     fn turns(
         &self,
         scratch: &Path,
@@ -160,7 +160,7 @@ impl WhatIf {
     }
 }
 
-/// What the turns show.
+/// The result of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Verdict {
     /// Median of the ratios of the rounds: with the change over without.
@@ -236,7 +236,7 @@ struct Cluster {
 impl Cluster {
     /// Starts a new cluster, or the one that exists in the folder.
     ///
-    /// Errors: what `amphi up` said.
+    /// Errors: the message of `amphi up`.
     fn start(scratch: &Path, settings: &[String], new: Option<Zones>) -> Outcome<Cluster> {
         let (data, mount) = (scratch.join("data"), scratch.join("mount"));
         std::fs::create_dir_all(&mount).during(|| format!("make {}", mount.display()))?;

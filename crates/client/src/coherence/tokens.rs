@@ -121,7 +121,7 @@ pub(crate) struct Told {
     /// Whether the object of the request is contended; `contended_places` is the same for the parts of a batch.
     pub(crate) contended: bool,
     pub(crate) contended_places: Vec<usize>,
-    /// When the request was sent.
+    /// The time at which the request was sent.
     pub(crate) asked_at: AskedAt,
     /// The inode that the request has changed and that the answer shows.
     changes: Option<Ino>,

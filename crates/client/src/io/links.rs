@@ -259,7 +259,7 @@ impl<E: Env> Links<E> {
     /// Waits until the master's connection has said whether this mount continues its session, if the session was begun
     /// anew.
     ///
-    /// Errors: `Io`: it does not.
+    /// Errors: `Io` if the master does not answer.
     pub(crate) async fn hear_master(self: &Rc<Self>) -> Result<(), Errno> {
         loop {
             let heard = match self.link_of(&self.master()).await {

@@ -240,7 +240,7 @@ async fn take(
     }
 }
 
-/// Asks the servers.
+/// Sends the request for the group lock to the servers.
 async fn ask(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

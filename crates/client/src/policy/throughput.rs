@@ -64,7 +64,7 @@ const EQUAL_PERCENT: u64 = 95;
 /// If this many 1024ths of a file's pages are used again, the file keeps the cache, however fast direct requests are.
 const SHARE_MAX: u64 = 512;
 
-/// Where bytes went.
+/// The way that bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
     /// Through the cache.

@@ -262,7 +262,7 @@ impl Stats {
         }
     }
 
-    /// One event.
+    /// Counts one event.
     pub(crate) fn count(&self, what: Count) {
         self.add(what as usize, 1);
     }

@@ -73,7 +73,7 @@ pub struct RealConn {
 enum Memory {
     /// It may come with bytes that are received.
     Expected,
-    /// It came.
+    /// The memory has been received.
     There(RealMemory),
     /// None came, and none is looked for.
     None,

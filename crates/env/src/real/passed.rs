@@ -43,7 +43,7 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Why memory is not taken.
+/// The reason why memory is not accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unfit(String);
 
@@ -66,7 +66,7 @@ fn pages_are_certain() -> bool {
 }
 
 impl RealMemory {
-    /// Maps what a descriptor names.
+    /// Maps the memory of a descriptor.
     pub(super) fn of(fd: &OwnedFd) -> Result<RealMemory, Unfit> {
         let unfit = |why: &str| Err(Unfit(why.into()));
         let seals = fcntl_get_seals(fd).map_err(|e| Unfit(format!("no memfd: {e}")))?;

@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads that poll now.
+/// The number of threads that poll at present.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
 fn cores() -> usize {

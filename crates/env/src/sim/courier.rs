@@ -20,7 +20,7 @@ pub struct Leg<'a> {
     pub now: Time,
 }
 
-/// What becomes of bytes.
+/// The fate of bytes that were sent.
 #[derive(Debug, Default)]
 pub struct Carried {
     /// The bytes to be delivered now.

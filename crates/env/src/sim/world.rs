@@ -154,7 +154,7 @@ pub(super) struct World {
     queue: Arc<Mutex<Vec<u64>>>,
 }
 
-/// What a step did.
+/// The result of a step.
 pub(super) enum Stepped {
     /// Ran a task or an event.
     Ran,

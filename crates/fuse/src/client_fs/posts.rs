@@ -17,7 +17,7 @@ use amphi_shm::talk::{IDENTIFY, IDENTIFY_WRITER, Identity};
 use amphi_types::{Errno, Ino, Result};
 use std::sync::Arc;
 
-/// What a request needs.
+/// The posts that have to be taken before a request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Nothing,
@@ -30,7 +30,7 @@ enum Need {
     All,
 }
 
-/// What a request needs.
+/// Returns which posts have to be taken before a request is served.
 fn need(op: &Op<'_>) -> Need {
     match op {
         Op::Read { how } if !how.into_page_cache => Need::Read,

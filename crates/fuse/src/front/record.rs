@@ -61,7 +61,7 @@ thread_local! {
 
 /// State of a mount's recordings.
 pub(crate) struct Records {
-    /// What callers' environments say.
+    /// The settings in the environments of callers.
     pub(crate) environments: Environments,
     /// Variables that name a job, which are read at the same time.
     jobs: Vec<String>,

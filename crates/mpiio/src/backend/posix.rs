@@ -33,7 +33,7 @@ const GROUP_WANTED: libc::c_ulong = 0x8004_4108;
 /// Whether blocks go past the kernel's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direct {
-    /// Never.
+    /// Direct I/O is never used.
     Off,
     /// Direct I/O is used if the file system permits it.
     On,

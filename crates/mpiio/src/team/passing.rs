@@ -73,7 +73,7 @@ pub struct Silence {
     pub gone: Duration,
 }
 
-/// As with sockets.
+/// The same intervals as with sockets.
 pub const SILENCE: Silence = Silence { ask: Duration::from_secs(10), gone: Duration::from_secs(40) };
 
 /// A library that passes messages between numbered ranks. Messages from one rank with one tag arrive in the order in
@@ -175,7 +175,7 @@ impl Assembly {
 /// An answer to the question whether a process is there, for which a thread waits or once waited.
 struct Question {
     passing: Arc<dyn Passing>,
-    /// Who is asked.
+    /// The rank that is asked.
     whom: i32,
     tag: i32,
     asked: bool,
@@ -214,7 +214,7 @@ pub struct ToLeader {
     leader: i32,
     silence: Silence,
     question: Question,
-    /// What ended the connection.
+    /// The error that ended the connection.
     ended: Option<Error>,
 }
 
@@ -383,7 +383,7 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Serves from now on.
+    /// Starts serving.
     pub fn start(passing: Arc<dyn Passing>, serving: Serving) -> Outcome<Dispatcher> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = stop.clone();
@@ -417,7 +417,7 @@ struct Client {
 struct Desk {
     passing: Arc<dyn Passing>,
     serving: Serving,
-    /// Proxies that were given out.
+    /// For each proxy, whether it was given out.
     seen: Vec<bool>,
     clients: BTreeMap<i32, Client>,
     threads: Vec<JoinHandle<()>>,

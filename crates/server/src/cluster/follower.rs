@@ -55,7 +55,7 @@ pub(crate) enum Trouble {
     Taken(String),
 }
 
-/// Asks the master once.
+/// Sends the request to the master once.
 async fn ask_once<E: Env>(env: &E, config: LinkConfig, op: Request) -> std::result::Result<Reply, Trouble> {
     let asked = async {
         let link = Link::connect(env.clone(), config, Rc::new(Plain)).await.map_err(|e| {
@@ -479,7 +479,7 @@ impl<E: Env> Cluster<E> {
     /// Lets a mount in whose session is known here or to the master. Whether it is the session of its last connection
     /// to this server. The same session may have ended and begun again since.
     ///
-    /// Errors: why not.
+    /// Errors: the reason why the mount is not admitted.
     pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {
         match self.know_session(session).await? {
             Some(start) => Ok(self.as_follower.connect(session, start)),

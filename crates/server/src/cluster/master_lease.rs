@@ -63,7 +63,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// `PeerRequest::Company`.
+    /// Handles `PeerRequest::Company`.
     pub(crate) async fn told_company(&self, change: u64) -> Result<PeerReply> {
         self.lease.note_company(change);
         let _turn = self.as_follower.changing.take().await;

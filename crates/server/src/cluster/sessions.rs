@@ -83,7 +83,7 @@ pub struct SessionManager<E: Env> {
     front: Rc<Front<E>>,
     facts: ServerFacts,
     sessions: RefCell<BTreeMap<SessionId, Entry>>,
-    /// Who is let in.
+    /// The admission of clients.
     admission: AdmissionState,
     /// Whether there is one mount or several.
     rule: Rule,

@@ -162,7 +162,7 @@ impl FileLockTable {
         again == Ok(Outcome::Held)
     }
 
-    /// Gives up a range.
+    /// Releases a range.
     pub fn unlock(&self, session: SessionId, owner: FileLockOwner, ino: Ino, range: ByteRange) -> Result<()> {
         let inner = &mut *self.inner.borrow_mut();
         let result = inner.locks.unlock(owner_of(session, owner), ino, range);

@@ -122,7 +122,7 @@ impl Locks {
         }
     }
 
-    /// Other limits from now on.
+    /// Uses these limits from now on.
     pub fn tune(&self, limits: LockLimits) {
         self.inner.borrow_mut().space.tune(limits);
     }

@@ -44,7 +44,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Who asked.
+    /// The server that sent the request.
     pub(crate) fn server(&self) -> u64 {
         self.server
     }
@@ -58,7 +58,7 @@ impl Callers {
     /// A server wants in. Returns whether its session is known, and which locks on moving directories an earlier run of
     /// it left.
     ///
-    /// Errors: why not.
+    /// Errors: the reason of the refusal.
     pub(crate) fn admit(&self, hello: &Hello) -> Result<(bool, Vec<u64>), String> {
         let name = PeerName::parse(&hello.name).ok_or("this is no name of a server")?;
         let mut sessions = self.sessions.borrow_mut();

@@ -53,7 +53,7 @@ pub fn called(server: &ServerInfo) -> String {
 
 /// Numbers for `count` new targets.
 ///
-/// Errors: why there are none.
+/// Errors: the reason why there are none.
 pub fn new_targets(map: &ClusterMap, count: u16) -> Result<Vec<TargetId>, String> {
     let pool = map.pool();
     if usize::from(pool) + usize::from(count) > TARGETS_MAX {

@@ -22,7 +22,7 @@ struct Heard {
     targets: Vec<TargetStatus>,
 }
 
-/// What the master knows.
+/// The state of the master.
 pub struct MasterState {
     heard: RefCell<BTreeMap<u64, Heard>>,
     /// Changes with every session.

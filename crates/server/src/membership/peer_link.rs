@@ -22,7 +22,7 @@ pub struct PeerName {
     pub server: u64,
     /// Random number of the server's run.
     pub boot: u64,
-    /// For people.
+    /// The name, for messages to people.
     pub name: String,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for PeerName {
 }
 
 impl PeerName {
-    /// Reads what `Display` wrote.
+    /// Parses the form that `Display` writes.
     pub fn parse(text: &str) -> Option<PeerName> {
         let mut parts = text.splitn(3, ' ');
         let mut number = || u64::from_str_radix(parts.next()?, 16).ok();

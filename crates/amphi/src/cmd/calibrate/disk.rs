@@ -26,7 +26,7 @@ const SMALL: usize = 4 << 10;
 const LARGE_AT_A_TIME: u64 = 8;
 const SMALL_AT_A_TIME: u64 = 32;
 
-/// What requests do.
+/// The direction of requests.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Read,

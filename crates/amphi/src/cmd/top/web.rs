@@ -45,7 +45,7 @@ struct State {
     failed: Option<String>,
 }
 
-/// What pages ask for.
+/// The samples that pages request.
 #[derive(Default)]
 struct Samples {
     state: Mutex<State>,

@@ -48,7 +48,7 @@ struct Loan {
 /// The events since an inode's attributes were invalidated.
 #[derive(Clone, Copy)]
 enum Rest {
-    /// No answer was given.
+    /// The attributes were not given in an answer.
     Unasked,
     /// The first answer, which has no timeout, was given at this moment.
     Answered(u64),

@@ -33,7 +33,7 @@ const HOMES_MAX: usize = 8192;
 /// The access with which files are opened ahead.
 pub(crate) const READ: Access = Access { read: true, write: false };
 
-/// What a change concerns.
+/// The name or inode that a change concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     Name(Ino, Name),

@@ -89,7 +89,7 @@ enum Phase {
 #[derive(Default)]
 struct State {
     phase: Phase,
-    /// Why no names are cached.
+    /// The reason why no names are cached.
     refused: Option<String>,
     trial: Trial,
     walks: VecDeque<Vec<LentName>>,

@@ -165,7 +165,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// `Request::CompanyKnown`.
+    /// Handles `Request::CompanyKnown`.
     pub(super) fn company_known(self: &Rc<Self>, session: SessionId, change: u64) {
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&session) {
             entry.known = entry.known.max(change.min(self.rule.change()));
@@ -174,7 +174,7 @@ impl<E: Env> SessionManager<E> {
         self.look_alone();
     }
 
-    /// `Request::CompanyKept`.
+    /// Handles `Request::CompanyKept`.
     pub(super) fn company_kept(&self, session: SessionId, change: u64) {
         let now_ns = self.worker.now_ns();
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&session).filter(|_| change == self.rule.change()) {

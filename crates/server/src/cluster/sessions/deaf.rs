@@ -43,7 +43,7 @@ const SWITCHING: Duration = Duration::from_millis(2400);
 /// Sessions that ended so and do not come back.
 const REMEMBERED_MAX: usize = 1024;
 
-/// Why a session ends.
+/// The reason that is reported for the end of the session.
 const WHY: &str = "it is alive and does not answer what it is asked";
 
 fn ns(d: Duration) -> u64 {

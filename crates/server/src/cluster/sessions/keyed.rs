@@ -79,7 +79,7 @@ impl<E: Env> SessionManager<E> {
 
     /// The key of a client that is, or will be, admitted as `role`, or `None` if it has no key of its own.
     ///
-    /// Errors: why it may not.
+    /// Errors: the reason why the client may not connect.
     pub(super) fn key_of(&self, peer: &Peer, role: Role) -> std::result::Result<Option<Keyed>, String> {
         let cluster = self.cluster();
         let Some(book) = cluster.as_ref().map(|c| &c.keys) else {
@@ -243,7 +243,7 @@ impl<E: Env> SessionManager<E> {
         moved
     }
 
-    /// `Request::Keys`.
+    /// Handles `Request::Keys`.
     pub(super) async fn keys(self: &Rc<Self>, change: Option<KeyChange>, conn: ConnId, by: &str) -> Result<Reply> {
         let cluster = self.cluster().ok_or(Errno::Proto)?;
         if !cluster.is_master() {
@@ -273,7 +273,7 @@ impl<E: Env> SessionManager<E> {
         })
     }
 
-    /// `Request::Evict`.
+    /// Handles `Request::Evict`.
     pub(super) fn evict_by_name(self: &Rc<Self>, who: &str, by: &str) -> Result<Reply> {
         if let Some(cluster) = self.cluster().filter(|c| !c.is_master()) {
             return Ok(Reply::Map(cluster.map()));

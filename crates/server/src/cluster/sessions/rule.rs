@@ -20,7 +20,7 @@ pub(super) struct Rule {
     pub(super) turn: Gate<()>,
     /// Number of the last switch. It begins with the wall clock, so that it grows over restarts.
     pub(super) change: Cell<u64>,
-    /// What mounts are told.
+    /// The mode that is reported to mounts: whether there are several.
     pub(super) company: Cell<bool>,
     /// Whether targets grant tokens.
     pub(super) tokens: Cell<bool>,

@@ -56,7 +56,7 @@ impl Owner {
 
 /// Whether a client may connect in the role that it claims, and for this session.
 ///
-/// Errors: why not.
+/// Errors: the reason why the client may not connect.
 pub(super) fn may_come(
     hello: &Hello,
     peer: &Peer,
