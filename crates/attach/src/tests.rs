@@ -61,7 +61,7 @@ fn what_stops_reads() {
     assert_eq!(pread(2000, 100, inside), None);
     lease();
     assert!(pread(2000, 100, inside).is_some());
-    // A close of another handle, and of this one.
+    // A close of another handle changes nothing, and a close of this handle makes the word invalid.
     board.raise(8);
     assert!(pread(2000, 100, inside).is_some());
     board.raise(9);

@@ -16,7 +16,7 @@ async fn counted(c: &Client, name: &str) -> u64 {
 
 /// Goal: in sole mode, a listing includes the attributes of directories on any target of the server, equal to those of
 /// stat. In shared mode it includes only those on the same target. Method: directories over four targets and two
-/// workers. One is removed and one is changed. Then a second client connects.
+/// workers. One directory is removed, and names are made in two others. Then a second client connects.
 #[test]
 fn listings_bring_directories_of_all_targets() {
     with_server(411, 4, 2, async |place, c| {
