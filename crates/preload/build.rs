@@ -1,4 +1,4 @@
-//! How the library is linked: it needs nothing but libc, is never unloaded, and has no executable stack.
+//! The linking of the library: it needs nothing but libc, is never unloaded, and has no executable stack.
 
 fn main() {
     for argument in

@@ -1,11 +1,12 @@
-//! Which data folders `amphi up` has used: a file with their paths.
+//! The data folders that `amphi up` has used: a file with their paths.
 //!
 //! Owns: where that file lies, its form, its bound. Does not own: what follows for a folder that is empty now
 //! (`cmd::up`).
 //!
-//! A folder that was in use and is empty, or has gone, is most often that of a disk that is not mounted. So the note
-//! lies apart from the folder: in `$AMPHI_STATE`, or `/var/lib/amphi-state` for root, or `$XDG_STATE_HOME/amphi` or
-//! `~/.local/state/amphi` for others. It is a help, no lock: a process that cannot write it continues without.
+//! If a folder was in use before and is now empty or missing, the most frequent reason is a disk that is not mounted.
+//! So the file is not in the folder itself, but in `$AMPHI_STATE`, or `/var/lib/amphi-state` for root, or
+//! `$XDG_STATE_HOME/amphi` or `~/.local/state/amphi` for others. The file is a help and not a lock: a process that
+//! cannot write it continues without it.
 //!
 //! Bound: the last `FOLDERS_MAX` folders.
 
@@ -77,7 +78,7 @@ impl KnownFolders {
         }
         std::fs::create_dir_all(dir)?;
         if all.len() < FOLDERS_MAX {
-            // One write behind the others: two processes at the same time do no harm.
+            // The line is appended with one write, so two processes at the same time do no harm.
             let mut out = std::fs::OpenOptions::new().create(true).append(true).open(file)?;
             return out.write_all(&[line, b"\n"].concat());
         }

@@ -135,7 +135,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
-        // Where the log is no longer read, nothing is logged, and the work continues.
+        // If nobody reads the log any more, nothing is logged, and the work continues.
         .log_internal_errors(false);
     tracing_subscriber::registry().with(filter).with(log_limit::LogLimit::default()).with(lines).init();
     if let Some(outcome) = cmd::mount_helper::run_if_named() {

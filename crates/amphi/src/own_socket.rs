@@ -5,8 +5,9 @@
 //!
 //! A socket is `mount-PID.sock` or `server-PID.sock` in `$AMPHI_RUNTIME`, `$RUNTIME_DIRECTORY` (which systemd gives to
 //! services), `/run/amphi` for root, `$XDG_RUNTIME_DIR/amphi` for others, whichever is there first; without any of them
-//! there is no socket. Its mode is 0600. A process makes it under another name and renames it when it listens, so that
-//! whoever finds it can connect; it removes it at its end, and with it those of processes that were killed.
+//! there is no socket. Its mode is 0600. A process creates the socket under another name and renames it when it
+//! listens, so that every program that finds it can connect. It removes the socket at its end, and with it the sockets
+//! of processes that were killed.
 
 use crate::web::{Served, Site, serve_unix};
 use amphi_host::failure::{Failure, Outcome};
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
-/// What has a socket.
+/// The kind of process that has a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// A mount.
@@ -53,7 +54,7 @@ fn folder() -> Option<PathBuf> {
 /// A socket that was found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Found {
-    /// What the socket belongs to.
+    /// The process to which the socket belongs.
     pub owner: Owner,
     /// The process that made the socket.
     pub pid: i32,
@@ -96,7 +97,7 @@ pub fn all() -> Vec<Found> {
         entries.map(|entry| entry.path().join(below)).filter(|path| path.is_dir()).collect()
     };
     let mut folders: Vec<PathBuf> = folder().into_iter().collect();
-    // With a folder of its own, a process has nothing to do with the others.
+    // If `AMPHI_RUNTIME` names a folder, sockets elsewhere are ignored.
     if std::env::var_os("AMPHI_RUNTIME").is_none() {
         folders.push("/run/amphi".into());
         folders.extend(inside(Path::new("/run/amphi"), ""));
@@ -206,8 +207,9 @@ mod tests {
         }
     }
 
-    /// Goal: a socket is private, is found under its name, gives its page, and is gone with its process; what a killed
-    /// one left is cleared. Method: a folder with other names, and one socket of a process that does not exist.
+    /// Goal: a socket is private, is found under its name, serves its page, and disappears with its process; the socket
+    /// that a killed process left is removed. Method: a folder with other names, and one socket of a process that does
+    /// not exist.
     #[test]
     fn sockets_are_private_and_found() {
         let dir = tempfile::tempdir().expect("temporary folder");

@@ -1,4 +1,4 @@
-//! How connections are protected, as options say it.
+//! The protection of connections as options specify it.
 //!
 //! Owns: the options, and addresses with a level behind them. Does not own: what the levels do (`amphi_transport`).
 
@@ -52,7 +52,7 @@ pub fn split_listen(config: &mut ServerConfig) -> Outcome {
 mod tests {
     use super::*;
 
-    /// Goal: each address has the level that is said for it, or else that of all. Method: a table.
+    /// Goal: each address has the level that is given for it, or else the level that is given for all. Method: a table.
     #[test]
     fn levels_of_addresses() {
         let mut config = ServerConfig::new("/data");

@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Goal: disks, partitions, volumes and virtual disks are told apart. Method: a made-up `/sys`.
+    /// Goal: disks, partitions, volumes and virtual disks are distinguished. Method: a made-up `/sys`.
     #[test]
     fn devices_are_followed() {
         let m = Made(tempfile::tempdir().expect("a folder"));
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Goal: if volumes are stacked on each other in a cycle, the search gives up. Method: a device below itself.
+    /// Goal: if volumes are stacked on each other in a cycle, the search ends. Method: a device below itself.
     #[test]
     fn circles_end() {
         let m = Made(tempfile::tempdir().expect("a folder"));

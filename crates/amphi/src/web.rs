@@ -54,7 +54,7 @@ pub trait Site: Send + Sync + 'static {
     /// The page of a path; `query` is what follows the question mark. Nothing: there is no such page. May wait.
     fn page(&self, path: &str, query: &str) -> Option<Outcome<Page>>;
 
-    /// The existing paths, for whoever asks for another one.
+    /// The existing paths, for the answer to a request for another one.
     fn paths(&self) -> &'static str;
 
     /// Whether a page has no numbers in it, so that it needs no token.
@@ -98,11 +98,11 @@ pub fn check_open(addr: SocketAddr, has_token: bool, open: bool) -> Outcome {
     )))
 }
 
-/// The pages, and to whom they are given.
+/// The pages, and the clients that may read them.
 pub struct Served<S> {
     /// The pages.
     pub site: S,
-    /// What readers have to know.
+    /// The token that readers have to send.
     pub token: Option<String>,
 }
 
@@ -213,7 +213,7 @@ pub fn serve_unix<S: Site>(
         select(pin!(serving), stop).await;
         Ok(())
     });
-    // A look may wait for servers that are away; nobody needs its answer any more.
+    // A look may wait for servers that do not answer, although no client needs its result any more.
     runtime.shutdown_background();
     done
 }
@@ -222,7 +222,7 @@ pub fn serve_unix<S: Site>(
 mod tests {
     use super::*;
 
-    /// Goal: a token admits who sends it, exactly. Method: a table of headers.
+    /// Goal: a request is admitted only with exactly the right token. Method: a table of headers.
     #[test]
     fn tokens_admit() {
         let header = |text: &'static str| HeaderValue::from_static(text);

@@ -3,10 +3,10 @@
 //! Owns: the questions to the kernel and to the mount, in ascending order of cost. Does not own: which processes may
 //! learn (`owner`), the stored results (`table`, `maps`).
 //!
-//! The mount is asked twice. Another thread may put another file in the place of the number while the first question is
-//! on its way; the answer is then about the former file, and perhaps from after its close. If both answers are the
-//! same, the number meant this open file when the second question began, and no descriptor of it was closed between the
-//! answers. So whatever replaces it from then on raises the generation after the second answer.
+//! The library asks the mount two questions. Another thread may put another file in the place of the number while the
+//! first question is on its way; the answer is then about the former file, and perhaps from after its close. If both
+//! answers are the same, the number meant this open file when the second question began, and no descriptor of it was
+//! closed between the answers. So whatever replaces it from then on raises the generation after the second answer.
 
 use crate::owner::is_own_memory;
 use crate::table::{self, Shared};
@@ -30,7 +30,7 @@ pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
     if let Some(shared) = found(fd, place, seen, IDENTIFY) {
         table::learn(place, seen, Some(shared));
         if let Some(position) = table::position(fd) {
-            // Not known yet.
+            // The position is not known yet.
             position.store(u64::MAX, Relaxed);
         }
     }
@@ -48,7 +48,7 @@ pub(crate) fn identify_writer(fd: i32, place: &AtomicU64, seen: u64) {
     }
 }
 
-/// What a descriptor is. `None`: what is known of it was stored already.
+/// What a descriptor is. Returns `None` if the result was stored already.
 fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> {
     let is_writer = command == IDENTIFY_WRITER;
     let foreign = || {
@@ -58,7 +58,7 @@ fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> 
     match sys::may_be_mounted(fd) {
         Ok(true) => {}
         Ok(false) => return foreign(),
-        // No descriptor, or a kernel without the call.
+        // The number is no descriptor, or the kernel does not have the call.
         Err(_) => return None,
     }
     let failed = if is_writer { &FAILED_WRITERS } else { &FAILED };

@@ -206,7 +206,7 @@ const FULL_MAX: u32 = 8;
 
 struct RingPlace {
     state: AtomicU32,
-    /// Threads that use the ring, and those that were stopped for good while they did.
+    /// Threads that use the ring, including those that were stopped for good while they used it.
     users: AtomicU32,
     /// Writes, one after the other, that found the ring full.
     full: AtomicU32,

@@ -1,4 +1,4 @@
-//! Which process this memory belongs to.
+//! The check to which process this memory belongs.
 //!
 //! A child of `vfork` runs in the memory of its parent with descriptors of its own. Its results would count for the
 //! parent, so it stores none. Two signs tell it: the counter that the wrapper of `vfork` raises, and a page that reads

@@ -149,7 +149,7 @@ pub(crate) fn writes_plainly(fd: i32) -> bool {
     flags.is_ok_and(|flags| matches!(flags & ACCESS, 1 | 2) && flags & (DIRECT | APPEND_SYNC_DSYNC) == 0)
 }
 
-/// Makes the kernel go by the size that the file has now.
+/// Makes the kernel use the present size of the file.
 pub fn ask_size(fd: i32) {
     const EMPTY_PATH_FORCE_SYNC: usize = 0x1000 | 0x2000;
     const STATX_SIZE: usize = 0x200;
@@ -227,7 +227,7 @@ pub(crate) fn ask(fd: i32, command: u32, out: &mut [u8; 64]) -> Result<usize, Fa
     unsafe { call(numbers::IOCTL, [fd as usize, command as usize, out.as_mut_ptr() as usize, 0, 0, 0]) }
 }
 
-/// Maps a descriptor for reading, at `at` in the place of what is there if it is not 0.
+/// Maps a descriptor for reading. If `at` is not 0, the mapping replaces what is mapped there.
 ///
 /// # Safety
 /// What is at `at` must be a mapping of this library.
@@ -243,7 +243,7 @@ pub(crate) unsafe fn map(fd: Option<i32>, at: usize, bytes: usize) -> Result<usi
     unsafe { call(numbers::MMAP, [at, bytes, PROT_READ, flags, fd, 0]) }
 }
 
-/// Maps a descriptor for reading and writing, at `at` in the place of what is there if it is not 0.
+/// Maps a descriptor for reading and writing. If `at` is not 0, the mapping replaces what is mapped there.
 ///
 /// # Safety
 /// As `map`.
@@ -277,7 +277,7 @@ pub(crate) fn map_forked_page() -> Result<usize, Failure> {
 /// Gives a mapping of this library back.
 ///
 /// # Safety
-/// Nobody may refer to it.
+/// The caller guarantees that no reference to it exists.
 pub(crate) unsafe fn unmap(at: usize, bytes: usize) {
     // SAFETY: the caller vouches for it.
     let _ = unsafe { call(numbers::MUNMAP, [at, bytes, 0, 0, 0, 0]) };

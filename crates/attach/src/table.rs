@@ -42,7 +42,7 @@ static STAMP: AtomicU64 = AtomicU64::new(1);
 static UNSHARED: AtomicU32 = AtomicU32::new(0);
 /// As `UNSHARED`, for writes.
 static UNPOSTED: AtomicU32 = AtomicU32::new(0);
-/// No write is posted.
+/// Whether posting is turned off.
 static POSTS_OFF: AtomicBool = AtomicBool::new(false);
 static OFF: AtomicBool = AtomicBool::new(false);
 
@@ -87,10 +87,10 @@ impl Shared {
     }
 }
 
-/// What a word says.
+/// The information in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Nothing yet.
+    /// It is not known yet whether the file is shared.
     Nothing,
     Shared(Shared),
     Kernel,
@@ -145,7 +145,7 @@ fn note(place: &AtomicU64, seen: u64, refused: &AtomicU32) -> bool {
     false
 }
 
-/// A mount has answered whether it shares a file.
+/// Called when a mount has answered whether it shares a file.
 pub(crate) fn note_answer(is_shared: bool) {
     count_answer(is_shared, &UNSHARED);
 }
@@ -176,7 +176,7 @@ fn unknown() -> u64 {
     UNKNOWN | STAMP.fetch_add(1, Relaxed) << STAMP_SHIFT
 }
 
-/// A word has stopped counting.
+/// Called when a word has stopped counting.
 pub(crate) fn doubt(place: &AtomicU64, seen: u64) {
     let _ = place.compare_exchange(seen, unknown(), SeqCst, Relaxed);
 }
@@ -200,7 +200,7 @@ fn doubt_all(words: &[AtomicU64], map: usize) {
     }
 }
 
-/// The number means, or is about to mean, something else.
+/// Called when the number means, or is about to mean, something else.
 #[inline]
 pub fn forget(fd: i32) {
     for place in word(fd).into_iter().chain(writer(fd)) {

@@ -61,7 +61,7 @@ fn what_stops_reads() {
     assert_eq!(pread(2000, 100, inside), None);
     lease();
     assert!(pread(2000, 100, inside).is_some());
-    // A close of another handle, and of this one.
+    // A close of another handle changes nothing, and a close of this handle makes the word invalid.
     board.raise(8);
     assert!(pread(2000, 100, inside).is_some());
     board.raise(9);
@@ -72,7 +72,7 @@ fn what_stops_reads() {
     assert!(pread(2001, 100, inside).is_some());
     table::forget(2001);
     assert_eq!(pread(2001, 100, inside), None);
-    // The export is given up: another one comes in its place, and words for the first one do not lead to it.
+    // The export is given up: another one replaces it, and words for the first one do not lead to the second.
     knows(2002, shared(11));
     export.give_up();
     assert_eq!(pread(2002, 100, inside), None);
@@ -101,8 +101,8 @@ fn other_memory_is_refused() {
     assert!(file.as_raw_fd() >= 0);
 }
 
-/// Goal: words hold all that they are made of, and are only put in the place of what was seen. Method: extreme values,
-/// and changes in between.
+/// Goal: a word contains all the values that were packed into it, and is replaced only if it is still the one that was
+/// read. Method: extreme values, and changes in between.
 #[test]
 fn words_hold_what_they_are_made_of() {
     for shared in [
@@ -125,8 +125,8 @@ fn words_hold_what_they_are_made_of() {
     assert!(!table::is_known_foreign(2100));
 }
 
-/// Goal: a page is told apart after `fork`, and leases are measured by the right clock. Method: this process; the clock
-/// beside the kernel's answer.
+/// Goal: a process notices that it was made by `fork`, and leases are measured by the right clock. Method: the test's
+/// own process; the library's clock is compared with the kernel's.
 #[test]
 fn the_process_and_the_clock() {
     let _turn = TURN.lock();
@@ -208,7 +208,7 @@ fn what_stops_posts() {
     assert_eq!([pwrite(append_fd, b"x", 0), pwrite(read_fd, b"x", 0), pwrite(fd, b"x", -1)], [None; 3]);
     assert_eq!([pwrite(fd, b"x", 100_000), pwrite(fd, b"", 0), pwrite(fd, &[0; 16_385], 0)], [None; 3]);
     plain.seek(SeekFrom::Start(99_998)).unwrap();
-    // It ends beyond the limit, so it goes to the file, and the position is behind it.
+    // The write ends beyond the limit, so it goes to the file, and the position is behind it.
     assert_eq!((write(b"there"), plain.stream_position().unwrap()), (Some(5), 100_003));
     board.set_lease(sys::boot_ns());
     assert_eq!(pwrite(fd, b"x", 0), None);

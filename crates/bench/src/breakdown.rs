@@ -37,7 +37,7 @@ const PARTS: [&str; 9] = [
 /// Measures both modes at some sizes.
 pub fn run(run: &mut Run) -> Outcome {
     let remote = Remote::start(&run.dir.join("breakdown"), Way::Unix)?;
-    // One write-back at a time: otherwise requests that wait for each other would count as time of the transport.
+    // One write-back runs at a time: otherwise requests that wait for each other would count as time of the transport.
     remote.set("writeback.flight_bytes=1M")?;
     let sizes: &[(usize, u64)] = match run.quick {
         true => &[(1 << 20, 0)],

@@ -15,7 +15,7 @@ pub const OWN_READS: &str = "hybrid.kernel_cache=off";
 /// A cluster with a mount, in a process of its own.
 pub struct Cluster {
     program: Program,
-    /// Of a cluster whose mount is a process of its own; stopped after it.
+    /// The server, if the mount is a process of its own; it is stopped after the mount.
     server: Option<Program>,
     /// Where it is mounted.
     pub mount: PathBuf,

@@ -67,7 +67,7 @@ fn git(dir: &Path, args: &[&str]) -> Command {
 fn python(dir: &Path) -> Command {
     let mut command = Command::new("python3");
     let script = format!("import sys; sys.path.insert(0, sys.argv[1]); import {MODULES}");
-    // Without writing compiled modules: the round before has made none either.
+    // The program must not write compiled modules: the round before has written none either.
     command.args(["-S", "-B", "-c", &script]).arg(dir.join("python"));
     command
 }
@@ -95,7 +95,7 @@ fn prepare(run: &Run, places: &[PathBuf]) -> Outcome {
             .during(|| format!("write in {}", place.display()))?;
         tree::copy(&source, &place.join("tree"), &Stop::default())?;
         for args in [&["init", "-q"][..], &["add", "-A"], &["commit", "-q", "-m", "all"]] {
-            // Without git its row is omitted.
+            // Without git, its row is left out.
             let _ = ended(git(place, args));
         }
         if let Some(library) = python_library() {

@@ -1,8 +1,8 @@
 //! `amphi bench`: measurements with their goals, ratios taken in one run. A benchmark is not a test.
 //!
 //! Owns: the command line, the order that benchmarks run in. Does not own: the parts that all share (`run`). Each
-//! benchmark is a file of `bench/`. Invariants: sides of a comparison take turns within one run; every sample is kept;
-//! what was started is stopped and unmounted, also after an error or a signal.
+//! benchmark is a file of `bench/`. Invariants: the compared variants take turns within one run; every sample is kept;
+//! processes and mounts that were started are stopped and unmounted, also after an error or a signal.
 
 mod bare;
 mod breakdown;

@@ -104,7 +104,7 @@ pub fn date(seconds: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: dates are right over leap years. Method: known moments.
+    /// Goal: dates are right, also across leap years. Method: known moments.
     #[test]
     fn dates() {
         for (seconds, text) in [

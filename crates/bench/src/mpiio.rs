@@ -314,7 +314,7 @@ fn goal(pattern: &str, place: &str, side: usize) -> Option<Goal> {
     match (pattern, place, side) {
         ("btio", "AmphiFS", 1 | 2) => Some(Goal::AtLeast(5.0)),
         ("hard", "two mounts", 1 | 2) => Some(Goal::AtLeast(2.0)),
-        // One kernel orders all ranks there, so no gain is possible; it should cost nothing.
+        // With one kernel all ranks are ordered already, so no gain is possible; the cache should cost nothing.
         ("hard", "AmphiFS", 1 | 2) => Some(Goal::AtLeast(0.9)),
         ("large", _, 1) => Some(Goal::AtLeast(0.9)),
         (_, "local", 1) => Some(Goal::AtLeast(0.75)),
@@ -326,7 +326,7 @@ fn goal(pattern: &str, place: &str, side: usize) -> Option<Goal> {
 mod tests {
     use super::*;
 
-    /// Goal: counters of all handles of a run are added up, and words that are none are passed over. Method: a file.
+    /// Goal: counters of all handles of a run are added up, and words that are no counters are skipped. Method: a file.
     #[test]
     fn counters_are_added_up() {
         let dir = tempfile::tempdir().expect("a directory");

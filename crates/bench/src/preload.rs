@@ -2,7 +2,7 @@
 //!
 //! Owns: the comparisons. Sides: a copy of memory, the library on a mount, the same mount without the library, the page
 //! cache of the local file system. Each side is a child process of this program (`probe`) that receives its commands,
-//! so that the sides of one row differ in the library and in the file alone. Also: the cost of the library for programs
+//! so that the sides of one row differ only in the library and in the file. Also: the cost of the library for programs
 //! that never touch a mount.
 
 use super::Run;

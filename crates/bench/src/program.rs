@@ -78,7 +78,7 @@ impl Program {
     pub fn server_with(data: &Path, way: Way, more: &[&OsStr]) -> Outcome<(Program, String)> {
         let listen = match way {
             Way::Tcp => "tcp:127.0.0.1:0".to_string(),
-            // Not in the storage folder: the path of a socket must be short.
+            // The socket is not in the storage folder, because its path must be short.
             _ => {
                 // More than one server may run at a time.
                 static COUNT: AtomicU32 = AtomicU32::new(0);

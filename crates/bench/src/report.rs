@@ -29,7 +29,7 @@ impl Goal {
         }
     }
 
-    /// In a table: the goal and whether it was met.
+    /// The goal as a cell of a table, and whether `value` meets it.
     pub fn show(self, value: f64) -> String {
         let verdict = if self.met(value) { "met" } else { "MISSED" };
         match self {
@@ -59,7 +59,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// With nothing in it yet.
+    /// A report without findings.
     pub fn new(bench: &'static str, what: impl Into<String>) -> Finding {
         Finding {
             bench,
@@ -104,7 +104,7 @@ impl Finding {
 pub struct Report {
     /// The machine and the conditions of the run.
     pub machine: Machine,
-    /// In the order of measuring.
+    /// The findings in the order in which they were measured.
     pub findings: Vec<Finding>,
     /// The tables that were shown.
     pub tables: RefCell<Vec<Shown>>,
@@ -136,7 +136,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// With a title and the heads of its columns.
+    /// A table without rows, with a title and the heads of its columns.
     pub fn new(title: impl Into<String>, columns: &[&str]) -> Table {
         let columns = columns.iter().map(|c| c.to_string()).collect();
         Table { title: title.into(), columns, rows: Vec::new(), notes: Vec::new() }
@@ -164,7 +164,8 @@ impl Table {
         Shown { title: self.title.clone(), lines }
     }
 
-    /// As text: a Markdown table whose columns line up, so that it can be read on a terminal and pasted into a page.
+    /// The table as text: a Markdown table whose columns line up, so that it can be read on a terminal and pasted into
+    /// a page.
     pub fn render(&self) -> String {
         let count = |s: &str| s.chars().count();
         let widths: Vec<usize> = (0..self.columns.len())

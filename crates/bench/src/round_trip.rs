@@ -76,7 +76,7 @@ impl RoundTrip {
     fn socket(self, run: &Run, rounds: usize) -> io::Result<Vec<u64>> {
         let addr = match self.way {
             Way::Tcp => "tcp:127.0.0.1:0".to_string(),
-            // Not in the storage folder: the path of a socket must be short.
+            // The socket is not in the storage folder, because its path must be short.
             _ => format!("unix:{}/amphi-bench-{}.sock", std::env::temp_dir().display(), std::process::id()),
         };
         let (tell, told) = mpsc::channel();

@@ -38,7 +38,7 @@ const LINK_MBIT: u32 = 1000;
 pub struct Layout {
     /// The suffix of the name of a workload.
     pub name: &'static str,
-    /// In titles.
+    /// The title of the tables.
     pub title: &'static str,
     /// Mbit/s of each mount's link, if each has one.
     pub link_mbit: Option<u32>,
@@ -82,7 +82,7 @@ pub fn clear(cluster: &Mounts, tasks: &mut Tasks) -> Outcome {
 
 /// The result of a sample of one variant: numbers in a fixed order, and counters.
 pub struct Sample {
-    /// As many for each variant.
+    /// The measured values, in an order that is the same for each variant.
     pub values: Vec<f64>,
     /// Counters of interest; the sum over all rounds is kept.
     pub counted: Counted,
@@ -91,7 +91,7 @@ pub struct Sample {
 /// The results of all rounds of one variant.
 #[derive(Default)]
 pub struct Found {
-    /// In the order of `Sample::values`.
+    /// One series for each of `Sample::values`, in their order.
     pub series: Vec<Series>,
     /// Sum over the rounds.
     pub counted: Counted,

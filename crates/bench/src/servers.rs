@@ -1,8 +1,8 @@
 //! `amphi bench servers`: one mount on a cluster of two server processes, beside one process with as many targets and
 //! workers.
 //!
-//! Owns: the comparison. Both sides have two targets and two workers on the same cores, a client library each, and run
-//! in turn; a cluster pays for calls that need both of its processes, and for two connections.
+//! Owns: the comparison. Both sides have two targets and two workers on the same cores and a client library each, and
+//! run in turn. The cluster has additional costs for calls that need both of its processes, and for two connections.
 
 use super::Run;
 use super::library::LibraryFile;

@@ -36,7 +36,7 @@ pub struct Stream {
 pub struct Moved {
     /// How many.
     pub bytes: u64,
-    /// Before the first.
+    /// The time before the first transfer.
     pub start: Instant,
     /// After the last, and after fsync.
     pub end: Instant,
@@ -242,7 +242,8 @@ mod tests {
         std::fs::remove_file(&path).expect("removed");
     }
 
-    /// Goal: a stream whose time is over ends behind a transfer and counts what it moved. Method: no time at all.
+    /// Goal: a stream whose time is over ends after the present transfer and counts the bytes that it moved. Method: no
+    /// time at all.
     #[test]
     fn late_streams_end() {
         let path = std::env::temp_dir().join(format!("amphi-late-{}", std::process::id()));

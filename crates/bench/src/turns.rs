@@ -1,4 +1,4 @@
-//! How the arms of a comparison take turns (A B B A).
+//! The order in which the variants of a comparison take turns (A B B A).
 //!
 //! Owns: the order of arms, rounds, the warm-up round. Does not own: the measurements, the use of the samples
 //! (`series`).
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// Goal: every arm is in every round once, and each comes right behind each other one equally often. Method: all
+    /// Goal: each round has every variant once, and each variant follows each other one equally often. Method: all
     /// rounds of a whole design, for the numbers of arms that occur.
     #[test]
     fn neighbours_are_balanced() {

@@ -42,7 +42,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As a word in tables.
+    /// The word for it in tables.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Write => "write",
@@ -58,7 +58,7 @@ impl Phase {
 /// The result of one process in a phase. Times are nanoseconds of the machine's monotonic clock.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
-    /// Before the open.
+    /// The time before the open.
     pub start_ns: u64,
     /// After the open.
     pub opened_ns: u64,
@@ -77,7 +77,7 @@ pub struct Done {
 /// A phase of all processes together.
 #[derive(Clone, Debug)]
 pub struct Together {
-    /// In the order of ranks.
+    /// The result of each rank, in their order.
     pub ranks: Vec<Done>,
 }
 

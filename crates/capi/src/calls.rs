@@ -112,7 +112,7 @@ unsafe fn fill<T: Copy>(pointer: *mut T, value: T) -> Done<i64> {
     Ok(0)
 }
 
-/// Flags that a function knows.
+/// Fails if `flags` has bits other than `known`.
 fn only(flags: u32, known: u32) -> Done<()> {
     if flags & !known == 0 { Ok(()) } else { Err(Fail::new(libc::EINVAL, format!("there is no flag {flags:#x}"))) }
 }

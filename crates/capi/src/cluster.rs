@@ -119,7 +119,7 @@ impl Cluster {
 
     /// Cached data of a client that has ended may be older than later writes of others.
     ///
-    /// Errors: `ENOTCONN`.
+    /// Errors: `ENOTCONN` if it has ended.
     #[inline]
     pub(crate) fn check_running(&self) -> Done<()> {
         if self.client.is_stopped() { fail(libc::ENOTCONN) } else { Ok(()) }

@@ -57,7 +57,7 @@ fn meaning(errno: i32) -> String {
     }
 }
 
-/// Advice about it.
+/// Advice about an error, for its text.
 fn advice(errno: i32) -> &'static str {
     match errno {
         libc::ENOENT => "check the path, which begins at the handle that it is given with",

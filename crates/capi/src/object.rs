@@ -1,4 +1,4 @@
-//! What numbers stand for.
+//! The objects for which numbers stand.
 //!
 //! Owns: the kinds. Does not own: what the objects do, the numbers (`registry`).
 

@@ -1,4 +1,4 @@
-//! Which process this is, found out without a system call or a lock.
+//! The identity of this process, found out without a system call or a lock.
 //!
 //! Owns: a page that reads as zeros in a child of `fork` (`MADV_WIPEONFORK`), and the error in a child. Does not own:
 //! the uses of the page (`registry`, `memory`).

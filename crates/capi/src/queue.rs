@@ -354,7 +354,7 @@ fn begin(fs: &Arc<Cluster>, request: &AmphiRequest, file: File) -> Done<Begun> {
 struct InRing {
     tag: u64,
     file: Arc<NodeFile>,
-    /// Of a read: the memory, and the offset in the file.
+    /// For a read: the memory, and the offset in the file.
     read: Option<(Target, u64)>,
 }
 

@@ -215,7 +215,7 @@ thread_local! {
     static OWN: OwnCell = OwnCell(take_cell());
 }
 
-/// As long as it lives, the thread shows that it uses a number.
+/// While this value lives, other threads see that the thread uses a number.
 struct Shown {
     cell: &'static Cell,
     is_own: bool,

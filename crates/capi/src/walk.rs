@@ -138,9 +138,9 @@ pub(crate) fn end(client: &Client, ctx: &Ctx, base: Ino, path: &[u8], follow: bo
 
 /// The place where a file is opened that may have to be made.
 pub(crate) enum Found {
-    /// It is there.
+    /// The path leads to an inode.
     There(Attr),
-    /// There is no such name.
+    /// The last component does not exist.
     Absent { dir: Ino, name: Vec<u8> },
 }
 

@@ -18,9 +18,9 @@ pub struct Cart {
 /// Where the address of a node is kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// In the table of directories, at this index.
+    /// The address is in the table of directories, at this index.
     Root(usize),
-    /// In a node, as the link with this index.
+    /// The address is in a node, as the link with this index.
     In { node: u32, link: usize },
 }
 

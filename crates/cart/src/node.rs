@@ -165,8 +165,8 @@ impl<'a> Node<'a> {
         if len > WORD {
             return self.has_long_prefix(name, at);
         }
-        // Both are compared as words of which only the first `len` bytes count. A name has NUL behind its end, and a
-        // prefix has none.
+        // Both names are compared as words, of which only the first `len` bytes count. A name has NUL behind its end,
+        // and a prefix has none.
         let differ = word(self.bytes, HEAD) ^ word(&name.bytes, at);
         len == 0 || differ << (64 - 8 * len) == 0
     }

@@ -111,8 +111,8 @@ impl Cart {
         node.add_leaf(key, value);
     }
 
-    /// A node has only one node below it. Both become one node, whose prefix consists of both prefixes and the key
-    /// between them.
+    /// Called when a node has only one node below it. Both become one node, whose prefix consists of both prefixes and
+    /// the key between them.
     fn join(&mut self, place: Place, address: u32) {
         let node = self.node(address);
         let (key, below) = (node.keys()[0], node.link(0));

@@ -3,8 +3,8 @@
 //! Owns: this hash table. Does not own: the trees.
 //!
 //! The table has open addresses with linear probing, and a removal moves later entries back, so that it needs no marks
-//! of removed ones. It grows and shrinks by a quarter, since a table that doubles is half empty on the average after it
-//! has grown. Numbers of directories are given out by the server, not chosen by users, so the hash is one
+//! of removed ones. The table grows and shrinks by a quarter, since a table that doubles is half empty on the average
+//! after it has grown. Numbers of directories are given out by the server, not chosen by users, so the hash is one
 //! multiplication.
 
 use crate::slab::NONE;

@@ -35,7 +35,8 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 /// Goal: `bytes` is exactly what the allocator gave, at any time, and removed names give their memory back. Method: an
-/// allocator that counts. Names in many directories and in a large one are removed in another order and made again.
+/// allocator that counts bytes. Names in many directories and in a large one are removed in another order and made
+/// again.
 #[test]
 fn bytes_are_exact() {
     let (rounds, names) = if cfg!(miri) { (1, 60) } else { (3, 60_000) };

@@ -249,7 +249,7 @@ fn main() {
     config.cache_bytes = Some(256 << 20);
     config.tunables = vec![
         ("writeback.age_ms".into(), "3600000".into()),
-        // Nothing may leave while writes are timed.
+        // No write-back may begin while writes are timed.
         ("writeback.run_bytes".into(), "64M".into()),
     ];
     let (client, io) = Client::new(config);

@@ -159,7 +159,7 @@ pub struct LentName {
     pub dir: Ino,
     /// The name itself.
     pub name: Box<[u8]>,
-    /// What the name shows.
+    /// The inode to which the name leads.
     pub shows: NameShows,
 }
 
@@ -211,16 +211,16 @@ pub trait Closes: Send + Sync + 'static {
     /// these locks have been released. Returns the number of the wait.
     fn closing(&self, ino: Ino, done: Box<dyn FnOnce() + Send>) -> Option<u64>;
 
-    /// A wait was in vain: the open file that seemed to be closed has other descriptors.
+    /// Called when a wait was in vain: the open file that seemed to be closed has other descriptors.
     fn in_vain(&self, wait: u64);
 }
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {
-    /// For reading.
+    /// The file may be read.
     pub read: bool,
-    /// For writing.
+    /// The file may be written.
     pub write: bool,
     /// Writes go to the end of the file.
     pub append: bool,
@@ -263,7 +263,7 @@ impl OpenFlags {
     /// Both.
     pub const READ_WRITE: OpenFlags = OpenFlags { write: true, ..OpenFlags::READ };
 
-    /// From the flags of Linux' open.
+    /// The access modes and flags of an open, from the flags of Linux' open.
     pub fn from_linux(flags: u32) -> OpenFlags {
         // The one flag among these whose number depends on the architecture.
         let o_direct = if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0o200000 } else { 0o40000 };
@@ -283,7 +283,7 @@ impl OpenFlags {
     }
 }
 
-/// What a front end knows about a read or write in addition to its bytes.
+/// Facts that a front end knows about a read or write in addition to its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// The application's call may continue with a further piece, because this one is as large as the front end can pass
@@ -298,27 +298,27 @@ pub struct Hints {
     /// The bytes are in a page cache of the front end, or are about to enter it, and stay there until `KernelPages`
     /// drops them.
     pub for_pages: bool,
-    /// Where a write goes.
+    /// The place of a write in the file.
     pub to: WriteTo,
     /// The write returns when its data can be found on stable storage, however the file was opened.
     pub stable: bool,
 }
 
-/// Where a write goes. What a front end knows of the call takes precedence over how the file was opened.
+/// The place of a write in the file. What a front end knows of the call takes precedence over how the file was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteTo {
-    /// To the offset of the call, or to the end of the file if the file was opened to append.
+    /// The write goes to the offset of the call, or to the end of the file if the file was opened to append.
     #[default]
     AsOpened,
-    /// To the offset of the call.
+    /// The write goes to the offset of the call.
     Offset,
-    /// To the end of the file.
+    /// The write goes to the end of the file.
     End,
-    /// To the end of the file, for a front end that knows the end as long as no other mount has ever existed. Until
-    /// then the write goes to its offset, which is the end, or was meant to be.
+    /// The write goes to the end of the file; the front end knows the end as long as no other mount has ever existed.
+    /// Until then the write goes to its offset, which is the end, or was meant to be.
     KnownEnd,
-    /// To the offset of the call if that is the end of the file. If it is not, or if the end is not known, `try_write`
-    /// writes nothing.
+    /// The write goes to the offset of the call, and only if that is the end of the file. If it is not, or if the end
+    /// is not known, `try_write` writes nothing.
     OffsetAtEnd,
 }
 
@@ -365,7 +365,7 @@ pub struct StatFs {
     pub cluster: u64,
 }
 
-/// What fallocate does.
+/// The variants of fallocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallocate {
     /// Reserves storage and extends the file.
@@ -395,7 +395,7 @@ impl Fallocate {
     }
 }
 
-/// What lseek searches for.
+/// The target of an lseek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
     /// `SEEK_DATA`.

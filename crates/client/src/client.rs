@@ -265,8 +265,8 @@ impl Client {
         ops::front::front_cache(&self.mount, ctx, open)
     }
 
-    /// A read that filled pages of a front end was answered. If the front end serves the reads of the file, the cache
-    /// need not keep the bytes as well.
+    /// Called when a read that filled pages of a front end was answered. If the front end serves the reads of the file,
+    /// the cache need not keep the bytes as well.
     pub fn kept_by_front(&self, open: &OpenFile, offset: u64, len: usize) {
         ops::front::kept_by_front(&self.mount, open, ByteRange::at(offset, len as u64));
     }
@@ -312,7 +312,7 @@ impl Client {
         self.mount.coherence.walks.repeats(thread)
     }
 
-    /// The operation for which a thread may have walked again has succeeded.
+    /// Called when the operation for which a thread may have walked again has succeeded.
     #[inline]
     pub fn walk_ended(&self, thread: u32) {
         self.mount.coherence.walks.ended(thread);
@@ -374,7 +374,7 @@ impl Client {
         self.start(async move { ops::xattr::quota::charged_project(&mount, &ctx, ino).await })
     }
 
-    /// What `chattr` has set. Errors: `Stale`.
+    /// The flags that `chattr` has set. Errors: `Stale`.
     pub fn file_flags(&self, ctx: &Ctx, ino: Ino) -> Pending<FileFlags> {
         self.start(ops::attr::file_flags(self.mount.clone(), ctx.clone(), ino))
     }

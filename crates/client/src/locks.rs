@@ -78,7 +78,7 @@ fn note_uses(mount: &Mount, cache: &mut LockCache) {
     }
 }
 
-/// A group lock of an object was granted.
+/// Called when a group lock of an object was granted.
 pub(crate) fn hold_group(mount: &Arc<Mount>, target: TargetId, object: ObjectId, lock: LockId, group: u64) {
     mount.coherence.locks.with(target, |cache| cache.hold_group(mount.clock.now_ns(), lock, object, GroupId(group)));
 }
@@ -105,9 +105,9 @@ pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]
     mount.coherence.locks.answered.until(gone).await;
 }
 
-/// The last name of a file was removed. Its idle locks are returned with the next tick, many together, unless a program
-/// has the file open or its dirty bytes are just being discarded. Otherwise mount and server would keep these locks
-/// until they reach their maximum age.
+/// Called when the last name of a file was removed. Its idle locks are returned with the next tick, many together,
+/// unless a program has the file open or its dirty bytes are just being discarded. Otherwise mount and server would
+/// keep these locks until they reach their maximum age.
 pub(crate) fn nameless(mount: &Mount, ino: Ino) {
     let targets: BTreeSet<TargetId> = match mount.files.get(ino) {
         Some(file) if file.open_count() > 0 || file.cached.dirty_bytes.load(SeqCst) > 0 => return,
@@ -211,7 +211,7 @@ pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, l
     pump(mount, target);
 }
 
-/// Lets time pass.
+/// Advances the time.
 pub(crate) fn tick(mount: &Arc<Mount>) {
     let now_ns = mount.clock.now_ns();
     let said = mount.coherence.locks.said_kept_ns.load(SeqCst);
@@ -255,7 +255,7 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
     }
 }
 
-/// The session is over, so no lock is held any more.
+/// Called when the session is over, so no lock is held any more.
 pub(crate) fn lose_all(mount: &Arc<Mount>) {
     let targets: Vec<TargetId> = mount.coherence.locks.caches.lock().keys().copied().collect();
     for file in mount.files.all() {
@@ -333,7 +333,8 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     }
 }
 
-/// `target` has restarted. From now on it may call back locks by ids that only its answer to `represent` contains.
+/// Called when `target` has restarted. From now on it may call back locks by ids that only its answer to `represent`
+/// contains.
 pub(crate) fn restoring(mount: &Mount, target: TargetId) {
     mount.coherence.locks.names.lock().restoring.insert(target, Vec::new());
 }

@@ -81,7 +81,7 @@ pub(crate) struct Panel {
 /// How far the end of the mount has progressed.
 pub(crate) struct Life {
     pub(crate) stopping: AtomicBool,
-    /// Everything was written back after `stopping`.
+    /// All dirty bytes were written back after `stopping` was set.
     pub(crate) drained: AtomicBool,
     pub(crate) stopped: AtomicBool,
     /// Why the end of the mount was not in order.

@@ -41,7 +41,7 @@ pub(crate) struct Policy {
     pub(crate) throughput: Throughput,
     /// Whether the cache evicts pages instead of taking more memory.
     pub(crate) growth: Growth,
-    /// In which pieces programs read.
+    /// The habits of programs: in which sizes of pieces they read.
     pub(crate) readers: Readers,
     /// Writes to all files may land after they have returned (docs/SEMANTICS.md, "Commit consistency").
     pub(crate) commit: bool,

@@ -1,6 +1,6 @@
 //! `Allocator`: a bitmap allocator of runs of 4 KiB blocks.
 //!
-//! Owns: which blocks are taken. Does not own: who has them (extents, plans, pending frees: `store`).
+//! Owns: which blocks are taken. Does not own: the assignment of blocks (extents, plans, pending frees: `store`).
 //!
 //! Invariants: `free` and the group counts equal the zero bits. Taking a taken block or freeing a free one panics, also
 //! in release, because it is a programming error.
@@ -82,7 +82,7 @@ pub struct Allocator {
     backed: Vec<u64>,
     /// Number of these blocks that are free.
     backed_free: u64,
-    /// Only blocks with storage are taken.
+    /// Whether only blocks that have storage below are taken.
     tight: bool,
     reserve: u64,
 }

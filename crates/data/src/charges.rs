@@ -1,7 +1,7 @@
-//! To whom the blocks of objects are charged.
+//! The accounts to which the blocks of objects are charged.
 //!
-//! Owns: the owner of each object, and what a change of an object adds to its accounts. Does not own: who the owner is
-//! (the inode's target), limits (`amphi_quota`).
+//! Owns: the owner of each object, and what a change of an object adds to its accounts. Does not own: the assignment of
+//! owners (the inode's target), limits (`amphi_quota`).
 //!
 //! An object is charged for its mapped blocks, and for those that delayed bytes will get. Every change of an object
 //! weighs it before and after, in the blocks that it touches.

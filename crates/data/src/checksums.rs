@@ -179,7 +179,7 @@ impl Checksums {
         Ok(())
     }
 
-    /// All items have been loaded.
+    /// Called when all items have been loaded.
     pub(crate) fn finish_load(&mut self, alloc: &Allocator) {
         self.emptied = self.groups.keys().copied().filter(|&g| is_free(g, alloc)).collect();
     }

@@ -15,8 +15,8 @@
 //! * `reserved` is the number of blocks that contain at least one delayed byte. This many blocks are kept free for
 //!   flushes, which therefore always find room. The plan of a flush uses up a part of that number (`lent`) until it
 //!   ends.
-//! * Of an extent that is `logged`, the log has all bytes (`logged`). If the memory is lost, they are read from there,
-//!   as extents without an item of their own.
+//! * If an extent is `logged`, the log has all of its bytes (`logged`). If the memory is lost, they are read from
+//!   there, as extents without an item of their own.
 //! * `end` and `mtime` of an object are at least those of each of its extents.
 
 use crate::extent::dirty_key;
@@ -353,7 +353,8 @@ impl Delayed {
         None
     }
 
-    /// A unit that should have been flushed and was not: it is tried again as if it had become dirty at `now_ns`.
+    /// Notes that a flush of a unit was due and did not happen: it is tried again as if the unit had become dirty at
+    /// `now_ns`.
     pub fn try_again(&mut self, object: ObjectId, unit: u64, now_ns: u64) {
         if let Some(u) = self.units.get_mut(&(object, unit)) {
             u.since_ns = now_ns;
@@ -408,7 +409,7 @@ impl Delayed {
         self.count_units(object, range, Some(now_ns));
     }
 
-    /// Loads logged bytes that a start has found, unless they overlap what is there.
+    /// Loads logged bytes that were found at a start, unless they overlap bytes that are already loaded.
     pub(crate) fn load_logged(&mut self, object: ObjectId, at: u64, piece: Piece) -> bool {
         let range = ByteRange::at(at, piece.bytes.len() as u64);
         let is_free = self.logged.within(object, range).next().is_none();
@@ -443,7 +444,8 @@ impl Delayed {
         }
     }
 
-    /// Removes the bytes of `range`, with the changes of items in `txn`. Another record says what is there now.
+    /// Removes the bytes of `range`, with the changes of items in `txn`. Another record has the new content of the
+    /// range.
     pub(crate) fn cut(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         self.logged.cut(object, range, txn);
         self.cut_extents(object, range, txn);

@@ -18,7 +18,7 @@ pub struct DataReport {
     pub extents: u64,
     /// Number of blocks in extents.
     pub blocks: u64,
-    /// By object: bytes that a killed server had in memory or in its log. The next start writes them.
+    /// For each object, the bytes that a killed server had in memory or in its log. The next start writes them.
     pub delayed: BTreeMap<ObjectId, u64>,
     /// One sentence for each violated invariant.
     pub problems: Vec<String>,

@@ -1,8 +1,8 @@
 //! `Grants`: free blocks that are reserved for the caches of sessions (docs/design/grants.md).
 //!
 //! Owns: how many blocks each session was granted, the items of these grants, and how many of the blocks plans under
-//! way have taken. Does not own: how much is granted to whom (the server), which bytes a session has covered with its
-//! grant (the client).
+//! way have taken. Does not own: the size of each session's grant (the server), and the bytes that a session counts
+//! against its grant (the client).
 //!
 //! A grant is a number, not a set of blocks. A write that its session declares as covered takes the blocks that it adds
 //! to the zone from the grant: blocks that are neither mapped nor reserved for delayed bytes. For all other writes the
@@ -95,7 +95,7 @@ impl Grants {
         self.sessions.iter().filter(|(_, held)| held.blocks > held.lent).map(|(session, _)| *session).collect()
     }
 
-    /// The session has a cache, and is granted blocks from now on when there is space.
+    /// Called when the session has a cache, and is granted blocks from now on when there is space.
     pub fn begin(&mut self, session: SessionId) {
         if !self.sessions.contains_key(&session) {
             self.serials += 1;
@@ -135,7 +135,7 @@ impl Grants {
         }
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn end(&mut self, session: SessionId, txn: &mut Txn) {
         if let Some(held) = self.sessions.remove(&session) {
             self.total -= held.blocks - held.lent;
@@ -152,7 +152,7 @@ impl Grants {
         Some(Loan { session, serial: held.serial, blocks })
     }
 
-    /// The plan was given up, so its blocks return to the grant.
+    /// Called when the plan was given up, so its blocks return to the grant.
     pub(crate) fn return_loan(&mut self, loan: Loan) {
         if let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) {
             held.lent -= loan.blocks;
@@ -160,8 +160,9 @@ impl Grants {
         }
     }
 
-    /// The plan is carried out by this record: `added` blocks belong to the file now. If there is `room` for as many
-    /// more, and the session has no more than its share, they are granted again, and nothing has to be logged.
+    /// Called when the plan is carried out by this record: `added` blocks belong to the file now. If there is `room`
+    /// for as many more, and the session has no more than its share, they are granted again, and nothing has to be
+    /// logged.
     pub(crate) fn spend(&mut self, loan: Loan, added: u64, room: u64, txn: &mut Txn) {
         let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) else {
             return;

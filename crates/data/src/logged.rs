@@ -156,8 +156,8 @@ mod tests {
     use super::*;
     use amphi_types::Ino;
 
-    /// Goal: each byte comes from the last put and removed ones are gone, in blocks. Items and counts agree. Method:
-    /// random puts and removals of one object, compared with a map of bytes and a map of items.
+    /// Goal: each byte is that of the last logged write, in whole blocks, and removed pieces are gone. Items and counts
+    /// agree. Method: random puts and removals of one object, compared with a map of bytes and a map of items.
     #[test]
     fn pieces_are_what_was_put_last() {
         let id = ObjectId { ino: Ino(9), stripe: 1 };

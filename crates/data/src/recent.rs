@@ -25,7 +25,7 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// The block was written at `physical` and committed.
+    /// Called when the block was written at `physical` and committed.
     pub fn put(&mut self, object: ObjectId, file_block: u64, physical: u64, image: Rc<[u8]>) {
         self.blocks.insert((object, file_block), (physical, image));
         self.order.push_back((object, file_block));
@@ -41,7 +41,7 @@ impl Recent {
         self.blocks.get(&(object, file_block)).filter(|(at, _)| *at == physical).map(|(_, image)| image)
     }
 
-    /// These blocks are about to be written, so their images are removed.
+    /// Called when these blocks are about to be written, so their images are removed.
     pub fn forget(&mut self, object: ObjectId, range: ByteRange) {
         let keys = (object, range.start / BLOCK)..(object, range.end.div_ceil(BLOCK));
         while let Some((&key, _)) = self.blocks.range(keys.clone()).next() {

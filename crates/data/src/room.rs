@@ -1,4 +1,4 @@
-//! How many blocks may still be taken, and by whom.
+//! The number of blocks that may still be taken, and for which purposes.
 //!
 //! Owns: the number of free blocks after those that are reserved, promised to delayed bytes, or granted to sessions.
 //! Does not own: each of these numbers (`alloc`, `delayed`, `grants`), taking blocks (`store`).

@@ -4,8 +4,8 @@
 //! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become stable
 //! only sometimes. A crash forgets the others and loses or tears a write that was under way.
 //!
-//! Blocks get checksums in some stretches of the operations. One that has a checksum matches it, in every state after a
-//! crash.
+//! Blocks get checksums in some stretches of the operations. If a block has a checksum, its content matches the
+//! checksum in every state after a crash.
 //!
 //! Writes are also accepted into memory and flushed later. Records are kept only sometimes. A kill of the process
 //! forgets those that are not kept, and leaves the memory as it is. A crash of the machine destroys the memory.
@@ -799,7 +799,8 @@ fn run(ops: &[Op], planted: Planted) -> Result<(), String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Goal: contents, ends, holes, generations, items, space and crash states are right. Method: as in the head.
+    /// Goal: contents, ends, holes, generations, items, counts of space and states after a crash are right. Method: as
+    /// in the head.
     #[test]
     fn operations_match_byte_vectors(ops in proptest::collection::vec(op(), 1..80)) {
         if let Err(e) = run(&ops, Planted::Nothing) {

@@ -37,7 +37,7 @@ pub struct CacheLimits {
     pub max_age_ns: u64,
     /// Locks that one trim checks.
     pub trim_batch: usize,
-    /// Cancels that nobody waits for are sent together after this time, unless another message takes them along.
+    /// Cancels for which no mount waits are sent together after this time, unless another message carries them.
     pub cancel_linger_ns: u64,
     /// This many returned locks make a cancel message leave. With 1 each lock is sent alone, otherwise up to
     /// [`CANCEL_BATCH`] together. A mount that locks all of an object has to call back each lock whose cancel was not

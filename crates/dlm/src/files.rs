@@ -1,8 +1,8 @@
 //! File locks of applications: `flock`, and the byte-range ("record") locks of `fcntl`, POSIX and OFD.
 //!
-//! Owns: which owner of which session holds which bytes of which file, the requests that wait, and who waits for whom.
-//! Does not own: sessions (the caller reports their end), messages, the interruption of callers (the caller cancels
-//! their requests).
+//! Owns: the locks of each owner of each session on bytes of each file, the waiting requests, and the graph of owners
+//! that wait for each other. Does not own: sessions (the caller reports their end), messages, the interruption of
+//! callers (the caller cancels their requests).
 //!
 //! Unlike the locks of [`crate::server`], file locks are never called back: only their owner, or the end of its
 //! session, ends them. The rules are those of Linux, fcntl(2) and flock(2); `docs/locking/file_locks.md` lists them.

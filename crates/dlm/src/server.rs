@@ -209,7 +209,7 @@ struct Lock {
     state: State,
     /// When the client is overdue, for a lock that was called back.
     deadline_ns: Option<u64>,
-    /// While the request waits: the lock or request that it watches.
+    /// The lock or request that this request watches while it waits.
     watching: Option<LockId>,
     /// Waiting requests that are checked again when this lock or request is gone.
     watchers: BTreeSet<LockId>,
@@ -240,7 +240,7 @@ fn class(owner: Owner, mode: Mode) -> usize {
     }
 }
 
-/// The number that stands for a session in the entries of trees. All group locks of one group have the same number.
+/// The number that represents a session in the entries of trees. All group locks of one group have the same number.
 fn party(owner: Owner) -> SessionId {
     owner.group().map_or(owner.session(), |group| SessionId(group.0))
 }
@@ -291,7 +291,7 @@ pub struct LockSpace {
     deadlines: BTreeSet<(u64, LockId)>,
     contention: Contention,
     counts: LockCounts,
-    /// At most one grant and one callback for each lock in `locks`.
+    /// Actions for the caller: at most one grant and one callback for each lock in `locks`.
     actions: VecDeque<Action>,
     #[cfg(test)]
     pub(crate) planted_bug: Option<crate::tests::PlantedBug>,
@@ -360,7 +360,7 @@ impl LockSpace {
     }
 
     /// The client that is most likely to know the end of the file: the holder of the highest cached write lock. A grown
-    /// lock may reach beyond what its holder wrote. So if that holder knows of no byte at or above its lock's start,
+    /// lock may reach beyond what its holder wrote. So if that holder reports no byte at or above its lock's start,
     /// continue with [`LockSpace::glimpse_below`].
     pub fn glimpse(&self, object: ObjectId) -> Option<(LockId, SessionId, ByteRange)> {
         self.highest_write(object, None)

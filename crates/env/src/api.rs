@@ -32,7 +32,7 @@ impl std::ops::Add<Duration> for Time {
 /// How busy a thread is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// In how many of a hundred of its last turns (some 64) the thread found work waiting.
+    /// The percentage of the thread's last turns (some 64) in which it found work waiting.
     pub busy_percent: u8,
     /// Cores that this process may use.
     pub cores: u16,
@@ -82,7 +82,7 @@ pub trait Env: Clone + 'static {
     fn load(&self) -> Load {
         Load::default()
     }
-    /// Delays the start of each disk write by so long, to simulate a slow disk in tests and benchmarks. It has no
+    /// Delays the start of each disk write by this time, to simulate a slow disk in tests and benchmarks. It has no
     /// effect in a simulation, where disks have a speed of their own.
     fn set_write_delay(&self, _delay: Duration) {}
     /// Opens a disk (a file or block device opened with O_DIRECT).
@@ -153,7 +153,7 @@ pub trait Kept: 'static {
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
     /// Fills the whole of `into` with what was written from byte `at` on. Never waits for a disk.
     ///
-    /// Errors: `UnexpectedEof` where nothing was written so far behind.
+    /// Errors: `UnexpectedEof` if nothing has been written as far as the end of the range.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
     /// Whether the memory can be found by its name. Costs less than 1 us.
     fn is_there(&self) -> bool;
@@ -209,7 +209,7 @@ pub trait PeerMemory: Clone + 'static {
     fn write(&self, at: u64, from: &[u8]);
 }
 
-/// What both ends of a connection within a machine know of each other without waiting.
+/// Facts about the two ends of a connection within a machine, which each end knows without waiting.
 pub trait Ends: Clone + 'static {
     /// Informs the other end that this one has given the connection up. `is_abandoned` there is true before this
     /// returns, and a receive ends there.
@@ -222,7 +222,7 @@ pub trait Ends: Clone + 'static {
 
 /// Sending half of a connection.
 pub trait Tx: 'static {
-    /// What is known of the other end.
+    /// The facts about the other end.
     type Ends: Ends;
 
     /// Sends all of `head`, and with it the memory in which this process has its large buffers (`buf::pass_memory`):

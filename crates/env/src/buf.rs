@@ -43,8 +43,8 @@ pub(crate) fn plant_scratch() {
     PLANT.store(true, Ordering::Relaxed);
 }
 
-/// How many bytes of buffers came new from the system so far (`memory::new_bytes`). In a simulation this is 0, because
-/// nothing may depend on earlier runs.
+/// The number of bytes of buffers so far whose memory came new from the system (`memory::new_bytes`). In a simulation
+/// this is 0, because nothing may depend on earlier runs.
 pub fn new_bytes() -> u64 {
     if PLANT.load(Ordering::Relaxed) { 0 } else { memory::new_bytes() }
 }

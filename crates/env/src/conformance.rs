@@ -1,4 +1,4 @@
-//! What every implementation of the traits must do.
+//! The rules that every implementation of the traits must keep.
 //!
 //! Owns: checks that are generic over `Env`; tests run them over each. Does not own: faults (only the simulator
 //! has them) or speed.

@@ -136,7 +136,7 @@ pub struct Trees {
 }
 
 impl Trees {
-    /// Finds them.
+    /// Finds the hierarchies of both versions.
     pub fn find(read: &Read<'_>) -> Trees {
         let mounts = read("/proc/self/mountinfo");
         Trees { v1: Tree::find(mounts.as_deref(), false), v2: Tree::find(mounts.as_deref(), true) }
@@ -164,7 +164,7 @@ impl Trees {
                 names if names.split(',').any(|c| c == "memory") => (&V1, &self.v1),
                 _ => continue,
             };
-            // A group outside of what this process sees begins with `/..`: nothing is known of it.
+            // A group outside of the visible hierarchy begins with `/..`: its limits are not known.
             if path.split('/').any(|part| part == "..") {
                 continue;
             }

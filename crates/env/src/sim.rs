@@ -230,7 +230,7 @@ impl Sim {
         self.world.core.borrow_mut().nodes[index].stopped.get_or_insert_default();
     }
 
-    /// Lets a stopped node continue.
+    /// Makes a stopped node continue.
     pub fn go_on(&self, name: &str) {
         self.world.go_on(self.index(name));
     }
@@ -353,7 +353,7 @@ impl Sim {
     pub fn block_on<T>(&self, root: impl Future<Output = T>) -> Result<T, SimError> {
         let mut root = pin!(root);
         loop {
-            // A fresh waker for each poll: an old one may stand in the queue, which costs one idle poll.
+            // Each poll gets a fresh waker: an old one may still be in the queue, which costs one idle poll.
             let waker = Waker::from(self.world.waker(ROOT));
             if let Poll::Ready(value) = root.as_mut().poll(&mut Context::from_waker(&waker)) {
                 self.world.run_crashes();
@@ -418,7 +418,7 @@ impl Env for SimEnv {
     }
 
     fn wall(&self) -> Timespec {
-        // As a real one it has moved between two looks, also where no virtual time has passed.
+        // Like a real clock, the simulated one advances between two readings, also where no virtual time has passed.
         let mut core = self.world.core.borrow_mut();
         core.last_wall_ns = (core.last_wall_ns + 1).max(self.world.config.wall_start_s * 1_000_000_000 + core.now);
         let wall = Timespec::from_ns(core.last_wall_ns);

@@ -42,7 +42,7 @@ const READS_MAX: usize = 8;
 /// Most bytes of an environment that are read.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// What an environment says.
+/// The settings found in an environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// I/O mode of the files that the process opens.

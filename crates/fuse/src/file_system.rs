@@ -52,7 +52,7 @@ pub trait FileSystem: Send + Sync + 'static {
         None
     }
 
-    /// A request that is recorded was answered on the thread that handled it.
+    /// Called when a request that is recorded was answered on the thread that handled it.
     fn recorded(&self, recorded: Recorded) {}
 
     /// Whether a thread belongs to the file system itself. Its requests are answered without waiting, by the thread
@@ -185,12 +185,12 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// A descriptor of `handle` was closed. An error becomes the result of `close`.
+    /// Called when a descriptor of `handle` was closed. An error becomes the result of `close`.
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
         Err(Errno::NoSys)
     }
 
-    /// The last descriptor of `handle` was closed. The method must not wait.
+    /// Called when the last descriptor of `handle` was closed. The method must not wait.
     fn release(&self, ino: Ino, handle: Handle) {}
 
     /// Makes the file stable. With `data_only`, attributes that are not needed to read the data may be left out.
@@ -215,7 +215,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// The last descriptor of a directory handle was closed. The method must not wait.
+    /// Called when the last descriptor of a directory handle was closed. The method must not wait.
     fn releasedir(&self, ino: Ino, handle: Handle) {}
 
     /// Makes a directory stable.

@@ -128,7 +128,7 @@ impl InHand {
         true
     }
 
-    /// The request of `slot` was answered.
+    /// Called when the request of `slot` was answered.
     pub(crate) fn leave(&self, slot: &Slot) {
         slot.current.store(NONE, SeqCst);
         let mut waiting = slot.waiting.lock();

@@ -95,7 +95,7 @@ impl Recorded {
         }
     }
 
-    /// The call has ended. Adds it to its recording.
+    /// Called when the call has ended. Adds it to its recording.
     pub(crate) fn ends(mut self) {
         let call = &mut self.call;
         let mut course = self.notes.course();

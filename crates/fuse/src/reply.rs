@@ -132,7 +132,7 @@ pub(crate) struct ReplyTo<'a> {
 }
 
 impl<'a> ReplyTo<'a> {
-    /// Of a request with which the mount began at `began_ns`.
+    /// The reply to a request that the mount began to handle at `began_ns`.
     pub(crate) fn new(device: BorrowedFd<'a>, unique: u64, began_ns: u64) -> ReplyTo<'a> {
         ReplyTo { device, unique, given_away: Cell::new(false), began_ns, recorded: RefCell::default(), kind: None }
     }

@@ -74,8 +74,8 @@ impl<'a> Caller<'a> {
     }
 
     /// Has to be called before the handler waits for anything that may take longer than waking a thread (50 us).
-    /// Another thread then reads the device. Not calling it costs other callers a few milliseconds; calling it in vain
-    /// costs a few microseconds.
+    /// Another thread then reads the device. If a handler does not call it, other callers are delayed by a few
+    /// milliseconds; an unnecessary call costs a few microseconds.
     pub fn will_block(&self) {
         if let Some(hook) = self.before_blocking {
             hook.before_blocking();
@@ -662,8 +662,8 @@ mod tests {
         }
     }
 
-    /// Goal: names, arguments and the group extension come out right. Method: a create with an extension after its
-    /// name.
+    /// Goal: names, arguments and the group extension are decoded correctly. Method: a create with an extension after
+    /// its name.
     #[test]
     fn create_with_group_extension() {
         let create = k::CreateIn { flags: 2, mode: 0o100644, umask: 0o22, open_flags: 1 };

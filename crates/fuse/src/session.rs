@@ -73,8 +73,9 @@ impl Session {
         let (device, top) = (Arc::new(device), Top(fs.root()));
         if config.acl {
             // Linux makes the root's inode before INIT is answered, as one whose access control list is never kept
-            // (`ACL_DONT_CACHE`). So each walk through the root by a caller who does not own it asks for the list.
-            // On older kernels this makes it one that is kept; newer ones go on asking (docs/design/kernel_names.md).
+            // (`ACL_DONT_CACHE`). So the kernel requests the list in each walk through the root by a caller who does
+            // not own the root. On older kernels this makes it one that is kept; newer ones go on asking
+            // (docs/design/kernel_names.md).
             let forgotten = Notifier::new(Arc::downgrade(&device), top).inval_attr(top.0);
             tracing::debug!(?forgotten, "the list of the root may be kept");
         }
@@ -110,7 +111,7 @@ impl Session {
         &self.mount_point.path
     }
 
-    /// What was negotiated.
+    /// The limits that were negotiated with the kernel.
     pub fn limits(&self) -> Limits {
         self.shared.limits
     }

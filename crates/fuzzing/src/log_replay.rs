@@ -160,11 +160,11 @@ fn add_changes(txn: &mut Txn, items: &BTreeMap<Key, Vec<u8>>, bytes: &mut Unstru
         match bytes.int_in_range(0..=3u8)? {
             // An item is missing.
             0 => txn.delete(key),
-            // It is of another object, name or session.
+            // The altered item belongs to another object, name or session.
             1 => txn.put(altered(key, bytes)?, &items[*key]),
-            // It says something else.
+            // The altered item has another value.
             2 => txn.put(key, altered(&items[*key], bytes)?),
-            // There is one more.
+            // The record gets one more item.
             _ => {
                 let mut key = vec![*bytes.choose(&TAGS)?];
                 key.extend_from_slice(some(bytes)?);

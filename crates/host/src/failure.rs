@@ -1,4 +1,4 @@
-//! How a command fails: one clear line for people and an exit code.
+//! The failure of a command: one clear line for people, and an exit code.
 //!
 //! Code 2: the request or its surroundings are wrong (bad value, missing mount point, wrong version, locked folder),
 //! and nothing was changed. Code 1: something failed while working.

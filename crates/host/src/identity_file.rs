@@ -72,8 +72,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-    /// Goal: an identity is made once, for its user alone, is read unchanged, accepts further servers, and is refused
-    /// when others can read it or it is truncated. Method: make, read, change, open to others, truncate.
+    /// Goal: an identity file is made once, is accessible to its user alone, is read unchanged, and accepts further
+    /// servers. It is refused if other users can read it or if it is truncated. Method: the file is made, read,
+    /// extended, made readable to others, and truncated.
     #[test]
     fn an_identity_in_its_file() {
         let dir = tempfile::tempdir().expect("temporary folder");

@@ -15,19 +15,19 @@ const USUAL_NS: u64 = 200_000;
 /// Polling for less than a core takes to wake buys little, ns.
 const LITTLE_NS: u64 = 40_000;
 
-/// What idle cores do.
+/// The behaviour of idle cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// They poll for this many ns at most, then sleep.
+    /// Idle cores poll for this many ns at most, then sleep.
     Poll(u64),
     /// The kernel's governor of this name decides.
     Governor(String),
-    /// Nobody says.
+    /// It is unknown what idle cores do.
     Unknown,
 }
 
 impl Idle {
-    /// Looks around.
+    /// Finds out the behaviour of this machine.
     pub fn look() -> Idle {
         Idle::look_in(Path::new("/sys"))
     }
@@ -44,7 +44,7 @@ impl Idle {
         }
     }
 
-    /// In a few words.
+    /// A description of a few words.
     pub fn describe(&self) -> String {
         match self {
             Idle::Poll(0) => "idle cores sleep at once".into(),

@@ -39,7 +39,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// From the given files.
+    /// Reads the credentials from the given files.
     ///
     /// Errors: as those of `cluster_key::read` and `identity_file::read`.
     pub fn read(key: Option<&Path>, identity: Option<&Path>) -> Outcome<Credentials> {

@@ -30,7 +30,7 @@ pub fn stopping(what: &str) {
     tell(&format!("STOPPING=1\nSTATUS={}", line(what)), PATIENCE);
 }
 
-/// Says that the process works.
+/// Tells the service manager that the process works.
 pub fn alive() {
     tell("WATCHDOG=1", Duration::ZERO);
 }

@@ -59,7 +59,7 @@ pub fn leave_to(program: Pid) -> Outcome {
                 SIGHUP => Signal::HUP,
                 _ => continue,
             };
-            // One that has ended needs none.
+            // A program that has ended needs no signal.
             let _ = kill_process(program, signal);
         }
     };
@@ -131,7 +131,7 @@ impl Stop {
         self.sender.clone()
     }
 
-    /// Blocks until then.
+    /// Blocks until a signal arrives.
     pub fn wait(&self) {
         let _ = self.receiver.recv();
     }
@@ -141,8 +141,8 @@ impl Stop {
 mod tests {
     use super::*;
 
-    /// Goal: a signal that is repeated at once is one wish, and a later one is a second wish. Terminals that close add
-    /// no wish. Method: times made by hand.
+    /// Goal: a signal that is repeated at once counts as one request, and a later one as a second request. Terminals
+    /// that close add no wish. Method: times made by hand.
     #[test]
     fn second_wishes() {
         let ms = |n: u64| Time(n * 1_000_000);

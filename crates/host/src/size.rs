@@ -1,5 +1,5 @@
-//! Sizes as people write them on the command line: `4096`, `64K`, `1.5G`. How they are read and shown is
-//! `types::setting`'s.
+//! Sizes as people write them on the command line: `4096`, `64K`, `1.5G`. `types::setting` has the rules by which sizes
+//! are read and shown.
 
 use amphi_types::setting;
 
@@ -17,7 +17,7 @@ pub fn show(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: sizes are parsed as people write them, other words are refused. Method: a table.
+    /// Goal: sizes are parsed as people write them, and other words are refused. Method: a table.
     #[test]
     fn sizes() {
         for (text, bytes) in

@@ -143,7 +143,7 @@ impl Attributes {
         self.all.remove(&of).is_some()
     }
 
-    /// The value of an attribute is not counted any more.
+    /// Called when the value of an attribute is not counted any more.
     fn forget(&mut self, of: &Of) {
         if let Some(value) = self.all.get_mut(of).filter(|value| value.may_go) {
             value.may_go = false;

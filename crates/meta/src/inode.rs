@@ -228,7 +228,7 @@ impl Inode {
         self.flags.has(InodeFlags::SHARDED)
     }
 
-    /// To whom the inode and the blocks of its objects are charged.
+    /// The account to which the inode and the blocks of its objects are charged.
     pub fn charged(&self) -> Owner {
         Owner { uid: self.owner.uid, gid: self.owner.gid, project: self.owner.project }
     }

@@ -172,7 +172,7 @@ impl Inodes {
         self.usage.as_ref()
     }
 
-    /// The inode of this number becomes `after`.
+    /// Called when the inode of this number becomes `after`.
     fn charge(&mut self, local: u64, after: Option<&Inode>) {
         if self.usage.is_none() {
             return;

@@ -219,7 +219,7 @@ impl MetaStore {
     }
 
     /// Whether this is the removal of a directory that has got shards since it was planned. The first shard, which lies
-    /// beside the directory, stands for all.
+    /// beside the directory, is checked for all of them.
     fn leaves_shards(&self, part: &Part, parts: &[Part]) -> bool {
         let Part::Unlink { ino, kind: Kind::Dir } = part else { return false };
         if !self.is_sharded(*ino) {

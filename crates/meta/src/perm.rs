@@ -1,7 +1,7 @@
 //! Permission rules, as pure functions of a caller and the facts of inodes.
 //!
-//! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation checks them
-//! (`plan`, `setattr`, `xattr`).
+//! Owns: the rules who may read, write, search, delete and own. Does not own: the order in which an operation checks
+//! them (`plan`, `setattr`, `xattr`).
 //!
 //! Rights beyond those of a user come from capabilities, of which root has all at first. Operations that `chattr` has
 //! forbidden (`FileFlags`) are refused to everybody, before permissions are checked, as in Linux.

@@ -4,8 +4,8 @@
 //! log.
 //!
 //! Rules: no existing inode is ever removed. A name is removed only if it leads to nothing, if it is a second name of a
-//! directory, or if it lies where nobody looks (`shards`). An inode that nobody can reach gets a name in `lost+found`.
-//! A second run changes nothing more, so a run that was cut short is finished by the next one.
+//! directory, or if it lies where no lookup searches (`shards`). An inode that is not reachable from the root gets a
+//! name in `lost+found`. A second run changes nothing more, so a run that was cut short is finished by the next one.
 
 mod shards;
 

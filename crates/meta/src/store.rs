@@ -43,7 +43,7 @@ impl Dirty {
         }
     }
 
-    /// An inode was made or changed, and is this now.
+    /// Called when an inode was made or changed, and is this now.
     pub(crate) fn inode(&mut self, local: u64, inode: Inode) {
         self.mark(ItemKey::Inode(local));
         self.inodes.push((local, inode));
@@ -54,13 +54,13 @@ impl Dirty {
         self.inodes.iter_mut().find(|(of, _)| *of == local).map(|(_, inode)| inode)
     }
 
-    /// An inode was removed.
+    /// Called when an inode was removed.
     pub(crate) fn removed_inode(&mut self, local: u64) {
         self.mark(ItemKey::Inode(local));
         self.inodes.retain(|(of, _)| *of != local);
     }
 
-    /// An entry with this cookie and name was made, changed or removed.
+    /// Called when an entry with this cookie and name was made, changed or removed.
     pub(crate) fn dentry(&mut self, dir: u64, cookie: u64, name: &[u8]) {
         self.mark(ItemKey::Dentry { dir, cookie });
         self.names.push((dir, cookie, name.into()));
@@ -188,7 +188,7 @@ impl MetaStore {
         self.inodes.usage().into_iter().flat_map(|usage| usage.all())
     }
 
-    /// To whom an inode is charged. Errors: `Stale`.
+    /// The account to which an inode is charged. Errors: `Stale`.
     pub fn charged(&self, ino: Ino) -> Result<Owner> {
         self.inode(ino).map(|inode| inode.charged())
     }

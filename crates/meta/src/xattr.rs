@@ -4,9 +4,9 @@
 //!
 //! `user.` exists on files and directories only and follows the permission bits; in a sticky directory only the owner
 //! changes the directory's own attributes. `trusted.` belongs to callers with `SYS_ADMIN` and is invisible to others.
-//! `security.` can be read by all, and changed by callers with `SYS_ADMIN`. Of `system.` the two access control lists
-//! exist (`types::acl`): everybody may read them, the owner of the inode changes them. Everything else is not
-//! supported.
+//! `security.` can be read by all, and changed by callers with `SYS_ADMIN`. Of the attributes `system.*`, the two
+//! access control lists exist (`types::acl`): everybody may read them, and only the owner of the inode may change them.
+//! All others are not supported.
 //!
 //! Invariants: an inode with a list has `InodeFlags::LISTS`, others have not. The permission bits are those of the list
 //! that decides about access. A list that says no more than the bits is not stored.
@@ -38,8 +38,8 @@ pub enum XattrMode {
 pub enum Outcome<T> {
     /// The change was made.
     Done(T),
-    /// The step needs the item of this key, which is not in memory, and has changed nothing: whoever takes the step
-    /// reads the item (`MetaStore::load_absent`) and takes the step again.
+    /// The step needs the item with this key, which is not in memory, and has changed nothing: the caller reads the
+    /// item (`MetaStore::load_absent`) and repeats the step.
     Absent(Key),
 }
 
@@ -213,8 +213,8 @@ impl MetaStore {
         listed && self.xattrs.has(ino.local(), acl::ACCESS)
     }
 
-    /// Sets or removes a list (Linux, `posix_acl_update_mode`): the permission bits follow a list for access, and who
-    /// is not in the group loses the setgid bit.
+    /// Sets or removes a list (Linux, `posix_acl_update_mode`). The permission bits follow an access list; if the
+    /// caller is not in the group, the setgid bit is removed.
     fn set_acl(&mut self, cred: &Cred, ino: Ino, name: &[u8], list: Option<Acl>, now: Timespec, txn: &mut Txn) {
         let mut acls = self.acls(ino);
         let mut dirty = Dirty::default();

@@ -19,8 +19,8 @@ pub trait Backend: Send {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Outcome<usize>;
     /// Writes all of the parts one after the other from `offset` on, as one request where the system permits it.
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Outcome;
-    /// A small part of the range was written and many more are about to be. The file system may prepare for all of them
-    /// at once. Told again from time to time while they are written.
+    /// Called when a small part of the range was written and many more are about to be. The file system may prepare for
+    /// all of them at once. Told again from time to time while they are written.
     fn expect_parts(&self, _offset: u64, _bytes: u64) {}
     /// The length of the file as it is on the file system.
     fn size(&self) -> Outcome<u64>;
@@ -38,8 +38,8 @@ pub trait Backend: Send {
     fn descriptors(&self) -> [RawFd; 2] {
         [-1; 2]
     }
-    /// Makes the descriptors members of a group, which shuts out who is none (docs/IOCTL.md), without waiting for
-    /// another group.
+    /// Makes the descriptors members of a group, which excludes all others (docs/IOCTL.md), without waiting for another
+    /// group.
     fn group_join(&self, _: u64) -> Outcome {
         Err(NO_GROUPS)
     }

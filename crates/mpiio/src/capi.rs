@@ -23,11 +23,11 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// So long a range costs more to copy twice than to ask the kernel for, which takes about a microsecond.
+/// A range of this length costs more to copy twice than to request from the kernel, which takes about a microsecond.
 const ASIDE_BYTES: u64 = 16 << 10;
 
-/// How long the end of a process waits for a call of its own on the file. The end may have come in the middle of it,
-/// from a signal handler, and the call then never ends.
+/// How long the end of a process waits for a call of its own on the file. The end may have come in the middle of that
+/// call, from a signal handler, and the call then never ends.
 const LAST_CALL: Duration = Duration::from_secs(2);
 const LAST_LOOK: Duration = Duration::from_millis(1);
 
@@ -89,7 +89,7 @@ pub struct OpenSettings {
     /// Ranks of this node, and which of them this is.
     ranks: u32,
     rank: u32,
-    /// Ranks of other nodes.
+    /// The number of proxies, which work for ranks of other nodes.
     clients: u32,
     readable: u32,
     writable: u32,
@@ -399,9 +399,9 @@ pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
     file.team.into_inner().unwrap_or_else(PoisonError::into_inner).leave();
 }
 
-/// The process ends though it has not closed the file. Writes all dirty bytes of the node, if `flush` says so, and
-/// leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it ends as one
-/// that was killed.
+/// Called when the process ends though it has not closed the file. Writes all dirty bytes of the node, if `flush` says
+/// so, and leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it ends
+/// as one that was killed.
 ///
 /// # Safety
 /// `file` is open.
@@ -414,7 +414,8 @@ pub unsafe extern "C" fn amphi_mpiio_end(file: *const AmphiFile, flush: c_int) -
     code(written)
 }
 
-/// The job is about to be ended: writes all dirty bytes on all nodes. EBUSY: the process is in the middle of a call.
+/// Called when the job is about to be ended: writes all dirty bytes on all nodes. EBUSY: the process is in the middle
+/// of a call.
 ///
 /// # Safety
 /// `file` is open.
@@ -460,7 +461,7 @@ pub unsafe extern "C" fn amphi_mpiio_await(
     }
 }
 
-/// Defines functions of the meeting, which take no mutex, since who waits must not keep other threads away.
+/// Defines functions of the meeting. They take no mutex, since a waiting thread must not exclude other threads.
 macro_rules! meeting {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $result:ty = |$meeting:ident| $body:expr;)*) => {$(
         $(#[$doc])*

@@ -9,8 +9,9 @@
 //!   exclusive lock of the page.
 //! * Dirty bytes are valid. Valid bytes of a frame are the content of the file for all ranks. Other bytes have to be
 //!   read from the file system, which has them, because a frame that loses bytes has written the dirty ones.
-//! * A call holds the locks of all pages that it touches before it releases the first, so each call is atomic, also
-//!   one of many ranges. The length grows before the locks are released: who sees the new length waits for the bytes.
+//! * A call holds the locks of all pages that it touches before it releases the first, so each call is atomic, also one
+//!   of many ranges. The length grows before the locks are released, so a caller that sees the new length waits for the
+//!   bytes.
 //! * Each rank has a fixed number of frames, which bounds the memory. Pages without a frame are read and written in the
 //!   file system under their locks.
 
@@ -220,7 +221,7 @@ impl CachedFile {
         result
     }
 
-    /// The file system was given something that the next sync has to make stable.
+    /// Called when the file system was given something that the next sync has to make stable.
     fn note_change(&self) {
         self.segment().header().unsynced.store(1, SeqCst);
     }
@@ -305,12 +306,12 @@ impl CachedFile {
         !self.held.is_empty() || self.has_leaving()
     }
 
-    /// The present call holds all of its locks and has done its work.
+    /// Called when the present call holds all of its locks and has done its work.
     pub fn commit(&self) {
         self.locks.pace.committed();
     }
 
-    /// The rank can be waited for no longer: what it holds is never released.
+    /// Called when the rank can be waited for no longer: what it holds is never released.
     pub fn give_up(&self) {
         self.segment().header().ended.store(self.segment().rank() + 1, SeqCst);
     }
@@ -422,7 +423,7 @@ impl CachedFile {
                 continue;
             }
             if self.frame_of(page)? != Some(frame) {
-                // It moved to another node meanwhile.
+                // The page moved to another node meanwhile.
                 self.locks.unlock(page, Mode::Exclusive)?;
                 self.pool.release(own);
                 return Ok(true);

@@ -4,7 +4,8 @@
 //! reading its counters. Does not own: what is counted (`stats`). Only processes of the same user can be examined, as
 //! the kernel requires for `/proc/PID/fd`. The super-user sees all.
 //!
-//! Nothing of the memory is mapped or changed. It is another process's: numbers that cannot be are passed over.
+//! Nothing of the memory is mapped or changed. Another process owns the memory, so impossible numbers in it are
+//! skipped.
 
 use crate::segment::{HEADER_BYTES, Snapshot};
 use std::collections::BTreeSet;

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 /// How a page is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// With other readers.
+    /// The page is shared with other readers.
     Shared,
     /// Alone.
     Exclusive,

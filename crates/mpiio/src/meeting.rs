@@ -6,8 +6,8 @@
 //! the other work that has to continue meanwhile. `wait` returns after `PAUSE`, so that the shim can let the library
 //! make progress with other communication of the program.
 //!
-//! A rank that ended never comes, so the first one that waits for it breaks off this round and all later ones: who has
-//! given up a round must not count in it when it comes to the next one.
+//! A rank that has ended never arrives. So the first rank that waits for it breaks off this round and all later ones: a
+//! rank that has given up a round must not count in that round when it arrives for the next one.
 //!
 //! Invariants: a rank takes part in one round at a time, and in all of them in the same order. `arrived` counts those
 //! of the present round. The value of a round is kept until all ranks are in the next one, which they enter when they
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// After this time a rank that waits looks up.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Every so many pauses a rank that waits looks whether another one has ended.
+/// A waiting rank checks after this many pauses whether another rank has ended.
 const PAUSES_TO_LOOK: u32 = 500;
 
 /// The meetings of one open file, as one rank takes part in them.

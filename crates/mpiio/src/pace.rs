@@ -1,4 +1,4 @@
-//! How a rank waits for a word of shared memory to change: the seam between the cache and the scheduler.
+//! The wait of a rank for a word of shared memory to change: the seam between the cache and the scheduler.
 //!
 //! Owns the trait and its production form, the futex. The tests' form (`tests/model`) lets one rank run at a time and
 //! chooses the next one by a seed at each `point`. So a run is repeatable and a deadlock is detected at once.

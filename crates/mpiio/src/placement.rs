@@ -1,4 +1,4 @@
-//! Where a page of a job on several nodes is cached.
+//! The node on which a page of a job on several nodes is cached.
 //!
 //! Owns the form of the answer alone. A page has a node by its number, its home, and moves from there to a node that
 //! continues to use it (`file/migrate.rs`). Each node keeps one such word for a page. A node has the page if its own

@@ -43,7 +43,7 @@ impl Pool {
         Some(frame)
     }
 
-    /// The frame was used.
+    /// Called when the frame was used.
     pub fn touch(&mut self, frame: u32) {
         self.unlink(frame);
         self.link_last(frame);
@@ -72,7 +72,7 @@ impl Pool {
 mod tests {
     use super::*;
 
-    /// Goal: the frame that was not used for longest comes first, whatever was released between.
+    /// Goal: the frame that has not been used for the longest time is evicted first, whatever was released in between.
     /// Method: a short story with four frames.
     #[test]
     fn oldest_comes_first() {

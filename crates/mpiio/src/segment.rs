@@ -167,7 +167,7 @@ pub struct Header {
     pub group_state: AtomicU32,
     /// 1: calls give each page back as soon as they have done with it.
     pub relaxed: AtomicU32,
-    /// As above.
+    /// The number of that group.
     pub group: AtomicU64,
     /// Descriptors of rank 0 that all ranks of the node use. -1 means that each uses its own.
     pub descriptors: [AtomicI32; 2],

@@ -1,4 +1,4 @@
-//! How much memory the node can spare for a cache when a file is opened.
+//! The amount of memory that the node can spare for a cache when a file is opened.
 //!
 //! Owns the rule alone: the ranks of a file together take at most a quarter of what is available, to the node and to
 //! the control group of this process, so that several files may be open and the program has the rest.

@@ -44,7 +44,7 @@ pub struct Stats {
     pub bytes_written: u64,
     /// References to a page that was cached and, for reads, valid where it was read.
     pub hits: u64,
-    /// Those of them that went to a page of another rank.
+    /// The references among them that went to a page of another rank.
     pub remote: u64,
     /// Pages, or parts of them, that were read from the file.
     pub fills: u64,
@@ -58,19 +58,19 @@ pub struct Stats {
     pub lock_waits: u64,
     /// Read requests to the file system.
     pub fs_reads: u64,
-    /// Their bytes.
+    /// The bytes of these reads.
     pub fs_read_bytes: u64,
     /// Write requests to the file system.
     pub fs_writes: u64,
-    /// Their bytes.
+    /// The bytes of these writes.
     pub fs_write_bytes: u64,
-    /// Those that begin on a page boundary and end on one or at the end of the file.
+    /// Those of the writes that begin on a page boundary and end on one or at the end of the file.
     pub fs_writes_aligned: u64,
     /// Sync requests to the file system.
     pub fs_syncs: u64,
     /// Requests to the file system that went past the caches of the system.
     pub fs_direct: u64,
-    /// Messages to other nodes.
+    /// The number of messages to other nodes.
     pub asked: u64,
     /// Pages that were written because they were idle for a while.
     pub idle_pages: u64,

@@ -37,8 +37,8 @@ pub mod server;
 /// This many bytes go into one step at most, unless one page is larger.
 const STEP_BYTES: usize = 16 << 20;
 
-/// So often a call goes after a page that moves before it could be had. Each time the page has moved once more, so only
-/// a page that no node has takes so long.
+/// The number of times that a call follows a page which moves before the call gets it. Each time the page has moved
+/// once more, so the bound is reached only for a page that no node has.
 const CHASES_MAX: u32 = 1000;
 
 /// After this many seconds of silence a connection is tried, and given up after three tries.
@@ -224,7 +224,7 @@ impl Team {
         }
     }
 
-    /// Asks all other nodes.
+    /// Sends a request to all other nodes.
     fn ask_all(&mut self, kind: Kind, number: u64) -> Outcome {
         let others: Vec<usize> = (0..self.peers.len()).filter(|n| *n != self.node).collect();
         others.into_iter().try_for_each(|node| self.ask(node, kind, number, &[], &[]).map(|_| ()))

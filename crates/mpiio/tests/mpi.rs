@@ -493,7 +493,7 @@ fn unusual_opens_are_served() {
             ("hints", 4, "", "", "page=4096 "),
             ("groups", 4, "", "", "ranks=2 nodes=1 "),
             ("groups", 4, nodes, "", "ranks=2 nodes=2 "),
-            // Nobody listens there.
+            // The address is one at which nobody listens.
             ("groups", 4, nodes, "127.0.0.2", "several nodes that cannot reach each other"),
             ("forked", 3, "", "", "ranks=3 "),
             ("nomemory", 3, "", "", "no shared memory between the ranks"),

@@ -88,7 +88,7 @@ fn many_parts_are_one_request() {
     assert_eq!(backend.size().unwrap(), 30_011);
 }
 
-/// Goal: what is no regular file is not cached. Method: a directory and a device.
+/// Goal: only regular files are cached. Method: a directory and a device.
 #[test]
 fn only_regular_files() {
     for path in [c"/", c"/dev/null"] {

@@ -4,9 +4,9 @@
 //! Does not own: the disk (`ObjectDisk`, through which every change passes), whether a read is served from this cache
 //! (the server's rule).
 //!
-//! The cache is keyed by physical block and knows nothing of files. A read finds its blocks by the extents, just as it
-//! finds them on the disk. So truncates, punches, removals and new extents need not be reported. A block changes in one
-//! way only, by a write to the disk.
+//! The cache is keyed by physical block and has no information about files. A read finds its blocks by the extents,
+//! just as it finds them on the disk. So truncates, punches, removals and new extents need not be reported. A block
+//! changes in one way only, by a write to the disk.
 //!
 //! Invariants:
 //!
@@ -35,7 +35,7 @@ pub const CHUNK_BLOCKS: u64 = 16;
 pub const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK;
 /// Most writes without a seen end that are remembered.
 const LOST_MAX: usize = 64;
-/// One in so many chunks is for blocks that were used once.
+/// One chunk in this many is for blocks that were used once.
 const FRESH_SHARE: usize = 10;
 /// Uses of a chunk are counted up to this number.
 const USES_MAX: u8 = 3;
@@ -112,7 +112,7 @@ impl ReadCache {
         self.shrink(self.limit);
     }
 
-    /// Memory is short, or no longer is. Each call while memory is short evicts half of the cache.
+    /// Called when memory is short, or no longer is. Each call while memory is short evicts half of the cache.
     pub fn press(&mut self, is_short: bool) {
         self.limit = if is_short { self.tuned.min(self.chunks.len() / 2) } else { self.tuned };
         self.shrink(self.limit);
@@ -258,8 +258,8 @@ impl ReadCache {
         }
     }
 
-    /// The blocks have arrived if `is_known`; otherwise it is unknown whether they did. Returns whether they may be
-    /// cached.
+    /// Called when the blocks have arrived if `is_known`; otherwise it is unknown whether they did. Returns whether
+    /// they may be cached.
     fn end(&mut self, number: u64, is_known: bool) -> bool {
         let Some(at) = self.accesses.iter().position(|a| a.number == number) else { return false };
         if self.accesses[at].writes && !is_known {
@@ -295,7 +295,7 @@ impl OnTheWay {
         OnTheWay { cache: cache.clone(), number, has_ended: false }
     }
 
-    /// The blocks have arrived. Returns whether they may be cached.
+    /// Called when the blocks have arrived. Returns whether they may be cached.
     pub fn end(mut self) -> bool {
         self.has_ended = true;
         self.cache.borrow_mut().end(self.number, true)

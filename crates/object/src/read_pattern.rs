@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 const OBJECTS_MAX: usize = 64;
 /// Most reads of each that are recorded.
 const READS_MAX: usize = 16;
-/// Reads that begin within so many bytes of each other are neighbours.
+/// Reads that begin within this many bytes of each other are neighbours.
 const NEAR_BYTES: u64 = 128 << 10;
-/// Reads that begin within so many bytes may form a sequence.
+/// Reads that begin within this many bytes may form a sequence.
 const TOGETHER_BYTES: u64 = 1 << 20;
 /// This many of the last reads, including the present one, form a sequence.
 const TOGETHER_READS: usize = 4;

@@ -28,10 +28,10 @@ pub trait CachedFile: Send + Sync {
     fn changes(&self, _range: ByteRange) {}
 }
 
-/// Which units are dirty.
+/// The dirty units of a file.
 #[derive(Default)]
 pub struct DirtyIndex {
-    /// By unit index: since when the unit is dirty, in nanoseconds.
+    /// For each dirty unit, by its index, the time since when it is dirty, in nanoseconds.
     pub units: BTreeMap<u64, u64>,
 }
 

@@ -1,7 +1,7 @@
 //! `Ghosts`: units that were evicted and are requested again, which show how much more memory would have helped.
 //!
 //! Owns: a table of the units that were evicted last. Does not own: the requests (`fill`), the consequences (the owner
-//! of the cache, who knows the cost of memory).
+//! of the cache, which knows the cost of memory).
 //!
 //! A unit has one place by its hash, and another evicted unit may take that place over. 65,536 places remember 4 GiB of
 //! whole units in 256 KiB. (N. Megiddo, D. Modha: ARC, FAST 2003, which keeps such a list for each of its two halves.)
@@ -56,8 +56,8 @@ impl Ghosts {
 mod tests {
     use super::*;
 
-    /// Goal: a unit that left the cache and comes back counts once, one that never left does not. Method: the test
-    /// makes the calls itself; a thousand units, some of which may share an entry.
+    /// Goal: a unit that left the cache and is loaded again counts once; one that never left it does not count. Method:
+    /// the test makes the calls itself; a thousand units, some of which may share an entry.
     #[test]
     fn what_comes_back_counts_once() {
         let ghosts = Ghosts::default();

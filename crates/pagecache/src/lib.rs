@@ -99,9 +99,9 @@ impl<F: CachedFile> Shard<F> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Any,
-    /// In the slab of which it is the next unit.
+    /// The unit goes into the slab that it continues.
     GoesOn,
-    /// In that slab, or as the first unit of a new one.
+    /// The unit goes into the slab that it continues, or is the first one of a new slab.
     Begins,
 }
 
@@ -313,8 +313,8 @@ impl<F: CachedFile> PageCache<F> {
         }
     }
 
-    /// A request was answered with the valid bytes of `range`, found by `read_valid`. To be called once for each
-    /// request, because locality is judged by bytes that are used again.
+    /// Called when a request was answered with the valid bytes of `range`, found by `read_valid`. To be called once for
+    /// each request, because locality is judged by bytes that are used again.
     pub fn used(&self, file: &F, range: ByteRange) {
         for (u, part) in units(range) {
             let shard = self.shard(file.id(), u).read();

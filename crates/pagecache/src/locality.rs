@@ -4,10 +4,10 @@
 //! (buffered or direct, which the client decides).
 //!
 //! A file lacks locality if too few pages were used again, of as many pages as the window has that left the cache. Too
-//! few means fewer than one in 16, or more if direct requests were measured to be so much faster that this does not
-//! make up for it. From then on nearly nothing is brought into the cache, so nearly nothing leaves. The return of
-//! locality is detected by *probes*: requests that use the cache although the verdict is "direct", and whose pages are
-//! counted as soon as they are used again. At least as many pages as a window of requests brings in decide, and a
+//! few means fewer than one in 16, or more if direct requests were measured to be so much faster that this reuse does
+//! not compensate for it. From then on nearly nothing is brought into the cache, so nearly nothing leaves. The return
+//! of locality is detected by *probes*: requests that use the cache although the verdict is "direct", and whose pages
+//! are counted as soon as they are used again. At least as many pages as a window of requests brings in decide, and a
 //! quarter must be used again. Pages of probes stay in the cache only because direct requests evict nothing. So their
 //! use counts only if it comes before the number of bytes that the cache holds has passed, buffered or direct; later
 //! use does not count. A direct request brings no pages in. So requests that go direct for contention or memory change
@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 /// Fewest pages of probes that decide.
 const SAMPLE_MIN_PAGES: u64 = 16;
 
-/// If fewer than one page in so many is used again, there is no reuse.
+/// If fewer than one page in this many is used again, there is no reuse.
 const REUSE_FRACTION: u64 = 16;
 
-/// Of the pages of probes, one in so many must be used again.
+/// Of the pages of probes, one in this many must be used again.
 const COMES_BACK: u64 = 4;
 
 /// The window of the mount, in windows of a file.
@@ -37,7 +37,7 @@ const MOUNT_WINDOWS: u64 = 4;
 pub struct LocalityRule {
     /// Window: pages over which reuse is measured.
     pub window_pages: u64,
-    /// One request in so many is a probe.
+    /// One request in this many is a probe.
     pub probe: u64,
     /// Pages that the cache holds.
     pub cache_pages: u64,
@@ -68,7 +68,7 @@ pub struct Locality {
     read_back_bytes: AtomicU64,
 }
 
-/// When so much was written, both counts are halved.
+/// After this many written bytes both counts are halved.
 const WROTE_BYTES: u64 = 1 << 30;
 /// With fewer written bytes nothing can be said.
 const WROTE_MIN_BYTES: u64 = 64 << 20;
@@ -271,8 +271,8 @@ mod tests {
         assert!(b.is_not_read_back(), "that was long ago");
     }
 
-    /// Goal: where direct carries more, as much more reuse is requested, of windows and of probes. Method: a quarter of
-    /// the pages is used again, and what pays is moved around that.
+    /// Goal: where direct requests have the higher throughput, correspondingly more reuse is required for buffering, of
+    /// windows and of probes. Method: a quarter of the pages is used again, and what pays is moved around that.
     #[test]
     fn what_reuse_has_to_make_up_for() {
         for (least, lacks) in [(0, false), (256, false), (257, true), (512, true)] {

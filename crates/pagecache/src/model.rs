@@ -249,9 +249,9 @@ fn looking_in_vain_is_no_use() {
     }
 }
 
-/// Goal: the unit that came first is evicted first, wherever it is; a unit that was used since the clock hand passed it
-/// stays. Method: two files fill the cache in turn, two more of their chunks come, one of the first chunks is read
-/// again.
+/// Goal: the unit that entered the cache first is evicted first, in whichever file it is; a unit that was used since
+/// the clock hand passed it stays. Method: two files fill the cache in turn, two more of their chunks come, one of the
+/// first chunks is read again.
 #[test]
 fn what_came_first_goes_first() {
     let files = [TestFile::new(1), TestFile::new(2)];
@@ -267,7 +267,7 @@ fn what_came_first_goes_first() {
     };
     (0..200).for_each(fill);
     let room = |chunks: u64| drop(cache.evict(chunks * CHUNK));
-    // The hand has to come by once before anything is old.
+    // The hand has to pass once before any unit is old.
     room(199);
     (200..210).for_each(fill);
     room(180);

@@ -14,7 +14,7 @@ use amphi_types::ByteRange;
 ///
 /// The methods are called under the lock of a shard, so none of them may call the cache.
 pub trait Room<F>: Send + Sync {
-    /// Covers so many more blocks of the file's unit that begins at `offset`. Returns false if there is too little
+    /// Covers this many more blocks of the file's unit that begins at `offset`. Returns false if there is too little
     /// room.
     fn cover(&self, file: &F, offset: u64, blocks: u32) -> bool;
     /// This many of its blocks are not dirty or under way any more.
@@ -91,7 +91,8 @@ impl<F: CachedFile> PageCache<F> {
         missing == 0 || self.room.cover(file, unit_start, missing.count_ones())
     }
 
-    /// Fewer bytes of a unit are dirty or under way, so cover that is not needed ends.
+    /// Reduces the cover of a unit when fewer of its bytes are dirty or in flight than before: blocks that are no
+    /// longer needed become available to other writes.
     pub(crate) fn uncover(&self, file: &F, unit: &mut Unit<F>) {
         if unit.covered == 0 {
             return;

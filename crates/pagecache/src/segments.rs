@@ -66,7 +66,7 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// No bytes.
+    /// A result without bytes.
     pub fn new() -> Segments {
         Segments::default()
     }

@@ -13,12 +13,12 @@ use super::{CHUNK, CHUNK_UNITS, Key, UNIT};
 use amphi_env::Buf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// From so many cached bytes of a file on, a write that continues them counts as a stream.
+/// If a file has this many cached bytes, a write that continues them counts as a stream.
 pub(super) const STREAM_BYTES: u64 = 4 << 20;
-/// After so many further units of the cache, a slab that is not continued makes room for another.
+/// After this many further units of the cache, a slab that is not continued makes room for another.
 const STALE_TURNS: u64 = 4096;
 
-/// The unused parts of all slabs together are at most one part in so many of what the cache may take.
+/// The unused parts of all slabs together are at most one part in this many of what the cache may take.
 const REST_PART: u64 = 4;
 
 /// The unused parts of all slabs: memory that no unit has yet.
@@ -80,7 +80,7 @@ impl Slab {
         Some(piece)
     }
 
-    /// Frees the unused part, because nobody writes any more.
+    /// Frees the unused part, because the stream has ended.
     pub(super) fn let_go(&mut self, slabs: &Slabs) {
         if let Some(rest) = self.0.take() {
             slabs.rest_bytes.fetch_sub(rest.memory.len() as u64, Relaxed);

@@ -40,7 +40,7 @@ fn small_size(bytes: usize) -> Option<usize> {
 
 /// Most buffers that are kept.
 const SPARE_MAX: usize = 128;
-/// The buffers are at most one part in so many of what the cache may take.
+/// The buffers are at most one part in this many of what the cache may take.
 const SPARE_PART: u64 = 32;
 
 impl Default for Spare {
@@ -346,8 +346,8 @@ impl<F: CachedFile> Unit<F> {
         self.now_dirty(part);
     }
 
-    /// Puts the bytes of the whole unit in, dirty, by keeping their memory. `bytes`, which must be a unit's memory,
-    /// gets other memory of arbitrary content. Returns by how much the memory grew.
+    /// Makes the memory of `bytes`, which must have the size of a unit, the unit's own, without a copy; all of its
+    /// bytes are dirty then. `bytes` gets other memory of arbitrary content. Returns by how much the memory grew.
     pub(crate) fn exchange(&mut self, bytes: &mut Buf, spare: &Spare) -> u64 {
         let before = self.cost();
         let free = match &mut self.memory {

@@ -11,8 +11,8 @@
 //!
 //! Rules: the constructor makes no system call; no thread, no signal handler, no descriptor that stays, no allocation;
 //! `errno` is left alone unless the real call sets it. What belongs to the kernel (`fork`, `exec`, locks, `lseek`,
-//! `stat`, ...) is not touched. Before calls that go by the size which the kernel keeps (`mmap`, ...) the kernel is
-//! made to ask for it.
+//! `stat`, ...) is not touched. Before calls that use the size which the kernel has cached (`mmap`, ...), the library
+//! makes the kernel ask for the size.
 
 //!
 //! With the profile `preload` the library is built without the standard library, and needs nothing but libc. Other
@@ -37,8 +37,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     unsafe { libc::abort() }
 }
 
-// Symbols for unwinding that the tables of the precompiled core library name, which never happens. Hidden, so that it
-// comes in the place of no other library's.
+// Symbols for unwinding that the tables of the precompiled core library name, which never happens. It is hidden, so
+// that it does not replace a function of another library.
 #[cfg(panic = "abort")]
 core::arch::global_asm!(
     ".globl rust_eh_personality",

@@ -73,7 +73,7 @@ extern "C" fn filters_calls() {
 
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" {
-    /// As libc's.
+    /// The function of this name in libc.
     fn __errno_location() -> *mut c_int;
 }
 

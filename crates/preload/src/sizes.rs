@@ -1,8 +1,8 @@
-//! Functions for which the kernel goes by the size of a file that it keeps.
+//! Functions for which the kernel uses its cached size of a file.
 //!
 //! A posted write makes a file longer without the kernel. A mapping, `sendfile`, `splice` and `copy_file_range` end at
-//! the size that the kernel keeps, and ask nobody. So the kernel is made to ask for the size first, which costs a
-//! request to the mount. Which process has posted does not matter.
+//! the size that the kernel has cached, without a request. So the kernel is made to ask for the size first, which costs
+//! a request to the mount. Which process has posted does not matter.
 
 use crate::reads::returned;
 use crate::real::{Real, absent, real};

@@ -1,6 +1,7 @@
 //! Functions that write.
 //!
-//! As those that read: a write that the kernel serves is a jump to the real function, without a frame of this library.
+//! As for the reading functions, a write that the kernel serves is a jump to the real function, without a stack frame
+//! of this library.
 
 use crate::reads::{pieces, returned};
 use crate::real::{Real, absent, real};

@@ -136,8 +136,8 @@ pub fn preload_list(first: Option<&Path>, there: Option<&OsStr>, last: Option<&P
 mod tests {
     use super::*;
 
-    /// Goal: other libraries stay, in their order, and ours come once, however often programs are nested. Method:
-    /// lists.
+    /// Goal: other preloaded libraries stay, in their order, and ours is loaded once, however deeply programs are
+    /// nested. Method: lists.
     #[test]
     fn preloaded_libraries_stand_once() {
         let (shim, own) = (Path::new("/l/shim.so"), Path::new("/l/own.so"));

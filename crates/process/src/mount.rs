@@ -31,7 +31,7 @@ const DETACH: Duration = Duration::from_secs(2);
 pub struct MountOptions {
     /// The source of the mount: the folder of a cluster of this process, or the cluster's addresses.
     pub source: String,
-    /// Where.
+    /// The mount point.
     pub dir: PathBuf,
     /// Polling of `/dev/fuse` before a reader sleeps.
     pub spin: Duration,
@@ -133,7 +133,7 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
     if rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    // What `fusermount3` asks for.
+    // The rule is that of `fusermount3`.
     let sticky = meta.st_mode & Mode::SVTX.bits() != 0 && meta.st_uid != rustix::process::getuid().as_raw();
     if sticky || rustix::fs::access(dir, Access::WRITE_OK).is_err() {
         return refused("is not this user's to mount on; give a directory that he owns and may write to".into());
@@ -184,7 +184,7 @@ pub fn end(session: &Session, running: Running) -> Outcome {
     running.stop().and(told)
 }
 
-/// Takes a mount away: in order if nobody uses it, otherwise detached after everything was written back.
+/// Removes a mount: in order if it is not in use, otherwise detached after everything was written back.
 ///
 /// Errors: if some data could not be written back; the mount is removed even then.
 fn unmount(session: &Session, client: &Client) -> Outcome {

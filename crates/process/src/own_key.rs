@@ -85,7 +85,8 @@ pub fn of_server(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKe
         return Ok(None);
     }
     if !config.join.is_empty() && config.identity.is_some() {
-        // It joins with that, or its refusal names the missing key.
+        // The server joins by its identity. If that does not suffice, the start is refused with a message that names
+        // the missing key.
         return Ok(None);
     }
     if !config.join.is_empty() && !data.join(OWN_KEY).exists() {

@@ -40,7 +40,7 @@ pub struct Committed {
     pub dir: PathBuf,
     /// Files of the tree; 0 if it had been published before.
     pub files: usize,
-    /// Their bytes.
+    /// The bytes of these files.
     pub bytes: u64,
     /// It had been published before, and the remaining work is done now.
     pub before: bool,
@@ -65,7 +65,7 @@ pub fn begin(dir: &Path, ranks: u32) -> Result<PathBuf> {
     let mode = before.as_ref().map_or(0o755, |meta| meta.permissions().mode() & 0o7777);
     make(&tree, mode)?;
     if let Some(meta) = before {
-        // Only root may change its owner; others get the error here.
+        // Only root may change the owner of the tree; for other users the error is reported here.
         std::os::unix::fs::chown(&tree, Some(meta.uid()), Some(meta.gid()))
             .during("give it the owner of what it replaces", &tree)?;
         fs::set_permissions(&tree, fs::Permissions::from_mode(mode)).during("set the mode of", &tree)?;
@@ -101,8 +101,9 @@ fn begun(publication: &Publication) -> Result<Begun> {
     })
 }
 
-/// Rank `rank` is done. On return, everything in `paths`, which are files and trees below `tree` that this rank has
-/// written, is stable; a commit refuses when one of them has changed since. A repeated call replaces the earlier list.
+/// Called when rank `rank` is done. On return, everything in `paths`, which are files and trees below `tree` that this
+/// rank has written, is stable; a commit refuses when one of them has changed since. A repeated call replaces the
+/// earlier list.
 ///
 /// Errors: a rank that there is not; paths outside the tree.
 pub fn ready(tree: &Path, rank: u32, paths: &[PathBuf]) -> Result<()> {

@@ -13,7 +13,7 @@ pub enum ErrorKind {
     Failed,
 }
 
-/// Why something was not published.
+/// The reason why a tree was not published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// Whether anything was changed.

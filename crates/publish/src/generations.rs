@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 pub struct Generation {
     /// The higher, the younger.
     pub number: u64,
-    /// Where its tree lies.
+    /// The path of its tree.
     pub tree: PathBuf,
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn trim(place: &Place, keep: usize) -> Result<()> {
 /// Gives the name back to an earlier generation: the youngest, or the one of this number. The tree that had the name
 /// takes its place among the generations, so the same call with the same number undoes it. Stable on return.
 ///
-/// Errors: there is none.
+/// Errors: there is no such generation.
 pub fn rollback(dir: &Path, number: Option<u64>) -> Result<Generation> {
     let place = Place::of(&std::path::absolute(dir).during("find", dir)?)?;
     let none = || match number {

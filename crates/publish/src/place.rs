@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 const TREE: &str = "tree";
 /// Earlier generations.
 const OLD: &str = "old";
-/// Which publication a tree was.
+/// The extended attribute with the ID of the publication that a tree was.
 const ID: &str = "user.publish.id";
 /// Longest ID, bytes.
 const ID_MAX: usize = 64;
@@ -34,7 +34,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Of a name whose folder exists.
+    /// The place under a name; the folder that contains the name has to exist.
     pub(crate) fn of(dir: &Path) -> Result<Place> {
         let bad = || Error::refused(format!("{}: is no name that a tree can get", show(dir)));
         let name = dir.file_name().ok_or_else(bad)?.to_os_string();
@@ -109,7 +109,7 @@ pub(crate) struct Publication {
 }
 
 impl Publication {
-    /// Of the path that `begin` returned.
+    /// The publication whose tree has the path that `begin` returned.
     pub(crate) fn of_tree(tree: &Path) -> Result<Publication> {
         let tree = std::path::absolute(tree).during("find", tree)?;
         let bad = || {

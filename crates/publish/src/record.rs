@@ -10,11 +10,11 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-/// Of a publication.
+/// The record of a publication that has begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Begun {
     pub(crate) ranks: u32,
-    /// Since 1970, seconds.
+    /// The time in seconds since 1970.
     pub(crate) at_s: u64,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Finished {
     pub(crate) mtime_ns: i128,
 }
 
-/// Of a rank.
+/// The record of a rank that is done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ready {
     pub(crate) files: Vec<Finished>,

@@ -85,7 +85,7 @@ fn a_commit_is_interrupted_anywhere() {
                 }
                 let again = plain(&tree);
                 match (other, was_new) {
-                    // It had the name, and the other one has it now.
+                    // The tree had the name, and the other tree has it now.
                     (true, true) => assert!(again.is_err(), "{again:?}"),
                     _ => assert_eq!(again.expect("it goes on").dir, dir),
                 }
@@ -181,7 +181,8 @@ fn generations_come_back() {
     assert_eq!(content(&dir).as_deref(), Some("1"));
 }
 
-/// Goal: what is no publication and no name is refused. Method: such paths; a file in the place of the name.
+/// Goal: paths that are no publication, and names that cannot be published, are refused. Method: such paths; a file in
+/// the place of the name.
 #[test]
 fn names_that_are_none() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -45,8 +45,8 @@ pub(crate) fn list(path: &Path) -> Result<Listing> {
     Ok(all)
 }
 
-/// Makes files stable, whoever wrote them, then directories; returns the bytes of the files. `done` hears how many of
-/// the files are.
+/// Makes files stable, whichever process wrote them, then directories; returns the bytes of the files. `done` is called
+/// with the number of files that are stable.
 pub(crate) fn sync(all: &Listing, done: &(dyn Fn(usize) + Sync)) -> Result<u64> {
     let (next, bytes, failed) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
     let one = |path: &Path| -> Result<()> {

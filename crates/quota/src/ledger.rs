@@ -22,7 +22,7 @@ pub enum Answer {
         number: u64,
         /// The share.
         share: Share,
-        /// There is no more.
+        /// Whether the account gets no more, because nothing is left.
         refused: bool,
     },
     /// First the other targets have to return what they do not use: the caller calls `collected` for each, then `ask`
@@ -36,7 +36,7 @@ pub enum Answer {
 /// The stored state of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// What it may use.
+    /// The amount that the account may use.
     pub limits: Limits,
     /// Since when its use exceeds its soft limit, seconds since the epoch; 0 if it does not.
     pub over_since_s: u64,
@@ -61,7 +61,8 @@ impl Standing {
 pub struct Turn {
     /// The new stored state of the account.
     pub standing: Standing,
-    /// The account may use more or less than before: all targets have to drop what they know of it.
+    /// The account may use more or less than before, so all targets have to drop the shares and limits that they have
+    /// recorded for it.
     pub is_told: bool,
 }
 
@@ -115,7 +116,7 @@ impl Ledger {
     }
 
     /// Sets or replaces the stored state of an account; without limits it is removed. All targets have to drop what
-    /// they know of it.
+    /// they have recorded of it.
     pub fn set(&mut self, account: Account, standing: Standing) {
         if standing.limits.is_none() {
             self.accounts.remove(&account);
@@ -185,7 +186,7 @@ impl Ledger {
     }
 }
 
-/// What a target needs.
+/// The amount that a target needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
     /// The usage of the account there, including the reservations of requests under way.

@@ -4,7 +4,7 @@
 //! target, `Ledger` at target 0). Does not own: what is counted (`meta` and `data`), the messages between targets and
 //! the items on the disk (the server).
 //!
-//! A limit counts for the whole cluster, but each target alone decides whether a write fits. So the ledger at target 0
+//! A limit holds for the whole cluster, but each target alone decides whether a write fits. So the ledger at target 0
 //! deals the limit out in *shares*: a target may use up its share without a message. When it needs more, it asks the
 //! ledger. When the ledger has nothing left, it collects what other targets have and do not use, before it refuses.
 //!
@@ -16,7 +16,7 @@
 //! * A refused request did not fit when the ledger collected, or some target could not be reached.
 //!
 //! Lustre deals out limits in the same way (quota master and slaves), with slices of fixed sizes. Here a share is a
-//! part of what is free, so that an account that is far from its limit asks seldom.
+//! part of what is free, so that for an account far from its limit there are few requests.
 #![forbid(unsafe_code)]
 
 mod ledger;

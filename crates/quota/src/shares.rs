@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// program tries.
 const REFUSED_NS: u64 = 5_000_000;
 
-/// What the ledger says.
+/// The answer of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Share {
     /// The account is not limited.
@@ -107,7 +107,7 @@ impl Shares {
         }
     }
 
-    /// The request has ended, or what it adds is counted from now on.
+    /// Called when the request has ended, or what it adds is counted from now on.
     pub fn release(&mut self, owner: Owner, amount: Amount) {
         for account in owner.accounts() {
             if let Some(held) = self.accounts.get_mut(&account) {
@@ -121,9 +121,9 @@ impl Shares {
         self.accounts.get(&account).map_or(Amount::default(), |held| held.held)
     }
 
-    /// The ledger is asked for an account that uses `used` on this target. Until it answers, the account has no more
-    /// than what it uses, including what requests under way hold; this sum is returned: a ledger that was restarted
-    /// knows no shares, and takes it for the target's share.
+    /// Called when the ledger is asked for an account that uses `used` on this target. Until it answers, the account
+    /// has no more than what it uses, including what requests under way hold; this sum is returned: a ledger that was
+    /// restarted knows no shares, and takes it for the target's share.
     pub fn ask(&mut self, account: Account, used: Amount) -> Amount {
         let number = self.accounts.get(&account).map_or(0, |held| held.number);
         self.give_back(account, number, used)

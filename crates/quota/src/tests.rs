@@ -208,7 +208,8 @@ fn soft_limits_count_after_their_grace() {
     assert!(!ledger.is_on() && ledger.standing(USER).is_none());
 }
 
-/// Goal: inodes and blocks are limited apart, and requests under way count. Method: a story on one target.
+/// Goal: the limits of inodes and of blocks hold independently, and what requests under way may add is counted. Method:
+/// a story on one target.
 #[test]
 fn inodes_and_blocks_are_limited_apart() {
     let (mut shares, used) = (Shares::default(), |_| Amount { blocks: 10, inodes: 2 });

@@ -80,7 +80,7 @@ impl Usage {
         }
     }
 
-    /// What an account uses.
+    /// The amount that an account uses.
     pub fn used(&self, account: Account) -> u64 {
         self.places.get(&account).map_or(0, |place| self.used[*place as usize])
     }

@@ -20,7 +20,7 @@ const CALL_MAX: u64 = 64 << 20;
 /// Longest name of an entry, bytes.
 const NAME_MAX: usize = 255;
 
-/// What a node is.
+/// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeKind {
     File,
@@ -31,7 +31,7 @@ pub(crate) enum NodeKind {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) kind: NodeKind,
-    /// It is there before the replay, under this path, with so many bytes.
+    /// The node exists before the replay, under this path, with this many bytes.
     pub(crate) before: Option<Vec<u8>>,
     pub(crate) size: u64,
     /// Ranges that are read before anybody writes them, or at all.
@@ -144,7 +144,7 @@ pub(crate) struct Step {
     pub(crate) op: Op,
     pub(crate) start_ns: u64,
     pub(crate) took_ns: u64,
-    /// It succeeded.
+    /// Whether the call succeeded.
     pub(crate) worked: bool,
     /// Steps of other threads that have to be done: thread and number.
     pub(crate) after: Vec<(usize, usize)>,
@@ -153,7 +153,7 @@ pub(crate) struct Step {
 /// Calls that are not made again, by what they do.
 pub type Skipped = BTreeMap<Op, u64>;
 
-/// What a replay does.
+/// The steps of a replay.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub(crate) nodes: Vec<Node>,
@@ -201,7 +201,7 @@ struct OpenFile {
     opener: usize,
     /// Whether it can be read.
     reads: bool,
-    /// The last close of one of its descriptors, if nobody has used it since.
+    /// The last close of one of its descriptors, if the file has not been used since.
     closed: Option<(usize, usize)>,
 }
 
@@ -335,7 +335,8 @@ impl Planner {
     }
 
     fn call(&mut self, call: &Call) {
-        // Closes of the kernel's own have no caller; pages are read and written for whoever has the file open.
+        // Closes by the kernel itself have no caller; pages are read and written for any program that has the file
+        // open.
         let opener = self.open.get(&call.handle).filter(|_| call.tid == 0).map(|open| open.opener);
         let thread = match opener {
             Some(opener) => opener,
@@ -420,7 +421,7 @@ impl Planner {
         }
     }
 
-    /// Bytes that were read were there, unless somebody has written them.
+    /// Bytes that were read existed before the replay, unless a recorded call has written them.
     fn reads(&mut self, node: NodeId, from: u64, to: u64) {
         let known = &mut self.plan.nodes[node];
         known.reads.push((from, to));
@@ -430,7 +431,7 @@ impl Planner {
         self.order.reads(node, from, to);
     }
 
-    /// One descriptor of an open file was closed; the last one closes it.
+    /// Called when one descriptor of an open file was closed; the last one closes it.
     fn closed(&mut self, thread: usize, call: &Call) {
         let Some(slot) = self.open.get(&call.handle).map(|open| open.slot) else { return self.skip(call.op) };
         self.order.closes_slot(slot);
@@ -528,7 +529,7 @@ impl Planner {
             Some(open) => open.node,
             None => match self.inodes.get(&call.ino) {
                 Some(node) => *node,
-                // Nothing tells what it is.
+                // The trace does not tell what the inode is.
                 None => return self.skip(call.op),
             },
         };
@@ -609,7 +610,7 @@ impl Planner {
                 let other = exchange.then(|| self.named(to_dir, &call.new_name, NodeKind::File));
                 self.order.uses_node(to_dir);
                 self.order.changes_name(&to);
-                // Whoever opened it by its old path has done so.
+                // Calls that opened the node by its old path have to be done before.
                 self.order.removes(node);
                 let new = self.path_in(to_dir, &call.new_name);
                 self.take(to_dir, &call.new_name);
@@ -635,7 +636,7 @@ impl Planner {
     }
 }
 
-/// Ranges are made in units of so many bytes.
+/// Ranges are made in units of this many bytes.
 const MADE_BYTES: u64 = 64 << 10;
 
 /// Ranges rounded out and joined, inside of a file of `size` bytes.

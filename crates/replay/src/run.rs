@@ -45,7 +45,7 @@ pub struct Times {
 /// How a replay went.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// By what calls do.
+    /// The time of the calls of each kind.
     pub times: BTreeMap<Op, Times>,
     /// From the first call to the last answer here, nanoseconds.
     pub took_ns: u64,
@@ -256,7 +256,7 @@ pub fn replay(plan: Arc<Plan>, dir: &Path, options: Options) -> Result<Report, S
         match spawn(thread) {
             Ok(handle) => running.push(handle),
             Err(e) => {
-                // Those that run would wait for this one.
+                // The running threads would wait for the steps of this one.
                 (0..shared.plan.threads[thread].len()).for_each(|_| shared.progress[thread].goes_on());
                 report.failed += 1;
                 report.note(|| format!("thread {thread} cannot be started: {e}"));
@@ -430,7 +430,7 @@ impl<'a> Thread<'a> {
             Act::Open { path, slot, flags } => return self.open(path, *slot, *flags, false),
             Act::Create { path, slot, flags } => return self.open(path, *slot, *flags, true),
             Act::Close { slot } => {
-                // The descriptor is closed here if nobody else uses it at the moment.
+                // The descriptor is closed here if no other thread uses it at the moment.
                 drop(self.shared.slots[*slot].write().unwrap_or_else(PoisonError::into_inner).take());
             }
             Act::Read { slot, offset, len, .. } => {

@@ -24,7 +24,7 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// An item for the receiver has been pushed: wakes it if it sleeps.
+    /// Called when an item for the receiver has been pushed: wakes it if it sleeps.
     pub(crate) fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleeps.load(Ordering::Relaxed) && self.sleeps.swap(false, Ordering::AcqRel) {

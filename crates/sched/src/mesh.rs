@@ -27,7 +27,7 @@ pub enum Lane {
     /// Flushes, cancels, callbacks: received first, so that messages which free resources never wait behind those which
     /// need them.
     Urgent,
-    /// Everything else.
+    /// The ring for all other messages.
     Normal,
 }
 

@@ -26,7 +26,7 @@ pub struct WorkerConfig {
 /// Which cores workers use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cores {
-    /// Those that the scheduler chooses, at any time.
+    /// Workers use the cores that the scheduler chooses, at any time.
     Free,
     /// A worker stays where it is while requests of the process mostly wait for workers, for short times, and another
     /// core is left.

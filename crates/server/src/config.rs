@@ -37,9 +37,10 @@ pub type ReadFile = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// Memory of a target for what it reads, if the machine's memory is not known, bytes.
 const READ_CACHE_BYTES: u64 = 16 << 20;
-/// Without a configured size, the read cache has this part of the memory. A server has four targets by default.
+/// The share of the memory, as 1 part in this many, for the read cache if no size is configured. A server has four
+/// targets by default.
 const READ_CACHE_SHARE: u64 = 256;
-/// At most this many bytes.
+/// The read cache has at most this many bytes if no size is configured.
 const READ_CACHE_MAX_BYTES: u64 = 1 << 30;
 
 /// Properties of the machine that a server needs to know.
@@ -59,7 +60,7 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Where `server.read_cache_bytes` begins.
+    /// The default of `server.read_cache_bytes`.
     pub fn read_cache_bytes(&self) -> u64 {
         let all = self.read_file.as_ref().and_then(|read| memory_groups::usable_bytes(&**read));
         all.map_or(READ_CACHE_BYTES, |bytes| (bytes / READ_CACHE_SHARE).min(READ_CACHE_MAX_BYTES))
@@ -260,7 +261,7 @@ impl ServerConfig {
         Ok(self.auth()?.key)
     }
 
-    /// What connections must prove.
+    /// The credentials that connections must prove.
     pub fn auth(&self) -> Result<ServerAuth, ServerError> {
         let key = self.key.as_deref().map(ClusterKey::new).transpose();
         let key = key.map_err(|e| ServerError::new(ServerErrorKind::Config, e.to_string()))?;

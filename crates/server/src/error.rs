@@ -1,4 +1,5 @@
-//! Why a server does not start or a folder cannot be used: one clear line that names the place and the remedy.
+//! The reasons why a server does not start or a folder cannot be used: one clear line that names the place and the
+//! remedy.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

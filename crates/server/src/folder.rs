@@ -235,7 +235,7 @@ pub fn zone_error(e: ZoneError) -> ServerError {
         ),
         ZoneErrorKind::Version => (ServerErrorKind::Mismatch, "use the version of amphi that made it"),
         ZoneErrorKind::Cluster | ZoneErrorKind::Target => (ServerErrorKind::Mismatch, "put back the right one"),
-        // Only what has the name of a zone is opened as one.
+        // Only a file with the name of a zone is opened as one, so this file is a damaged zone.
         ZoneErrorKind::Corrupt | ZoneErrorKind::NotAZone => {
             (ServerErrorKind::Corrupt, "copy the folder, run `amphi fsck` and restore it from a copy")
         }

@@ -69,7 +69,7 @@ pub struct Report {
     pub unverified_blocks: u64,
     /// Blocks of file data that do not match their checksums or cannot be read.
     pub damaged_blocks: u64,
-    /// Sessions that may come back.
+    /// Sessions that may reconnect.
     pub sessions: u64,
     /// Targets of other servers, whose folders were not given: consistency with those was not checked.
     pub elsewhere: u64,

@@ -185,7 +185,7 @@ pub enum TargetRequest {
     Status,
     /// `Counters`: of the target's zone, and of its worker if it is that worker's first target.
     Counters {
-        /// Start again from zero.
+        /// Whether the counters start again from zero.
         reset: bool,
     },
     /// `Outcome`: after a sync, whether no work is left that continues without a request.

@@ -136,9 +136,9 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
     Ok(last)
 }
 
-/// Creates those of `objects` that do not exist, in the state after a cut, with few records. So a write from before the
-/// cut that arrives later is refused, and a repeated cut keeps what was written since. Objects that a request is
-/// working on may be about to be created, and are left out.
+/// Creates those of `objects` that do not exist, as empty objects with the generation of the truncation, in few
+/// records. So a write from before the cut that arrives later is refused, and a repeated cut keeps what was written
+/// since. Objects that a request is working on may be about to be created, and are left out.
 async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut: &Cut) -> Result<()> {
     let Cut { ino, size, generation, mtime, .. } = *cut;
     let there: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
@@ -333,7 +333,7 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
     target.log(txn, Order::Plain).await
 }
 
-/// Frees the inodes that have no name and that nobody can have open any more.
+/// Frees the inodes that have no name and that no session can have open any more.
 pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     if !target.reclaim.is_over() {
         return;
@@ -381,8 +381,8 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
                 (inode.objects.generation, target.sessions.slots.borrow().truncated_by(ino, inode.objects.generation));
             let by = by.and_then(|session| Some((session, target.sessions.begin_of(session)?)));
             let Some(by) = by else {
-                // No program has seen that the file is cut, and other mounts may have written behind the cut since its
-                // session has ended.
+                // No program has seen the truncated file, and other mounts may have written behind the new end since
+                // the session ended.
                 give_cut_up(worker, target, ino, generation, Txn::default()).await?;
                 settle_later(worker, target, ino);
                 continue;

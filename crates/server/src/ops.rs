@@ -142,7 +142,7 @@ pub async fn execute<E: Env>(
     let tokens = |cx: &RequestCx<E>, result: &Result<Reply>| {
         let mut tokens = cx.tokens.get();
         if result.is_err() {
-            // No inode is shown.
+            // The answer shows no inode.
             tokens.attributes = None;
         }
         (tokens != Tokens::default()).then(|| Box::new(tokens))

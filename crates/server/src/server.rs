@@ -94,7 +94,7 @@ impl Seeds {
         let tunables = Arc::new(Tunables::of(config)?);
         let mut addrs = config.advertise.clone();
         if folder::zones(env, &config.data_dir)?.is_empty() && config.new_zones != NewZones::Refused {
-            // Nothing is made for a server that could not be reached by clients.
+            // All addresses are checked first, so that nothing is made for a server that clients could not reach.
             for addr in &config.listen {
                 let listened = listen(env, addr, config.socket_mode).await?.local_addr();
                 if config.advertise.is_empty() {

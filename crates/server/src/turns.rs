@@ -1,7 +1,7 @@
 //! `Turns`: a bounded number of things at a time, in the order of arrival.
 //!
-//! Owns: who may continue. Does not own: what the turns are for. A dropped wait and a dropped turn both leave nothing
-//! behind.
+//! Owns: the order in which callers continue. Does not own: what the turns are for. A dropped wait and a dropped turn
+//! both leave nothing behind.
 
 use futures_channel::oneshot;
 use std::cell::RefCell;

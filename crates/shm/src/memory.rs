@@ -163,7 +163,7 @@ impl RingMemory {
         }
     }
 
-    /// As `get`, in the other direction. For tests.
+    /// Copies like `get`, in the other direction. For tests.
     pub(crate) fn put(&self, slot: usize, bytes: &[u8]) {
         assert!(slot < RING_SLOTS && bytes.len() <= POST_BYTES);
         // SAFETY: as in `get`.
@@ -179,7 +179,7 @@ impl RingMemory {
 
     /// Gives the memory back to the system, also where others have mapped it: they find zeros.
     pub(crate) fn empty(&self) {
-        // What is not given back goes with the last mapping.
+        // Memory that cannot be given back is freed with the last mapping.
         let _ = fallocate(&self.0.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, RING_BYTES as u64);
     }
 }

@@ -9,11 +9,11 @@
 //! that began after another one had returned is taken after it. A position that is claimed and not posted yet is left
 //! for the next time, because that write has not returned.
 //!
-//! The mount stops posts by a limit of 0, and then takes what is there. A program looks at the limit again after it has
-//! posted, behind a fence, as the mount has one behind its store. So either the program sees the limit, or the mount
-//! sees the post. A program that sees the limit calls its post off by another compare-and-exchange. If that fails, the
-//! mount has taken the write, and it has happened; else the program makes the real call. The same holds for all other
-//! reasons for which a program may not post any longer.
+//! The mount stops posts by setting the limit to 0, and then takes the posted writes. A program looks at the limit
+//! again after it has posted, behind a fence, as the mount has one behind its store. So either the program sees the
+//! limit, or the mount sees the post. A program that sees the limit calls its post off by another compare-and-exchange.
+//! If that fails, the mount has taken the write, and it has happened; else the program makes the real call. The same
+//! holds for all other reasons for which a program may not post any longer.
 //!
 //! | state of position `p` | the next one | by |
 //! |---|---|---|

@@ -162,8 +162,8 @@ mod tests {
         Post { offset, len, handle: 7 }
     }
 
-    /// Goal: what is posted is taken once, in order; nothing is posted beyond the limit, without a limit, or into a
-    /// full ring; a write that does not count is known to its program. Method: a story.
+    /// Goal: each posted write is taken once, in order; nothing can be posted beyond the limit, without a limit, or
+    /// into a full ring; a program knows if a write does not count. Method: a story.
     #[test]
     fn what_is_posted_is_taken_in_order() {
         let (ring, mut reader, mut taken) = (Ring::new(1).unwrap(), Reader::default(), Taken::default());
@@ -184,7 +184,8 @@ mod tests {
         assert_eq!(taken.all.len(), expected.len(), "its handle is not known");
     }
 
-    /// Goal: what is posted behind many claims that were given up is taken. Method: more of these than there are slots.
+    /// Goal: a write that was posted behind many claims that were given up is taken. Method: more of these than there
+    /// are slots.
     #[test]
     fn claims_that_are_given_up_hide_nothing() {
         let (ring, mut reader, mut taken) = (Ring::new(1).unwrap(), Reader::default(), Taken::default());

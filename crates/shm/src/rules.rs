@@ -41,7 +41,7 @@ pub enum Miss {
     Dead,
     /// A call holds the file, or it changed while it was read.
     Busy,
-    /// The mount has to know of this read.
+    /// The mount has to serve this read itself.
     Due,
     /// The bytes are not shared at the moment.
     Absent,

@@ -97,8 +97,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Goal: whatever arrives is refused or is exactly what was sent. Method: arbitrary bytes, and real requests
-        /// with one byte changed.
+        /// Goal: a received message is either refused or exactly the one that was sent. Method: arbitrary bytes, and
+        /// real requests with one byte changed.
         #[test]
         fn requests_are_whole(bytes in proptest::collection::vec(any::<u8>(), 0..64), at in 0usize..32, to in any::<u8>()) {
             if let Some(request) = Request::from_bytes(&bytes) {

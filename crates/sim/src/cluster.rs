@@ -220,8 +220,8 @@ pub struct Cluster {
     /// Choices that only several servers leave open.
     order: RefCell<Dice>,
     mounts: Cell<u64>,
-    /// Single messages are lost or late on connections that continue, as no stream does it: then who is silent about
-    /// one is not deaf.
+    /// Single messages are lost or late on connections that continue, which no stream does: then a client that is
+    /// silent about one message is not deaf.
     pub loses_messages: Cell<bool>,
 }
 
@@ -345,7 +345,7 @@ impl Cluster {
             secure: self.shape.secure,
             timeouts: Timeouts {
                 first_connect: Duration::from_secs(30),
-                // So that a server that is killed again soon is met at all.
+                // The back-off is short, so that a client meets a server that is killed again soon.
                 backoff_max: Duration::from_millis(50),
                 ..Timeouts::default()
             },

@@ -95,7 +95,8 @@ mod tests {
         assert_eq!((a.below(0), a.pick::<u8>(&[])), (0, None));
     }
 
-    /// Goal: bytes tell writes apart. Method: equal bytes at equal places of two tags are as rare as chance.
+    /// Goal: the bytes of different writes differ. Method: equal bytes at equal places of two tags are as rare as
+    /// chance.
     #[test]
     fn bytes_tell_writes_apart() {
         let (x, y) = (bytes_of(1, 5003), bytes_of(2, 5003));

@@ -402,7 +402,7 @@ impl Generator {
         Some(Op::Create { dir: r.root, name, perm: 0o644, flags, handle })
     }
 
-    /// The next call of who reads a directory in order.
+    /// The next call of a program that reads a directory in order.
     fn walk(&mut self, r: &Reference) -> Option<Op> {
         let walking = self.walk.open.is_some() || self.walk.found.is_some() || !self.walk.names.is_empty();
         if walking && self.walk_dice.one_in(WALK_OTHERS) {

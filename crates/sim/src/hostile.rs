@@ -578,7 +578,7 @@ impl Attack {
             let uid = [0, 0, u64::from(USER), 5][self.below(4) as usize];
             varint(uid, &mut bytes);
             varint(uid, &mut bytes);
-            // No groups, and any capabilities.
+            // The credentials have no groups, and any capabilities.
             bytes.extend([0, self.below(256) as u8]);
             if self.guise == Guise::Server && self.below(8) > 0 {
                 return self.question(&bytes);

@@ -255,8 +255,8 @@ mod tests {
         l.end(call, &Cells(result.to_vec()))
     }
 
-    /// Goal: calls one after another have one explanation. Method: each kind of call, with the result it must have,
-    /// then with another.
+    /// Goal: calls that do not overlap are accepted with exactly the results that they must have. Method: each kind of
+    /// call, with the result it must have, then with another.
     #[test]
     fn one_after_another() {
         let mut l = Linear::default();

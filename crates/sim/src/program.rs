@@ -236,7 +236,7 @@ impl Program {
         Ok(())
     }
 
-    /// Everything that is true is stable.
+    /// From now on the check expects the present state of the reference: all of it survives a crash at either level.
     pub fn settle_all(&mut self) {
         self.written = Survival::settled(Level::Written, &self.reference);
         self.stable = Survival::settled(Level::Stable, &self.reference);

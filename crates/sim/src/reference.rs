@@ -4,7 +4,7 @@
 //! checks. Does not own: what may be lost in a crash (`survive`), concurrency (a reference belongs to one program,
 //! whose calls follow one another).
 //!
-//! Inode numbers are those of the file system under test: a call that makes an inode is told the number it got.
+//! Inode numbers are those of the file system under test: a call that makes an inode gets the number from the result.
 //! Times are windows: the call began and ended then, so the stamp lies between. Every change is also reported as
 //! `Effect`s.
 

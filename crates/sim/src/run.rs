@@ -165,9 +165,9 @@ fn line(e: String) -> Vec<String> {
 enum End {
     /// Programs rest, the mount stays.
     Rest,
-    /// Then the mount is closed and opened again.
+    /// Programs rest, and then the mount is closed and opened again.
     Remount,
-    /// Then also the servers are stopped and started.
+    /// As `Remount`, and the servers are stopped and started as well.
     Restart,
     /// The mount is killed.
     MountCrash,

@@ -1,7 +1,7 @@
 //! Directories in shards: in a share of the seeds the root and some of the directories that programs make get
 //! shards, themselves or as sub-directories of others.
 //!
-//! Owns: which directories get them. Nothing in the reference knows of shards: a directory with shards has to look like
+//! Owns: which directories get them. The reference knows nothing of shards: a directory with shards has to look like
 //! any other one.
 
 use amphi_client::{Client, Ctx};
@@ -33,7 +33,8 @@ fn count_of(dir: Ino) -> u64 {
     2 + dir.local() % 3
 }
 
-/// Whether so many inodes may be left when all that programs made is removed: the root, and its shards if it has some.
+/// Whether this many inodes may be left when all that programs made is removed: the root, and its shards if it has
+/// some.
 pub(crate) fn is_root_alone(inodes: u64) -> bool {
     inodes == 1 || are_on() && inodes == 1 + count_of(Ino::ROOT)
 }

@@ -115,7 +115,7 @@ pub struct Shared {
     claims: Claims,
     /// Whether tasks take locks.
     pub locks: bool,
-    /// Whether tasks that have some wait for more, so that circles come to be.
+    /// Whether tasks that hold some locks wait for more, so that cycles arise.
     pub circles: bool,
     next_tag: u64,
     /// The tasks at work.

@@ -17,12 +17,12 @@ use amphi_types::{Ino, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// What a crash spares.
+/// The kinds of crash, by what they spare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Everything a server acknowledged.
+    /// Changes that a server acknowledged survive.
     Written,
-    /// What was synced.
+    /// Synced changes survive.
     Stable,
 }
 
@@ -148,7 +148,7 @@ fn attrs_of(now: &Reference, ino: Ino) -> Option<(u16, u32, u32)> {
 }
 
 impl Survival {
-    /// Everything of `now` survives, and nothing else.
+    /// The survival of exactly the state `now`.
     pub fn settled(level: Level, now: &Reference) -> Survival {
         let mut s = Survival {
             level,
@@ -181,7 +181,7 @@ impl Survival {
         let mut bound: BTreeMap<(Ino, Name), Option<Ino>> = BTreeMap::new();
         for effect in effects {
             match effect {
-                // Of several bindings in one call only the last is ever visible.
+                // If one call binds a name several times, only the last binding is ever visible.
                 Effect::Bind(dir, name, to) => drop(bound.insert((*dir, name.clone()), *to)),
                 Effect::Links(ino, n) => {
                     let (least, most) = self.links.get(ino).copied().unwrap_or((0, 0));
@@ -287,7 +287,7 @@ impl Survival {
         }
     }
 
-    /// Everything in `tree` that must not be there, and everything that lacks.
+    /// The differences of `tree`: everything that must not be there, and everything that is missing.
     pub fn judge(&self, tree: &Tree) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut count: BTreeMap<Ino, u32> = BTreeMap::new();

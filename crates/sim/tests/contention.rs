@@ -30,7 +30,7 @@ fn must_agree(plan: &Plan) -> Summary {
 fn run(seeds: impl Iterator<Item = u64>) {
     let mut sum = Summary::default();
     for seed in seeds {
-        // Without any fault each error is simplest to understand.
+        // A part of the seeds has no faults, because an error without faults is the simplest to understand.
         let faults = if seed % 5 == 0 { Faults::None } else { Faults::All };
         let s = must_agree(&Plan { faults, contention: true, ..Plan::of_seed(seed) });
         sum.callbacks += s.callbacks;

@@ -35,7 +35,7 @@ struct Model {
     name: String,
     ino: Ino,
     cells: BTreeMap<u64, Vec<Option<u64>>>,
-    /// Of these cells, the number of the last write if it was accepted as a whole.
+    /// For each of these cells, the number of the last write, if that write was accepted as a whole.
     accepted: BTreeMap<u64, u64>,
     /// Its maker has it open.
     open: bool,
@@ -188,7 +188,7 @@ impl Task {
             }
             *seat = Some(open);
         } else {
-            // It is not known which of them are there.
+            // The check does not know which of the names exist.
             if !common {
                 self.told.borrow_mut().files[open.at].open = false;
             }

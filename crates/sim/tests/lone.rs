@@ -1,4 +1,4 @@
-//! A mount that is alone, cut off from another server than the master's.
+//! A mount in sole mode that is cut off from a server other than the master.
 
 use amphi_client::{Ctx, OpenFlags};
 use amphi_env::Env;

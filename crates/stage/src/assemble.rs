@@ -1,4 +1,4 @@
-//! Everything but bytes: links, special files, attributes, the last names.
+//! The last steps of the copy, other than bytes: links, special files, attributes, and the last names.
 //!
 //! Owns the order: attributes of a file before it gets its name, names before the attributes of their directory,
 //! deepest directories first.

@@ -101,7 +101,7 @@ fn owner(target: &OwnedFd, want: &Stat, has: &Stat, lost: &mut Vec<String>) -> R
         Err(Errno::PERM | Errno::OPNOTSUPP | Errno::INVAL) => {}
         Err(e) => return Err(e),
     }
-    // A user who may not give files away may still be in the group.
+    // A user who may not change the owner of files may still be in the group.
     let group_kept = has.st_gid == want.st_gid || fs::chownat(target, "", None, Some(gid), AtFlags::EMPTY_PATH).is_ok();
     if !group_kept {
         lost.push(format!("group {}: not permitted", want.st_gid));

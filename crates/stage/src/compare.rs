@@ -1,4 +1,4 @@
-//! Reading back: every copied piece is compared with what was read from the source.
+//! Reading back: every copied piece is compared with the bytes that were read from the source.
 //!
 //! Owns the way past the page cache and the comparison: by checksum, and by the length of the file. Data where the
 //! source has a hole is compared too: it has to be zeros. Pieces that an earlier run compared are not read again.

@@ -103,7 +103,7 @@ impl Copier<'_> {
         let place = self.source.place(self.entry(n)).map_err(Trouble::Source)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let open = |flags| fs::openat(&place.dir, &*place.name, flags, Mode::empty());
-        // Only the owner may read without a trace.
+        // Only the owner of a file may open it so that reads do not change the access time.
         let fd = match open(flags | OFlags::NOATIME) {
             Err(Errno::PERM) => open(flags),
             other => other,
@@ -162,7 +162,8 @@ impl Copier<'_> {
         }
     }
 
-    /// Opens both sides, makes the target afresh unless it holds pieces of just this file, and finds what is missing.
+    /// Opens both sides, makes the target anew unless it holds pieces of exactly this file, and finds the missing
+    /// pieces.
     fn begin(&self, n: u32) -> Result<Begun, Trouble> {
         let (from, stat) = self.open_source(n)?;
         let (identity, size) = (Identity::of(&stat), size(&stat));

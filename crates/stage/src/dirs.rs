@@ -28,7 +28,7 @@ impl DirId {
     /// The directory at the top of the tree, where there is one.
     pub(crate) const ROOT: DirId = DirId(0);
 
-    /// As an index.
+    /// The number as an index.
     pub(crate) fn at(self) -> usize {
         self.0 as usize
     }
@@ -141,7 +141,7 @@ impl Tree {
         for (at, name) in way.into_iter().rev() {
             fd = Arc::new(fs::openat(&fd, &*name, DIRECTORY, Mode::empty())?);
             found.push((at, fd.clone()));
-            // Of a very deep tree the lowest ones are kept.
+            // Of a very deep path, the lowest directories are kept open.
             if found.len() > OPEN_MAX / 4 {
                 found.remove(0);
             }

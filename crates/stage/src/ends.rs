@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// A name in a folder that is open.
 pub(crate) struct End {
-    /// Without symbolic links in the folder's path.
+    /// The folder's path, without symbolic links.
     pub(crate) path: PathBuf,
     pub(crate) base: Arc<OwnedFd>,
     pub(crate) name: OsString,

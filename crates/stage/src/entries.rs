@@ -24,7 +24,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Of what `stat` said.
+    /// The identity as `stat` returned it.
     pub(crate) fn of(stat: &Stat) -> Identity {
         let ns = |seconds: i64, ns| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
         Identity {
@@ -53,7 +53,7 @@ pub(crate) struct Entry {
     /// The root's name is that of the source.
     pub(crate) name: Box<OsStr>,
     pub(crate) stat: Stat,
-    /// Of a directory.
+    /// The number of the directory, if the entry is one.
     pub(crate) own: Option<DirId>,
 }
 
@@ -64,7 +64,7 @@ impl Entry {
     }
 }
 
-/// Everything that the source has.
+/// The tree of the source, with all of its entries.
 pub(crate) struct Source {
     pub(crate) tree: Tree,
     pub(crate) names: Names,

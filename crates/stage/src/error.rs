@@ -1,4 +1,4 @@
-//! Why a stage ended without its target.
+//! The reasons for which a stage ended without its target.
 //!
 //! Owns the error of the crate and how paths are shown to people. Does not own the errors of single entries of a tree:
 //! those are notes of the report (`report`).

@@ -1,4 +1,4 @@
-//! How far each regular file of the source is.
+//! The progress of the copy for each regular file of the source.
 //!
 //! Owns the verdict on a file and the pieces of it that are done, for all steps: copying, reading back, attributes.
 //! Invariant: a file is `Whole` only if all of its pieces were written while the source had one identity.
@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 /// The known state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// To be copied, or what is missing of it.
+    /// The file, or what is missing of it, has to be copied.
     Todo,
     /// Copied as it is in the source.
     Whole,
@@ -43,13 +43,13 @@ pub(crate) struct Progressing {
 /// A regular file of the source; a file with several names is listed once.
 #[derive(Debug)]
 pub(crate) struct FileState {
-    /// In `Source::entries`.
+    /// The index in `Source::entries`.
     pub(crate) entry: u32,
     state: Mutex<Progressing>,
 }
 
 impl FileState {
-    /// A file with what the journal knows of it.
+    /// A file with what the journal has recorded of it.
     pub(crate) fn new(entry: u32, known: Option<KnownFile>) -> FileState {
         let (identity, number, pieces) = match known {
             Some(known) => (known.identity, Some(known.number), known.pieces),

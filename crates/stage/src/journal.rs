@@ -112,7 +112,7 @@ impl Journal {
                 Err(Errno::WOULDBLOCK) => return Err(NoJournal::InUse),
                 Err(e) => return Err(e.into()),
             }
-            // Its owner may have finished and removed it between the two calls.
+            // The owner of the journal may have finished and removed it between the two calls.
             let own = fs::fstat(&file)?;
             match fs::statat(&dir, name, fs::AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(there) if (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino) => break file,
@@ -164,7 +164,7 @@ fn read_all(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// Everything up to the first record that is not whole, and where that is.
+/// The journal up to the first record that is not whole, and the offset of that record.
 fn parse(bytes: &[u8]) -> (Known, u64) {
     let (mut known, mut paths, mut at) = (Known::default(), BTreeMap::new(), 0);
     while let Some((record, len)) = Record::decode(&bytes[at..]) {

@@ -22,7 +22,7 @@ pub enum Existing {
 pub enum Keep {
     /// The stage fails, with its copy ready for another try.
     All,
-    /// They are named, and the stage continues.
+    /// Attributes that cannot be kept are named, and the stage continues.
     Possible,
 }
 
@@ -38,9 +38,9 @@ pub enum Verify {
 /// Whether remains of unfinished stages beside the target are removed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// They are reported and stay; those of this stage are used.
+    /// Leftovers of earlier stages are reported and stay; those of this stage are used.
     Stay,
-    /// They are removed, also those of this stage.
+    /// Leftovers of earlier stages are removed, also those of this stage.
     Remove,
 }
 

@@ -1,4 +1,4 @@
-//! How the target appears: as a whole, by one rename.
+//! The appearance of the target: as a whole, by one rename.
 //!
 //! Owns the last steps of a stage into a new tree, and finishing them when they were interrupted. The journal first
 //! names the tree that is about to get the name. A later run that finds this tree under the name therefore knows that
@@ -36,7 +36,7 @@ pub(crate) fn rename(ends: &Ends, existing: Existing) -> Result<(), Error> {
         }
         match fs::renameat_with(base, &*temporary, base, name, RenameFlags::EXCHANGE) {
             Ok(()) => return Ok(()),
-            // It was removed between the two calls.
+            // The entry was removed between the two calls.
             Err(Errno::NOENT) => {}
             Err(Errno::INVAL | Errno::NOSYS) => {
                 return Err(Error::failed(format!(

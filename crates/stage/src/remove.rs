@@ -35,7 +35,7 @@ pub(crate) fn whatever(dir: impl AsFd, name: &OsStr) -> Result<(), Errno> {
 }
 
 fn open(dir: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
-    // Its own mode may exclude even its owner.
+    // The directory's own mode may exclude even its owner.
     match fs::openat(&dir, name, DIRECTORY, Mode::empty()) {
         Err(Errno::ACCESS) => {}
         Ok(fd) if fs::fstat(&fd)?.st_mode & 0o700 == 0o700 => return Ok(fd),

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The present entries of the target.
 #[derive(Default)]
 pub(crate) struct Found {
-    /// By number of the entry in the source.
+    /// The entries that were made, by number of the entry in the source.
     pub(crate) entries: BTreeMap<u32, Stat>,
     /// Entries that the source does not have.
     pub(crate) extras: Vec<(DirId, OsString)>,

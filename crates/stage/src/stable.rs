@@ -1,4 +1,4 @@
-//! How written bytes become stable on the file system of the target.
+//! The way to make written bytes stable on the file system of the target.
 //!
 //! Owns the choice between one call for everything and one for each file. `syncfs` is used only where the kernel is
 //! known to write all data to the disk and to report errors. FUSE does not pass it on, so an AmphiFS mount is synced by
@@ -23,7 +23,7 @@ const AMPHI_SYNC: &str = "user.amphi.sync";
 enum Method {
     Syncfs,
     Amphi,
-    /// Not at all: each file alone.
+    /// Each file is synced by itself.
     Each,
 }
 
@@ -44,7 +44,7 @@ impl Stable {
             _ => Method::Each,
         };
         let stable = Stable { method, dir: dir.clone() };
-        // Only the owner of the mount and root may.
+        // The call is permitted only to root and to the owner of the mount.
         match stable.method == Method::Amphi && stable.sync_all().is_err() {
             true => Stable { method: Method::Each, ..stable },
             false => stable,

@@ -43,7 +43,7 @@ pub(crate) fn list(dir: impl AsFd) -> Result<Vec<(OsString, Stat)>, Errno> {
     for (_, name) in names {
         match fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => found.push((name, stat)),
-            // It was removed meanwhile. The end of the listing detects the change of the directory.
+            // The entry was removed meanwhile. The end of the listing detects the change of the directory.
             Err(Errno::NOENT) => {}
             Err(e) => return Err(e),
         }

@@ -41,7 +41,7 @@ macro_rules! ops {
             pub const ALL: &'static [Op] = &[$(Op::$name,)*];
             /// The name that is shown.
             pub fn name(self) -> &'static str { match self { $(Op::$name => $text,)* } }
-            /// By its number in a file.
+            /// The operation that has this number in a file.
             pub fn of(number: u8) -> Option<Op> { match number { $($number => Some(Op::$name),)* _ => None } }
         }
     };
@@ -108,7 +108,7 @@ pub struct Call {
     pub op: Op,
     /// When the mount began with it, nanoseconds of the clock that the header names.
     pub start_ns: u64,
-    /// Until it was answered, nanoseconds.
+    /// The time until the call was answered, nanoseconds.
     pub took_ns: u64,
     /// Thread of the caller; 0 if it is the kernel's own, or unknown.
     pub tid: u32,
@@ -137,7 +137,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// One that nothing is known of yet.
+    /// A call of which nothing but the operation is known yet.
     pub fn new(op: Op) -> Call {
         Call {
             op,

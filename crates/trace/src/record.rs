@@ -28,7 +28,7 @@ pub enum Record {
     Call(Call),
     /// A thread that makes calls.
     Caller(Caller),
-    /// So many calls were not recorded for want of room.
+    /// This many calls were not recorded for lack of room.
     Lost(u64),
     /// Where a file was seen.
     Path {

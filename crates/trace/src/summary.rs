@@ -163,7 +163,7 @@ pub struct Summary {
     end: Option<End>,
     all: Sum,
     ops: BTreeMap<Op, Sum>,
-    /// By read or write, and reason.
+    /// Sums for each operation (read or write) and reason.
     ways: BTreeMap<(Op, String), Sum>,
     sizes: BTreeMap<(Op, u32), u64>,
     files: BTreeMap<u64, OfFile>,

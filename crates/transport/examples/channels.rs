@@ -1,8 +1,8 @@
 //! The cost of protection: 1 MiB writes and reads, 4 KiB writes and whole handshakes over loopback TCP, at each level.
 //!
 //! Server and client have a thread each. The levels take turns within each round, so that other load of the machine
-//! affects all of them. The program prints the medians of the rounds, those of the level `off`, and the bounds that
-//! they have to meet (docs/design/channels.md).
+//! affects all of them. For each level the program prints the median of the rounds, beside the median of the level
+//! `off` and the bound that the level has to meet (docs/design/channels.md).
 
 use amphi_env::{Buf, Env, Listener, RealEnv};
 use amphi_transport::{

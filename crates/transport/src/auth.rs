@@ -5,8 +5,8 @@
 //! handshake (`handshake`).
 //!
 //! The proofs show that both ends know the key when the connection starts, and cover its channel (`secure`). Later
-//! messages have the protection of the channel. Without one a key protects a trusted network from strangers, but not
-//! from an attacker who can change its packets.
+//! messages have the protection of the channel. Without a channel, a key protects a trusted network from strangers, but
+//! not from an attacker who can change its packets.
 //!
 //! Invariants: proofs are compared in constant time. A key is never printed.
 

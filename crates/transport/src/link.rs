@@ -116,8 +116,8 @@ pub trait LinkEvents<E: Env>: 'static {
     /// meanwhile, the future is dropped, and this is called again on the next connection. An error fails every
     /// outstanding call with `LinkError::Lost` and closes the link.
     fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
-    /// A call that was given up because no server could be reached was answered after all, and nobody waits for it.
-    /// State that the answer created (`Request::may_bring`) must be returned. Must not block.
+    /// Called when a call that was given up because no server could be reached was answered after all. No caller waits
+    /// for it. State that the answer created (`Request::may_bring`) must be returned. Must not block.
     fn late(&self, _call: Call, _answer: Answer) {}
     /// A message of the server has arrived. Must not block.
     fn heard(&self) {}
@@ -191,7 +191,7 @@ pub struct ToldCall {
     pub call: Call,
     /// The payload of the request.
     pub payload: Option<Buf>,
-    /// As in `CallOptions`.
+    /// As described in `CallOptions`.
     pub pad: usize,
     /// As in `CallOptions`.
     pub insist: bool,
@@ -359,7 +359,7 @@ impl<E: Env> Link<E> {
         self.state.borrow().payloads.other_end.is_some()
     }
 
-    /// What the link has carried so far.
+    /// The bytes that the link has transferred so far.
     pub fn carried(&self) -> Carried {
         self.state.borrow().payloads.carried
     }

@@ -458,7 +458,7 @@ impl<E: Env> Inbound<E> {
     }
 }
 
-/// The kind of a message of a local queue, and what a gate needs to know of it.
+/// The kind of a message of a local queue, and the other facts that a gate needs.
 fn describe_local(message: &Message) -> (FrameKind, Lane, RequestId) {
     let (lane, id) = match message {
         Message::Request { lane, id, .. } => (*lane, *id),

@@ -68,7 +68,7 @@ pub struct Peer {
     pub memory: bool,
 }
 
-/// Whose a connection is.
+/// The owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guest {
     /// The session.

@@ -103,7 +103,7 @@ pub(super) struct TestServer {
     pub(super) credits: Cell<(u16, u16)>,
     pub(super) refuse: RefCell<Option<String>>,
     held: RefCell<BTreeMap<u64, ReplyRoute>>,
-    /// With which deadline each held request came.
+    /// The deadline of each held request.
     pub(super) deadlines: RefCell<BTreeMap<u64, Option<std::time::Duration>>>,
     /// Numbers in the order of execution.
     pub(super) order: RefCell<Vec<u64>>,
@@ -118,7 +118,7 @@ pub(super) struct TestServer {
     pub(super) disconnected: RefCell<Vec<(ConnId, bool)>>,
     /// Address of the last payload, to see copies.
     pub(super) payload_at: Cell<usize>,
-    /// As whom the client of each session may act.
+    /// For each session, the users as whom its client may act.
     pub(super) bounds: RefCell<BTreeMap<SessionId, Option<Arc<Cred>>>>,
     /// Whether a request with a payload closes the connection under its answer.
     pub(super) drop_answers: Cell<bool>,
@@ -157,7 +157,7 @@ impl TestServer {
         self.connections.reply(route, Answer::of(Ok(Reply::Ino(Ino(n)))), None);
     }
 
-    /// Answers the held read `n` with so many bytes.
+    /// Answers the held read `n` with this many bytes.
     pub(super) fn release_read(&self, n: u64, len: usize) {
         let route = self.held.borrow_mut().remove(&n).expect("a held request");
         self.connections.reply(route, Answer::of(Ok(Reply::Data)), Some(pattern(n, 0, len)));

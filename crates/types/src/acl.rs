@@ -1,12 +1,12 @@
 //! `Acl`: POSIX access control lists (IEEE 1003.1e, draft 17), as Linux stores, checks and inherits them.
 //!
 //! Owns: the format of the attributes that carry them, the conditions of a valid list, and the three rules: access
-//! checks, inheritance by a new inode, changes by chmod. Does not own: where lists are stored, and who may change them
-//! (`meta`).
+//! checks, inheritance by a new inode, changes by chmod. Does not own: the places where lists are stored, and the right
+//! to change them (`meta`).
 //!
-//! A list names users and groups beside the owner, the group and the others, which every list has. Its mask bounds the
-//! permissions of named users and all groups. The permission bits of the inode are always those of the list: owner,
-//! mask (or the group where there is no mask) and others.
+//! A list names users and groups in addition to the owner, the group and the others, which every list has. Its mask
+//! bounds the permissions of named users and all groups. The permission bits of the inode are always those of the list:
+//! owner, mask (or the group where there is no mask) and others.
 
 use crate::{Cred, Kind};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 /// Most entries of a list. Linux hands lists to a FUSE file system in one page of 4096 bytes.
 pub const ENTRIES_MAX: usize = (4096 - HEAD_BYTES) / ENTRY_BYTES;
 
-/// Length of the value that stands for a list without entries: none.
+/// Length of the value of a list without entries, which means that there is no list.
 pub const EMPTY_BYTES: usize = HEAD_BYTES;
 
 const VERSION: u32 = 2;
@@ -41,7 +41,7 @@ pub enum Who {
     Group(u32),
     /// No user: the bound for named users and all groups.
     Mask,
-    /// Everybody else.
+    /// All other users.
     Others,
 }
 

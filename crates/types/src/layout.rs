@@ -93,12 +93,12 @@ pub enum KernelCache {
 /// likewise. Mounts send it along with their writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataChecksums {
-    /// As the servers are set.
+    /// The servers' setting decides.
     #[default]
     Auto,
-    /// They get some.
+    /// New files get checksums.
     On,
-    /// They get none.
+    /// New files get no checksums.
     Off,
 }
 
@@ -188,7 +188,7 @@ impl Advice {
         if self.0 / Advice::SUBDIRECTORIES == 0 { Subdirectories::Plain } else { Subdirectories::Sharded }
     }
 
-    /// With what `asked` says.
+    /// The advice after the changes in `asked`.
     pub fn with(self, asked: AskedAdvice) -> Advice {
         let (mut mode, mut kernel_cache) = (self.mode(), self.kernel_cache());
         let (mut checksums, mut consistency) = (self.checksums(), self.consistency());
@@ -256,7 +256,7 @@ pub struct Layout {
 impl Layout {
     /// Default stripe size, bytes.
     pub const STRIPE: u32 = 1 << 20;
-    /// Most stripes of a file on one target: a truncate visits each, also those without data, which have to know of it.
+    /// Most stripes of a file on one target: a truncate visits each, also those without data, which have to record it.
     pub const STRIPES_A_TARGET: u32 = 1024;
 
     /// The growing default on a cluster of `pool` targets.

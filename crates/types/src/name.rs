@@ -41,7 +41,7 @@ impl Name {
         h.finish()
     }
 
-    /// In which of `shards` shards of a directory this name lies.
+    /// The shard, among `shards` of a directory, in which this name lies.
     pub fn shard(&self, shards: usize) -> usize {
         ((u128::from(self.token_hash()) * shards as u128) >> 64) as usize
     }

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// To whom an inode and the blocks of its objects are charged.
+/// The account to which an inode and the blocks of its objects are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner {
     /// User.
@@ -84,7 +84,7 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// As much as there can be.
+    /// The largest possible amount.
     pub const MAX: Amount = Amount { blocks: u64::MAX, inodes: u64::MAX };
 
     /// Both, field by field, at most the largest number.
@@ -128,7 +128,7 @@ impl Amount {
     }
 }
 
-/// The limits of an account. 0 stands for no limit.
+/// The limits of an account. 0 means that there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Beyond this it is refused more.

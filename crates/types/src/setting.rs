@@ -1,4 +1,5 @@
-//! How values of tunables are written, and patterns of their names: the same for those of mounts and of servers.
+//! The notation for values of tunables and for patterns of their names: it is the same for tunables of mounts and of
+//! servers.
 //!
 //! Owns: sizes, switches, patterns. Does not own: tables of tunables and their values (`tunable`).
 

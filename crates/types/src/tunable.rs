@@ -72,11 +72,11 @@ impl Unit {
 /// One row of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// Such as `hybrid.mode`.
+    /// The name, such as `hybrid.mode`.
     pub name: &'static str,
-    /// Of the value.
+    /// The unit of the value.
     pub unit: Unit,
-    /// What it begins with.
+    /// The value at the start.
     pub default: u64,
     /// Least value.
     pub least: u64,

@@ -1,9 +1,9 @@
-//! What a machine can do at most, as `amphi calibrate` has measured it.
+//! The most that a machine can do, as `amphi calibrate` has measured it.
 //!
 //! Owns: the shape of a calibration, when it counts. Does not own: measuring, which rates it limits (`limits`).
 //!
 //! A calibration counts on the machine where it was made, for `FRESH_DAYS`; its disks and servers count for the cluster
-//! that was measured. What was not measured limits nothing.
+//! that was measured. No limit is shown for anything that was not measured.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! How much mounts are in each other's way.
+//! The extent to which mounts delay each other.
 //!
 //! Owns: the numbers that say so. Does not own: which files these are (`files`), and what helps (`findings`).
 
@@ -38,7 +38,7 @@ pub fn contention(change: &Change<'_>) -> Contention {
 }
 
 impl Contention {
-    /// As `amphi top --json` shows it.
+    /// The table in the form in which `amphi top --json` shows it.
     pub fn json(&self) -> Value {
         json!({
             "lock_waits_per_s": self.lock_waits,

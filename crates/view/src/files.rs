@@ -35,7 +35,7 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// As `amphi top --json` shows it.
+    /// The table in the form in which `amphi top --json` shows it.
     pub fn json(&self) -> Value {
         json!({
             "file": self.name,

@@ -1,4 +1,4 @@
-//! What people and monitoring see of a mount and its cluster, from the numbers that both count anyway.
+//! The state of a mount and its cluster as people and monitoring see it, computed from numbers that both count anyway.
 //!
 //! Owns: the shape of those numbers (`snapshot`), rates between two looks (`change`), the screen of `amphi top`
 //! (`screen`, `terminal`, `report`), busy files (`files`), contention (`contention`), calibrations of a machine

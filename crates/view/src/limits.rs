@@ -1,4 +1,4 @@
-//! How much is used of what a machine can do.
+//! The share of a machine's limits that is used.
 //!
 //! Owns: which rates a calibration limits. Does not own: the calibration (`calibration`).
 
@@ -20,7 +20,7 @@ pub fn limits(change: &Change<'_>) -> Vec<Limit> {
     let measured = &change.after.limits;
     let at = |names: &[&str]| names.iter().map(|name| change.at_servers(name)).sum::<f64>();
     let much = |names: &[&str]| names.iter().map(|name| change.much(name)).sum::<f64>();
-    // What the servers had in memory needed no disk.
+    // Bytes that the servers had in memory needed no disk.
     let read = at(&["read_bytes"]) - at(&["read_cache_hit_bytes", "read_write_back_bytes"]);
     // Accepted writes go to the disk when they are flushed.
     let written = at(&["write_bytes", "flush_bytes", "log_bytes", "checkpoint_bytes"]) - at(&["write_back_bytes"]);

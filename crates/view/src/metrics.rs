@@ -60,7 +60,7 @@ struct Family {
     series: Vec<(Labels, f64)>,
 }
 
-/// Everything of a snapshot, by name.
+/// All numbers of a snapshot, by name.
 #[derive(Default)]
 struct Families {
     counters: BTreeMap<&'static str, Family>,
@@ -147,8 +147,8 @@ fn of_server(label: &str, rows: &BTreeMap<String, u64>, all: &mut Families) {
 fn of_servers(snapshot: &Snapshot, all: &mut Families) {
     let labels = snapshot.cluster.labels();
     let named = |label: &String| labels.iter().position(|known| known == label).is_none_or(|at| at < SERVERS_MAX);
-    // A sum that lacks a server would go back, which Prometheus takes for a restart and counts the whole sum once more
-    // when the server is there again.
+    // A sum without one of the servers would be smaller than before, which Prometheus takes for a restart. It would
+    // count the whole sum once more when the server is there again.
     let up = |at: usize| snapshot.cluster.servers[at].up && snapshot.of_server(&labels[at]).is_some();
     let all_others = (SERVERS_MAX..labels.len()).all(up);
     let mut others: BTreeMap<String, u64> = BTreeMap::new();
@@ -162,7 +162,7 @@ fn of_servers(snapshot: &Snapshot, all: &mut Families) {
     if all_others {
         of_server(OTHERS, &others, all);
     }
-    // Of a mount whose program knows no more than the sums.
+    // The mount's program is an earlier one that reports only sums over all servers.
     let servers = &snapshot.cluster.servers;
     if snapshot.by_server.is_empty() && !servers.is_empty() && servers.iter().all(|server| server.up) {
         of_server(OTHERS, &snapshot.servers, all);

@@ -26,7 +26,7 @@ pub enum Screen {
     Cluster,
     /// Jobs of the mount.
     Jobs,
-    /// The files with the most to do, and who is in whose way.
+    /// The busiest files, and the mounts that wait for each other.
     Files,
     /// How long calls took, at this mount and at the servers.
     Times,

@@ -202,7 +202,7 @@ fn metrics_text() {
     let many = metrics::text(&now, "1.2.3");
     assert_eq!(many.matches("amphifs_job_bytes_total{").count(), 2 * 65, "the busiest and a rest");
     assert!(many.contains("jobid=\"_other\",op=\"read\"} 93600"));
-    // Of a server that does not answer there is nothing, and the others stay.
+    // If a server does not answer, its numbers are left out, and those of the others stay.
     now.cluster.servers[0].up = false;
     now.by_server.clear();
     let less = metrics::text(&now, "1.2.3");

@@ -1,6 +1,6 @@
-//! Which server has which targets.
+//! The assignment of targets to servers.
 //!
-//! Owns: the cluster map as clients and servers pass it on. Does not own: who may change it (the master).
+//! Owns: the cluster map as clients and servers pass it on. Does not own: the right to change it (the master).
 
 use amphi_types::TargetId;
 use serde::{Deserialize, Serialize};

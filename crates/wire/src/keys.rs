@@ -108,7 +108,7 @@ pub enum AddressRange {
     V6([u8; 16], u8),
 }
 
-/// As whom users of a client count.
+/// The users as whom the users of a client count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Squash {
     /// The user as whom the super-user counts; `None`: as super-user, with all capabilities.
@@ -146,7 +146,7 @@ pub struct KeyEntry {
     pub role: KeyRole,
     /// The holder cannot change anything in the file system.
     pub read_only: bool,
-    /// As whom the users of clients with this key count.
+    /// The users as whom the users of clients with this key count.
     pub squash: Squash,
     /// The addresses from which the key may be used; empty: from anywhere.
     pub addresses: Vec<AddressRange>,

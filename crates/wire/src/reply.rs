@@ -43,7 +43,7 @@ pub enum Reply {
     Entries {
         /// The directory above, if the listing starts here.
         parent: Option<Ino>,
-        /// In cookie order.
+        /// The entries in the order of their cookies.
         entries: Vec<DirEntry>,
         /// Whether the directory ends here.
         end: bool,
@@ -54,8 +54,8 @@ pub enum Reply {
     Data,
     /// All bytes are on the disk.
     Written {
-        /// The target has so much room that later writes may return before they have landed: they will not find it
-        /// full.
+        /// The target has so much space that later writes may return before they are on the target: they will not find
+        /// it full.
         roomy: bool,
     },
     /// An offset, if there is one.
@@ -144,7 +144,7 @@ pub enum Reply {
     FilesAhead(Vec<Result<FileAhead, Errno>>),
     /// Whether a request waits for the end of a group.
     GroupWanted(bool),
-    /// To whom an inode is charged.
+    /// The account to which an inode is charged.
     Owner(Owner),
     /// Accounts, ascending.
     Accounts {
@@ -236,7 +236,7 @@ pub enum Push {
         /// The id of the lock.
         lock: u64,
     },
-    /// Say what you know of an object's size and time: send `GlimpseReply`.
+    /// Asks for the client's knowledge of an object's size and time, to be sent by `GlimpseReply`.
     Glimpse {
         /// Id of the question.
         id: u64,

@@ -309,7 +309,7 @@ pub enum Request {
     },
     /// `Locked`, or `LockWaits`: a group lock of an object, which excludes all but locks and requests of the same
     /// group. With `LockWaits` it is in the queue: `Push::GroupLockNews` says when to ask again; `LockCancel` withdraws
-    /// it. Errors: `Again` if it is not to wait and something is in the way.
+    /// it. Errors: `Again` if the request is not to wait and another lock conflicts.
     GroupLock {
         /// Object.
         object: ObjectId,
@@ -435,8 +435,8 @@ pub enum Request {
         converted: Vec<FileLockSpec>,
     },
     /// `WrittenBatch`; payload: the bytes of all parts in sequence, at most `BATCH_BYTES_MAX`. Write-back of many small
-    /// files of one target under locks of the client. Each part stands for itself. Errors: `Inval` for parts out of
-    /// order or that do not fit the payload.
+    /// files of one target under locks of the client. Each part is executed independently of the others. Errors:
+    /// `Inval` for parts out of order or that do not fit the payload.
     WriteBatch {
         /// Ascending in (object, offset), at most `BATCH_PARTS_MAX`; parts of one object share no block of 4096 bytes.
         parts: Vec<BatchPart>,
@@ -448,7 +448,7 @@ pub enum Request {
     },
     /// `FilesAhead`, with payload: small files of a directory that the caller is about to open for reading one after
     /// the other. Each is opened, and its lock, attributes and bytes come with the answer, if all of that is available
-    /// without waiting. Each part stands for itself. Errors: `Inval` for too many parts.
+    /// without waiting. Each part is executed independently of the others. Errors: `Inval` for too many parts.
     ReadBatch {
         /// Directory.
         dir: Ino,
@@ -540,7 +540,7 @@ pub enum Request {
         opens: Vec<(Ino, Access)>,
         /// Locks on objects of this target.
         locks: Vec<HeldLock>,
-        /// As whom the client's users count.
+        /// The users as whom the client's users count.
         users: Box<Squash>,
     },
     /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if the change is not possible. To the
@@ -562,7 +562,7 @@ pub enum Request {
         /// Number of the question.
         id: u64,
     },
-    /// `Owner`: to whom an inode is charged. Sent to the target of the inode.
+    /// `Owner`: the accounts to which an inode is charged. Sent to the target of the inode.
     Charged {
         /// Inode.
         ino: Ino,
@@ -591,7 +591,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Most bytes of the payload of its reply, where that is known beforehand; 0 where there is none, or nobody knows.
+    /// Most bytes of the payload of its reply, if that is known in advance; 0 if it has none, or if it is not known.
     pub fn reply_payload_max(&self) -> usize {
         match self {
             Request::Read { range, .. } => usize::try_from(range.len()).unwrap_or(usize::MAX),

@@ -8,7 +8,7 @@ use std::fmt;
 /// How the bytes of a connection are protected after its first frame; each level protects more than the previous one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Secure {
-    /// Not at all: checksums find accidents, not people.
+    /// Connections are not protected: checksums detect accidents, not attacks.
     #[default]
     Off,
     /// Each frame is signed with keys of the connection: an attacker cannot change, repeat, drop or reorder a frame

@@ -87,7 +87,7 @@ pub struct DirectoryAfter {
     pub inode: InodeView,
     /// Place of the change in the target's log: of several changes the one with the highest place was the last.
     pub place: u64,
-    /// In company: a token for the attributes.
+    /// In shared mode: a token for the attributes.
     pub token: Option<TokenGrant>,
 }
 

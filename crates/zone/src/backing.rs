@@ -22,8 +22,8 @@ impl<E: Env> Shared<E> {
         st.medium.slots.backed() * SLOT_BYTES
     }
 
-    /// Number of slots that should have storage for so many bytes of items: enough to merge them, for the segments that
-    /// the merge replaces, and for as much again.
+    /// Number of slots that should have storage for this many bytes of items: enough to merge them, for the segments
+    /// that the merge replaces, and for as much again.
     fn slots_for(&self, item_bytes: u64) -> u64 {
         let wanted = (item_bytes * 100 / ITEMS_PERCENT).saturating_mul(2).div_ceil(SLOT_BYTES);
         wanted.max(BACKED_SLOTS_MIN).min(self.geometry.meta_slots)

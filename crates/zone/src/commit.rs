@@ -9,7 +9,7 @@
 //! nothing is queued, an empty group carries it. An idle zone writes and syncs nothing: the last fresh group is synced
 //! after `sync_interval`, then marked, and the mark is synced an interval later.
 //!
-//! Invariant: the log is never written further than `Geometry::unsynced_max` beyond what is synced of it. A start
+//! Invariant: the part of the log that is written but not synced is never longer than `Geometry::unsynced_max`. A start
 //! relies on it: behind the end of the log it looks no further for groups than twice that (`recover`). A sync begins
 //! when half of it is written, so the log seldom waits.
 //!

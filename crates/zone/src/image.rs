@@ -16,7 +16,7 @@ pub enum Copies {
     Equal,
     /// Both are valid.
     Differ,
-    /// Only one is valid.
+    /// Only one of the two images is valid.
     OneDamaged,
 }
 

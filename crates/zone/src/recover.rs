@@ -4,7 +4,7 @@
 //! invalid. Segments must verify completely; their items are passed on one by one, merged with the changes of the log,
 //! so that no item is in memory twice. The log is replayed from the root's start while groups verify and name their
 //! predecessor. At the first group that does not verify the log is cut, unless the root's mark or that of a later group
-//! proves that this group was synced. In that case the zone is refused.
+//! proves that this group was synced. The zone is refused then.
 //!
 //! If the machine was restarted since the root was made, power may have been lost (or a sync failed), and a fresh group
 //! may exist without the data that it points at. So the log is also cut at the first fresh group that no mark covers.

@@ -1,8 +1,8 @@
 //! Space for what an operation will add: in the log, and among the items.
 //!
-//! Owns: whether an operation may be planned, and what is done first where it may not be: more of the region gets
-//! storage (`backing`), a checkpoint merges, the log gives space back. Does not own: how a group that is written waits
-//! for log space (`commit`), or how many bytes the items take (`state`).
+//! Owns: the decision whether an operation may be planned, and what is done before if it may not: more of the region
+//! gets storage (`backing`), a checkpoint merges segments, the log frees space. Does not own: how a group that is
+//! written waits for log space (`commit`), or how many bytes the items take (`state`).
 
 use crate::ZoneErrorKind;
 use crate::layout::SLOT_BYTES;

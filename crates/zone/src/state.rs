@@ -1,4 +1,4 @@
-//! What the handle and the agents of a zone share.
+//! The state that the handle and the agents of a zone share.
 //!
 //! Owns: queue, positions, dirty changes, waiting tasks, and what is stable. Invariants:
 //! `stable <= synced <= written <= kept <= appended`; `dirty` contains exactly the changes of the groups written since
@@ -6,8 +6,8 @@
 //!
 //! Stable means: will be replayed after power loss. Recovery then drops the log from the first fresh group on that no
 //! mark covers (`recover`), so a record is stable when it is synced and every fresh group up to it is covered by a mark
-//! that is synced itself. Records in front of the first such group need one sync; those behind it a sync, a mark, which
-//! the next group carries, and a sync.
+//! that is synced itself. Records in front of the first such group become stable by one sync. Those behind it need a
+//! sync, then a mark, which the next group carries, and another sync.
 
 mod parts;
 
@@ -534,7 +534,7 @@ impl<E: Env> Shared<E> {
     /// Upper bound of the bytes that the items take in segments.
     pub fn item_bytes(st: &State) -> u64 {
         let segments: u64 = st.medium.segments.iter().map(|s| s.slots.len() as u64 * SLOT_BYTES).sum();
-        // Not all bytes of a slot are payload.
+        // A part of each slot is not payload.
         let unwritten = st.changes.dirty.cost() + st.changes.frozen_bytes() + st.waiting.bytes;
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
@@ -580,7 +580,7 @@ impl<E: Env> Shared<E> {
             .wait_until(|| {
                 let mut st = self.state.borrow_mut();
                 let ready = st.life.failed.is_some() || enough(&st);
-                // With nothing queued only a checkpoint can help; a group that waits sets the mark too.
+                // If nothing is queued, only a checkpoint can help; a waiting group marks the log as full too.
                 st.log.is_full |= !ready && st.waiting.groups.is_empty();
                 let ask = st.log.is_full;
                 drop(st);

@@ -39,7 +39,7 @@ pub enum Order {
 /// The result of opening a zone.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// Every item of the target, in key order; none if `Found::items` gave them to somebody else.
+    /// Every item of the target, in key order; none if `Found::items` passed them elsewhere.
     pub items: BTreeMap<Key, Vec<u8>>,
     /// Records replayed from the log.
     pub replayed: u64,
@@ -492,7 +492,7 @@ async fn make_stable(
     rewrite(disk, &image.damage.mended).await;
     sync(disk, at).await?;
     if image.damage.copies != Copies::Equal {
-        // With equal bytes, so that the chosen one is never lost to the other, which proves less.
+        // Both copies get equal bytes. Otherwise the chosen copy could be lost later, and the other one proves less.
         write_copies(disk, &image.root, at).await?;
     }
     if !image.cut.is_empty() && !planted::is(Mistake::CutComesBack) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// How long a mount may take to answer in its own process: a server that is away is waited for 2 s.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Who answers for a mount.
+/// The source of a mount's attributes: the kernel, or the mount in this process.
 pub trait Attributes {
     /// A control attribute.
     ///

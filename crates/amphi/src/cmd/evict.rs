@@ -18,7 +18,7 @@ pub struct Evict {
 }
 
 impl Evict {
-    /// Asks the master to.
+    /// Asks the master to end the sessions.
     pub fn run(self) -> Outcome {
         match self.reach.ask_master(Request::Evict { who: self.who })? {
             Reply::Evicted(1) => println!("1 session is ended"),

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Open files of a process that are explained.
 const FILES_MAX: usize = 16;
 
-/// What is asked about.
+/// The subject of the explanation.
 #[derive(Args, Debug)]
 struct About {
     /// A file, a directory of a mount (for the mount), or the number of a process (for its open files); default: the

@@ -340,7 +340,7 @@ fn changed(reach: &Reach, change: KeyChange) -> Outcome<KeyRegistry> {
 }
 
 impl Key {
-    /// Carries the command out.
+    /// Executes the command.
     pub fn run(self) -> Outcome {
         match self.what {
             What::Make { file, server } => {
@@ -406,7 +406,7 @@ fn list(registry: &KeyRegistry) -> String {
     format!("{count} keys, version {version}; {}\n{keys}", required(registry.require_identity))
 }
 
-/// One line of a key.
+/// One line that describes a key.
 fn describe(entry: &KeyEntry) -> String {
     let mut line = format!("{} {} {}", entry.name, entry.role, entry.fingerprint);
     if let Some(next) = entry.next {

@@ -1,5 +1,5 @@
-//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads,
-//! whether their blocks get checksums, and when other mounts see what is written.
+//! `amphi layout`: shows and sets how the data of files is distributed over targets, whether their I/O is buffered or
+//! direct, who serves their reads, whether their blocks get checksums, and when other mounts see what is written.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -213,7 +213,7 @@ fn placement(path: &Path, each: bool) -> Outcome<String> {
 /// Sets the layout of a path, if one is given, and each attribute that has a value: its name, the value, and which
 /// there are.
 fn set(path: &Path, layout: Option<&str>, asked: &[(&str, Option<String>, &str)]) -> Outcome {
-    // Another file system would accept these attributes and ignore them.
+    // A check first: another file system would accept the attributes below and ignore them.
     control::read(path, "user.amphi.mode")?;
     if let Some(layout) = layout {
         set_layout(path, layout)?;

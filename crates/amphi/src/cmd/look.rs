@@ -1,5 +1,5 @@
-//! A sample of a mount: the counters of it, its servers and its jobs, its busy files, and the state of the cluster; and
-//! what a server says of itself.
+//! A sample of a mount: its counters, those of its servers and jobs, its busy files, and the state of the cluster; and
+//! a sample of a server.
 //!
 //! Owns: which attributes make a sample. Does not own: who answers for them (`attributes`), what is made of a sample
 //! (`amphi_view`).

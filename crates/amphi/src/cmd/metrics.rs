@@ -65,7 +65,7 @@ impl Metrics {
         let Some(addr) = self.listen else { return print(&source.text()?) };
         let token = self.token.as_deref().map(read_token).transpose()?;
         check_open(addr, token.is_some(), self.open)?;
-        // What cannot be read is reported now, not to the first scraper.
+        // A first read reports an error at the start and not to the first scraper.
         source.text()?;
         serve_tcp(addr, Served { site: source, token }, |at| println!("ready http://{at}{PATH}"))
     }
@@ -100,7 +100,7 @@ fn find(socket: &Path) -> Outcome<PathBuf> {
     })
 }
 
-/// Where the numbers come from.
+/// The source of the numbers.
 enum Source {
     /// The mount of a path.
     Mount(PathBuf),

@@ -202,8 +202,8 @@ impl Shown {
 mod tests {
     use super::*;
 
-    /// Goal: lines that a job writes are explained, others are skipped, and a file without statistics is refused with
-    /// advice. Method: a close, a file that was not cached, foreign lines.
+    /// Goal: the lines that a job writes are shown in words, other lines are skipped, and a file without statistics is
+    /// refused with advice. Method: a close, a file that was not cached, foreign lines.
     #[test]
     fn lines_of_jobs_in_words() {
         let text = "amphi-mpiio: /m/a: b: ranks=4 nodes=1 page=1048576 calls_write=46080 bytes_written=22118400 hits=75 \

@@ -32,7 +32,7 @@ pub fn paths(mount: &Path, wanted: &BTreeSet<u64>) -> BTreeMap<u64, String> {
             let about = std::fs::read_to_string(about).unwrap_or_default();
             let ino = about.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok());
             if let Some(ino) = ino.filter(|ino| wanted.contains(ino)) {
-                // What a terminal would act on is not shown.
+                // Control characters are replaced, because a terminal would execute them.
                 let shown = path.display().to_string().replace(char::is_control, "?");
                 found.insert(ino, shown);
             }

@@ -87,7 +87,7 @@ fn failure(e: Error) -> Failure {
 }
 
 impl Publish {
-    /// Carries the command out.
+    /// Executes the command.
     pub fn run(self) -> Outcome {
         self.act().map_err(failure)
     }

@@ -203,7 +203,7 @@ fn is_top(dir: &Path, of: u32) -> Outcome<bool> {
 }
 
 fn set_limits(mount: &Path, kind: &str, id: u32, words: &str) -> Outcome {
-    // Another file system would accept the attribute and ignore it.
+    // A check first: another file system would accept the attribute and ignore it.
     control::read(mount, "user.amphi.mode")?;
     control::write(mount, QUOTA, &format!("{kind} {id} {words}"), |_| {
         let why = control::read_if_any(mount, "user.amphi.error").ok().flatten().filter(|why| !why.is_empty());
@@ -438,7 +438,7 @@ fn make_tree(dir: &Path) -> Outcome<u32> {
     if !dir.is_dir() {
         return Err(Failure::refused(format!("{}: is no directory", dir.display())));
     }
-    // From here on new files below the directory inherit the project; existing ones follow.
+    // From here on the directory makes new files below it members of the project; the existing ones are changed next.
     control::write(dir, PROJECT, "new", |e| format!("{}: cannot become a tree: {e}", dir.display()))?;
     let id = project(dir)?;
     put_all(dir, id)?;

@@ -1,4 +1,4 @@
-//! How commands that ask servers directly reach one.
+//! The way in which commands that query servers directly connect to one.
 //!
 //! Owns: the options for addresses of servers and for the credentials, connecting to the first that answers, one
 //! request. Does not own: the requests themselves (`status`, `key`, `evict`).
@@ -67,7 +67,7 @@ pub(super) async fn connect<'a>(
     Err(all_errors(errors))
 }
 
-/// Asks one server one thing.
+/// Sends one request to one server and returns its answer.
 pub(super) async fn ask_one(link: &Link<RealEnv>, op: Request, limit: Duration) -> Result<Reply, Errno> {
     let call = Call { target: TargetId(0), cred: Cred::root(), op };
     let options = CallOptions { lane: Lane::Normal, pad: 0, deadline: Some(limit), insist: false };

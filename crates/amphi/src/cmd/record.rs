@@ -79,7 +79,7 @@ impl Record {
             return show(file, self.json);
         }
         let status = self.record()?;
-        // With the exit code that a shell would report.
+        // The exit code is the one that a shell would report.
         std::process::exit(exit_of(status));
     }
 
@@ -220,7 +220,7 @@ fn changed_tunables(path: &Path) -> Vec<String> {
     let defaults: BTreeMap<&str, String> = rows.map(|row| (row.name, row.default_text())).collect();
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let values = lines.filter_map(|line| line.split(" # ").next()?.split_once('='));
-    // What depends on the machine has no default that could be compared.
+    // A tunable whose default depends on the machine is not compared.
     let differs = |name: &str, value: &str| defaults.get(name).is_some_and(|d| d != value && !d.contains(' '));
     values.filter(|(name, value)| differs(name, value)).map(|(name, value)| format!("{name}={value}")).collect()
 }
@@ -355,7 +355,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Fetches what is left after the program has ended.
+    /// Fetches the remaining blocks after the program has ended.
     ///
     /// Errors: a sentence about what could not be had.
     #[expect(clippy::disallowed_methods, reason = "answers of calls that are just leaving the mount")]

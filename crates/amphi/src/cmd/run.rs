@@ -34,7 +34,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Becomes the command.
+    /// Replaces this process by the command.
     pub fn run(self) -> Outcome {
         let program = &self.command[0];
         // The launcher of a program with the standard interface may be that of any library.

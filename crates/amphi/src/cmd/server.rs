@@ -114,7 +114,7 @@ fn or<T>(mine: Vec<T>, theirs: Vec<T>) -> Vec<T> {
 }
 
 impl Server {
-    /// Options and file together.
+    /// Joins the options and the file.
     fn settings(&self) -> Outcome<(Storage, ServerConfig, Option<OwnKey>)> {
         let file = self.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
         let Some(data) = self.data.clone().or(file.data) else {
@@ -219,7 +219,7 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
     let addrs = match is_up.try_recv() {
         Ok(addrs) => Some(addrs),
         Err(mpsc::TryRecvError::Disconnected) => None,
-        // Others may still run, and hold the sender that has not sent anything.
+        // Other threads may still run, and hold the sender that has not sent anything.
         Err(mpsc::TryRecvError::Empty) if panicked.load(Ordering::Acquire) => None,
         Err(mpsc::TryRecvError::Empty) => match is_up.recv_timeout(STARTING) {
             Err(mpsc::RecvTimeoutError::Timeout) => {

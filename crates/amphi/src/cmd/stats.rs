@@ -30,7 +30,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Prints, then resets if asked.
+    /// Prints the counters, then resets them if requested.
     pub fn run(self) -> Outcome {
         let path = control::find_mount(self.path, "")?;
         if self.servers {

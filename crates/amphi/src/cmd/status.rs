@@ -48,7 +48,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// Asks and prints.
+    /// Queries the status and prints it.
     pub fn run(self) -> Outcome {
         let text = if self.cluster.is_empty() {
             of_mount(control::find_mount(self.mount, "")?)?

@@ -79,7 +79,7 @@ impl Top {
     }
 }
 
-/// Prints looks to standard output.
+/// Prints samples to standard output.
 fn print(path: &Path, interval: Duration, looks: Option<u64>, json: bool) -> Outcome {
     RealEnv::run(Duration::ZERO, |env| async move {
         let name = name_of(path);
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use ratatui::crossterm::event::KeyEvent;
 
-    /// Goal: keys choose screens and end it, others do nothing. Method: a table.
+    /// Goal: keys choose screens and end the program, and other keys do nothing. Method: a table.
     #[test]
     fn keys() {
         let press = |code| Event::Key(KeyEvent::new(code, KeyModifiers::NONE));

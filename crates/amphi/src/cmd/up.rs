@@ -79,8 +79,8 @@ impl Mounting {
 
     /// Reports that the mount is ready, to a process that waits for it.
     pub fn say_ready(&self, dir: &std::path::Path) {
-        // Not before: an automount lets those past that are in the process group of who began the mount, and makes
-        // everybody else wait for it.
+        // The process makes a session of its own only now: an automount lets the processes in the process group of the
+        // one that began the mount pass, and makes everybody else wait for it.
         if self.background {
             let _ = rustix::process::setsid();
         }
@@ -198,7 +198,7 @@ impl Up {
         let data = self.storage.data.clone();
         let ended = self.serve(config, client, around, stop, &site, &known);
         if new && ended.is_err() {
-            // Only if nothing was made in the folder.
+            // The folder is removed only if nothing was made in it.
             let _ = std::fs::remove_dir(data);
         }
         ended
@@ -206,7 +206,7 @@ impl Up {
 
     /// Whether the first server makes zones if it has none.
     ///
-    /// Errors: they are missed, because the folder was in use; or they are there, and somebody wants new ones.
+    /// Errors: zones are missing although the folder was in use, or zones exist although new ones are requested.
     fn new_zones(&self, site: &Site, known: &KnownFolders) -> Outcome<NewZones> {
         let (data, is_there) = (site.data().display(), site.has_first_zones());
         match (self.storage.format, is_there) {

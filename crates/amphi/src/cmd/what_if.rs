@@ -3,9 +3,9 @@
 //! Owns: these clusters (this program again, in a scratch folder), the turns, the verdict, what is printed (schema
 //! `amphi.what-if/1`). Does not own: the replay (`amphi_replay`).
 //!
-//! Each turn has a new cluster, so that none finds what the one before has left in caches and zones. If files have to
-//! be there before, the cluster is started again when they are made: a job begins with what lies on disks. The settings
-//! of a trace are those that its mount had where they were not the defaults.
+//! Each turn has a new cluster, so that none is influenced by the caches and zones of the previous one. If files have
+//! to be there before, the cluster is started again when they are made: a job begins with what lies on disks. The
+//! settings of a trace are those that its mount had where they were not the defaults.
 
 use super::replay::{planned, share};
 use amphi_host::failure::{During, Failure, Outcome};
@@ -82,7 +82,7 @@ impl WhatIf {
         std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()).during(|| "write to standard output".into())
     }
 
-    /// Replays with both, in turns.
+    /// Replays the trace with both settings, in turns.
     fn turns(
         &self,
         scratch: &Path,
@@ -160,7 +160,7 @@ impl WhatIf {
     }
 }
 
-/// What the turns show.
+/// The result of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Verdict {
     /// Median of the ratios of the rounds: with the change over without.
@@ -236,7 +236,7 @@ struct Cluster {
 impl Cluster {
     /// Starts a new cluster, or the one that exists in the folder.
     ///
-    /// Errors: what `amphi up` said.
+    /// Errors: the message of `amphi up`.
     fn start(scratch: &Path, settings: &[String], new: Option<Zones>) -> Outcome<Cluster> {
         let (data, mount) = (scratch.join("data"), scratch.join("mount"));
         std::fs::create_dir_all(&mount).during(|| format!("make {}", mount.display()))?;
@@ -315,7 +315,8 @@ impl Cluster {
 mod tests {
     use super::*;
 
-    /// Goal: a verdict is given only if the turns lie apart. Method: times made by hand.
+    /// Goal: a verdict is given only if the results of the compared settings do not overlap. Method: times made by
+    /// hand.
     #[test]
     fn verdicts() {
         let word = |a: &[f64], b: &[f64]| Verdict::of_times(a, b).word();

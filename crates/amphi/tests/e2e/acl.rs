@@ -33,7 +33,7 @@ fn root(dir: &Path, script: &str) -> String {
     shell(dir, 0, 0, script)
 }
 
-/// As `root`, where all commands have to succeed.
+/// Runs the script as `root`; all of its commands have to succeed.
 fn done(dir: &Path, script: &str) -> String {
     let said = root(dir, &format!("set -e\n{script}"));
     said.strip_suffix("[0]").map(str::to_string).unwrap_or_else(|| panic!("{script}: {said}"))

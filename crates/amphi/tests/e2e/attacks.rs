@@ -227,7 +227,7 @@ fn attacks_with_keys_between_machines() {
     chmod(base.join("secret"), Mode::from_raw_mode(0o600)).expect("chmod");
     let client = cluster.add("client", &["--role", "client", "--root", "keep"]);
     let mapped = cluster.add("mapped", &["--role", "client", "--uids", "1000:51000:10", "--gids", "1000:51000:10"]);
-    // What a key is not.
+    // The keys are used for roles that they do not permit.
     let data = cluster.place.text("evil");
     let evil = ["server", "--data", &data, "--identity", &client, "--join", "tcp:10.77.0.1:7100", "--format"];
     let evil =

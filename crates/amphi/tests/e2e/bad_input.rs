@@ -100,7 +100,7 @@ fn too_few_open_files() {
     assert!(!place.path("data").exists());
 }
 
-/// Goal: where several file systems are mounted, the error says how one is named. Method: two mounts.
+/// Goal: where several file systems are mounted, the error says how to name one of them. Method: two mounts.
 #[test]
 fn several_mounts_are_named() {
     let (one, two) = (Place::new(), Place::new());

@@ -90,7 +90,7 @@ impl World {
         self.place.fsck();
     }
 
-    /// By which way, and where that leads.
+    /// The two ways to open the file system, a cluster's address and a directory of a mount, each with its argument.
     fn ways(&self) -> [(&'static str, String); 2] {
         [("cluster", self.place.addr()), ("node", self.place.mount().display().to_string())]
     }
@@ -169,8 +169,8 @@ fn functions_return_what_calls_return_to_users() {
     twins(1000);
 }
 
-/// Goal: null pointers, numbers that are none, absurd lengths, offsets, flags and structs are errors with a text, and
-/// nothing worse. Method: a program that tries them, by both ways.
+/// Goal: null pointers, numbers that are no handles, absurd lengths, offsets, flags and structs give errors with a
+/// text, and do no damage. Method: a program that tries them, by both ways.
 #[test]
 fn what_is_wrong_is_an_error() {
     let world = World::new();
@@ -245,8 +245,8 @@ fn memory_of_programs_is_left_alone() {
     world.stop();
 }
 
-/// Goal: reads over a mount are served from memory that the mount shares, and are right. Descriptors of the program can
-/// be used. Method: 2,000 reads, whose number at the mount is looked at.
+/// Goal: reads over a mount are served from memory that the mount shares, and return the right bytes. Descriptors of
+/// the program can be used. Method: 2,000 reads, whose number at the mount is looked at.
 #[test]
 fn cached_reads_of_descriptors() {
     let place = Place::new();

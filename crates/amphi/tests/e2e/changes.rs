@@ -124,7 +124,7 @@ fn changes_that_move_no_size_set_the_times() {
     }
 }
 
-/// As another user, on a thread that has given up root for good.
+/// Runs `what` as another user, on a thread that has given up root for good.
 fn as_other<T: Send>(what: impl FnOnce() -> T + Send) -> T {
     let change = || {
         rustix::thread::set_thread_groups(&[]).expect("setgroups");

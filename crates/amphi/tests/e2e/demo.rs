@@ -131,7 +131,7 @@ fn the_demo_leaves_a_table_and_a_picture() {
     }
     fs::create_dir(place.path("out")).expect("mkdir");
     fs::write(place.path("out").join("thesis.tex"), b"").expect("write");
-    // With all defaults, as newcomers run it.
+    // The demo runs with all defaults, as newcomers run it.
     let again = demo(&[]);
     assert_eq!(again.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&again.stderr).contains("thesis.tex"));

@@ -396,7 +396,8 @@ fn server_counter(place: &Place, name: &str) -> u64 {
     line.trim().parse().expect("a number")
 }
 
-/// Goal: however many wait for a lock, who holds it can give it up. Method: more waiting threads than the mount has.
+/// Goal: whatever the number of threads that wait for a lock, the holder can release it. Method: more waiting threads
+/// than the mount has.
 #[test]
 fn more_waiters_than_threads() {
     let place = Place::new();

@@ -34,7 +34,7 @@ fn aligned(seed: u64, len: usize) -> (Vec<u8>, usize) {
     (memory, at)
 }
 
-/// Goal: an `fsync` costs nothing for other files. A hundred other files have unsynced bytes in the cache of the mount,
+/// Goal: an `fsync` does no work for other files. A hundred other files have unsynced bytes in the cache of the mount,
 /// and accepted by the server. A change of 4 KiB is made stable by one sync of the disk, with its bytes in the log,
 /// without a flush or a write of file data, even if the change appends. Method: through a mount; the server's counters
 /// before and after.

@@ -106,7 +106,7 @@ fn after_a_bound_calls_fail_until_the_server_is_back() {
     // The record that failed is there as a whole or in part or not at all, and nothing else.
     let rest = &found[expected.len()..];
     assert!(record(synced).starts_with(rest), "{} bytes behind", rest.len());
-    // Otherwise its bytes would be written back in the second half, while there is no server.
+    // The file is synced; otherwise its bytes would be written back in the second half, while there is no server.
     fs::File::open(root.join("quiet")).and_then(|quiet| quiet.sync_all()).expect("sync");
     requests_of_open_files(place, server, mount);
 }

@@ -184,9 +184,9 @@ fn lists_of_locks_ahead() {
 
 extern "C" fn on_signal(_: i32) {}
 
-/// Goal: a group excludes others' I/O until its last member leaves by command or by close. A call that waits for
-/// another group gets EINTR by a signal, or EAGAIN if it may not wait. Many waiting calls leave threads for the calls
-/// that end the wait. Method: two mounts, members and strangers; 300 threads that wait.
+/// Goal: a group lock excludes I/O of others until the last member leaves, by command or by close. A call that waits
+/// for another group gets EINTR by a signal, or EAGAIN if it may not wait. Many waiting calls leave threads for the
+/// calls that end the wait. Method: two mounts, members and strangers; 300 threads that wait.
 #[test]
 fn groups_through_the_mount() {
     let place = Place::new();

@@ -87,7 +87,7 @@ fn outputs_are_as_their_schemas_say() {
         ("top", vec!["top", "--once", "--json", &mount]),
         ("calibration", vec!["calibrate", "--seconds", "0.1", "--json", &mount]),
         ("calibration", vec!["calibrate", "--show", "--json"]),
-        // With limits now.
+        // The same commands, now with limits.
         ("top", vec!["top", "--once", "--json", &mount]),
         ("explain", vec!["explain", "--json", &mount]),
         ("explain", vec!["explain", "--json", &file]),

@@ -314,8 +314,8 @@ fn keys_that_are_removed_end_their_mounts() {
     cluster.place.fsck();
 }
 
-/// Goal: users of a group's hosts are others on the servers, and see themselves. Method: a mount with mappings is used
-/// as two users, and compared with a trusted one.
+/// Goal: users of a group's hosts have other numbers on the servers, and see their own numbers on the mount. Method: a
+/// mount with mappings is used as two users, and compared with a trusted one.
 #[test]
 fn keys_map_users() {
     if !is_root() {

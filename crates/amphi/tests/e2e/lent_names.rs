@@ -75,9 +75,9 @@ fn warm_names_are_not_asked_for() {
     pair.stop();
 }
 
-/// Goal: a file that is made under a name that the kernel caches as absent has its name in the kernel as any other
-/// file. Method: names are looked up often, and then files are made under them in each way. The path of the descriptor
-/// is compared.
+/// Goal: a file that is made under a name which the kernel caches as absent is then known to the kernel by that name,
+/// like any other file. Method: names are looked up often, and then files are made under them in each way. The path of
+/// the descriptor is compared.
 #[test]
 fn what_is_made_under_an_absent_name_has_that_name() {
     let can = kernel_can();
@@ -233,7 +233,7 @@ fn changes_are_seen(mounts: &[&PathBuf], count: u64, seed: u64) {
 }
 
 /// Goal: Promise S1 for names under a timeout: the next call sees the changes of another mount. Method: renames, also
-/// across directories and over others, exchanges, removals and makings of directories on two mounts.
+/// across directories and onto existing names, exchanges, removals and creations of directories on two mounts.
 #[test]
 fn changes_elsewhere_are_seen_by_the_next_call() {
     let pair = Pair::new(1, &["--targets", "2"], &RESTLESS);

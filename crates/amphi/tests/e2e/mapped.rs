@@ -319,8 +319,8 @@ fn stores(course: &Course, path: &Path, pages: usize, pause: Duration) {
 }
 
 /// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount all
-/// make progress, even if there are such programs on both mounts. No mount is evicted (docs/locking/kernel_pages.md).
-/// Method: all of them at once, with one server and with three. Afterwards all bytes written by calls are there.
+/// make progress, even if such programs run on both mounts. No mount is evicted (docs/locking/kernel_pages.md). Method:
+/// all of them at once, with one server and with three. Afterwards all bytes written by calls are there.
 #[test]
 fn stores_truncates_and_writes_of_two_mounts_get_on() {
     const WHOLE: u64 = 1 << 20;

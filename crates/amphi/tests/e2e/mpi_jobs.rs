@@ -83,7 +83,7 @@ fn the_shim_reaches_the_ranks() {
     }
 }
 
-/// Goal: two nodes of a job that write runs of their own in turn call back none of each other's locks. A reader outside
+/// Goal: two nodes of a job that write runs of their own in turn do not call back each other's locks. A reader outside
 /// the job sees what the cache has written. Method: the cache's backend on two mounts, with exact locks and without
 /// them. The mounts' counters and a plain read are checked.
 #[test]
@@ -153,10 +153,10 @@ fn member(path: &Path) -> (CachedFile, Looker) {
     (file, Looker::start(acting, NEVER).unwrap())
 }
 
-/// Goal: under the group lock the nodes of a job call back none of each other's locks, although their runs alternate
-/// and end within blocks. A plain reader, on whichever mount, sees every write that had ended, though the cache had
-/// written nothing. After the next sync this is so again. Method: two nodes on two mounts with dirty pages, and a
-/// reader on each mount in turn. The mounts' counters are checked.
+/// Goal: under the group lock the nodes of a job do not call back each other's locks, although their runs alternate and
+/// end within blocks. A plain reader, on whichever mount, sees every write that had ended, though the cache had written
+/// nothing. After the next sync this is so again. Method: two nodes on two mounts with dirty pages, and a reader on
+/// each mount in turn. The mounts' counters are checked.
 #[test]
 fn an_outside_reader_makes_the_job_write() {
     const RUN: u64 = 64 << 10;
@@ -185,7 +185,7 @@ fn an_outside_reader_makes_the_job_write() {
             expected.extend(bytes);
         }
         if round == 1 {
-            // As at a sync.
+            // The flush is the same as at a sync.
             files.iter_mut().for_each(|file| file.flush_share(0, 1).unwrap());
             assert_eq!(callbacks(), before, "no node asks a lock of another one back");
             continue;

@@ -88,7 +88,7 @@ fn no_call_is_stale(writer: &Path, reader: &Path) {
                         failed.push((round, e));
                     }
                 }
-                // Otherwise there was nothing to be seen.
+                // The loop waits for a further round of the other thread; otherwise nothing would be tested.
                 while done.load(Ordering::Relaxed) == before {
                     std::thread::yield_now();
                 }
@@ -108,8 +108,8 @@ fn no_call_is_stale(writer: &Path, reader: &Path) {
     });
 }
 
-/// Goal: no call on a name that always is there fails because the file behind it has just been replaced. Method: one
-/// thread writes files and renames them over the name, and links over a link. Another one makes each call again and
+/// Goal: no call on a name that exists all the time fails because the file behind it has just been replaced. Method:
+/// one thread writes files and renames them over the name, and links over a link. Another one makes each call again and
 /// again, on one mount. (Promise S5)
 #[test]
 fn never_stale_on_one_mount() {

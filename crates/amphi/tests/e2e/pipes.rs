@@ -98,7 +98,7 @@ fn removed_pipes_go_on() {
     pair.stop();
 }
 
-/// Everything from a descriptor, by a thread of its own.
+/// Reads everything from a descriptor, on a thread of its own.
 fn drain(from: OwnedFd) -> std::thread::JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut got = Vec::new();

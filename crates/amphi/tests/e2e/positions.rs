@@ -1,4 +1,4 @@
-//! Positions of descriptors behind an append, which Linux computes from the size that it was told last.
+//! Positions of descriptors after an append, which Linux computes from the size that it received last.
 
 use crate::harness::eventually;
 use crate::two_mounts::Pair;
@@ -41,9 +41,10 @@ fn misled(path: &Path, writer: usize, lock: fn(&OwnedFd, FlockOperation)) -> usi
     (0..RECORDS).filter(|i| !one(*i)).count()
 }
 
-/// Goal: a program alternates with writers on other mounts by locks of the file. It finds each record that it has
-/// appended by the position of its descriptor, because the kernel gets the end of the file with the lock. Method: two
-/// writers on each of two mounts with `flock`, one on each with `fcntl`, on one server and on three.
+/// Goal: with file locks, a program can append in turn with writers on other mounts, and its positions are right. It
+/// finds each record that it has appended by the position of its descriptor, because the kernel gets the end of the
+/// file with the lock. Method: two writers on each of two mounts with `flock`, one on each with `fcntl`, on one server
+/// and on three.
 #[test]
 fn positions_of_appends_under_locks() {
     for servers in [1, 3] {

@@ -89,7 +89,7 @@ fn the_limit_of_file_lengths() {
     passes("limits", &[], 1);
 }
 
-/// Goal: whatever a program does, it finds its own writes, and the file is right behind. Method: random writes,
+/// Goal: whatever a program does, it reads its own writes, and the file is right afterwards. Method: random writes,
 /// truncates, reads, mappings, children, second descriptors, appends, against a model.
 #[test]
 fn random_operations() {
@@ -98,7 +98,7 @@ fn random_operations() {
     }
 }
 
-/// Goal: a program that forges its ring changes no file that it has not open for writing, and hurts no other program
+/// Goal: a program that forges its ring can change no file that it has not open for writing, and harms no other program
 /// and no mount. Method: random words in the ring of one file, with the handle of another one.
 #[test]
 fn forged_rings_hurt_nobody() {

@@ -122,14 +122,15 @@ fn a_position_is_shared_after_fork() {
     passes("position", 20);
 }
 
-/// Goal: a child of `vfork`, which has descriptors of its own in its parent's memory, confuses neither. Method: it puts
-/// another file in the place of one that its parent reads.
+/// Goal: a child of `vfork`, which shares its parent's memory but has descriptors of its own, makes neither the parent
+/// nor the child read a wrong file. Method: the child replaces a descriptor from which its parent reads by one of
+/// another file.
 #[test]
 fn children_of_vfork_have_their_own_descriptors() {
     passes("in_vfork", 2000);
 }
 
-/// Goal: reads in signal handlers that interrupt reads, also such that never return, are right. Method: a timer.
+/// Goal: reads in signal handlers that interrupt reads are right, also in handlers that never return. Method: a timer.
 #[test]
 fn signal_handlers_read() {
     passes("handlers", 1000);
@@ -152,8 +153,8 @@ fn sandboxed_programs_go_on() {
     up.stop();
 }
 
-/// Goal: reads see bytes stored through mappings, and mappings see bytes written by calls. Method: one byte after the
-/// other.
+/// Goal: reads see bytes stored through mappings, and mappings see bytes written by calls. Method: bytes are stored and
+/// read one after the other.
 #[test]
 fn mappings_and_reads_agree() {
     passes("mapping", 1);
@@ -414,7 +415,7 @@ except OSError as e: print(e)
     up.stop();
 }
 
-/// Goal: a user who may not open a file reads nothing of it, although others read it without system calls. A program
+/// Goal: a user who may not open a file cannot read it, although other users read it without system calls. A program
 /// that has it open continues after its permissions have changed. Method: a program of another user, and one of root.
 #[test]
 fn rights_stay_those_of_the_open() {
@@ -498,8 +499,8 @@ fn reads_end_with_the_mount() {
     }
 }
 
-/// Goal: programs that are killed while they read leave a mount that serves others. Method: many of them, then a whole
-/// read.
+/// Goal: if programs are killed while they read, the mount continues to serve others. Method: many of them, then a
+/// whole read.
 #[test]
 fn killed_programs_leave_nothing() {
     let (place, up) = mounted();
@@ -528,7 +529,7 @@ fn limited_address_space_is_left_alone() {
     up.stop();
 }
 
-/// Goal: a program that never touches a mount makes no system call more than with any other preloaded library. Method:
+/// Goal: a program that never touches a mount makes no more system calls than with any other preloaded library. Method:
 /// `strace` counts the calls of `cat` with the library and with an empty one.
 #[test]
 fn other_programs_make_no_further_calls() {
@@ -579,8 +580,8 @@ fn the_library_is_preloaded_once() {
     assert!(text(&missing).contains("make build"), "{}", text(&missing));
 }
 
-/// Goal: a read without a call renews the access time as any other does: the first one after a change. Method: a
-/// program that reads before and after a write, and the times that `stat` shows.
+/// Goal: the first read after a change renews the access time, also if the read makes no system call. Method: a program
+/// that reads before and after a write, and the times that `stat` shows.
 #[test]
 fn access_times_are_renewed() {
     let (place, up) = mounted();
@@ -591,7 +592,7 @@ fn access_times_are_renewed() {
             reader.read(0, 100);
         }
         let writer = fs::OpenOptions::new().write(true).open(&file).expect("open");
-        // Another unit than the one that is read.
+        // The write goes to another unit than the one that is read.
         writer.write_all_at(&[round], 400_000).expect("write");
         drop(writer);
         let changed = fs::metadata(&file).expect("stat");

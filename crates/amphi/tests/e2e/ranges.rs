@@ -21,8 +21,8 @@ fn raw(result: i64) -> i32 {
 }
 
 /// Goal: `fallocate` refuses modes that do not exist or do not go together, ranges that are empty or too large, and
-/// open files that cannot be written, and changes nothing. What it can do is done, with the size that Linux requires.
-/// Method: a table of calls on a file whose bytes and size are compared after each.
+/// open files that cannot be written, and changes nothing. Supported modes succeed, and leave the file with the size
+/// that Linux requires. Method: a table of calls on a file whose bytes and size are compared after each.
 #[test]
 fn fallocate_and_its_errors() {
     let place = Place::new();

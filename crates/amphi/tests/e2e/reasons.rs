@@ -214,8 +214,8 @@ fn direct_because_of_contention() {
     place.fsck();
 }
 
-/// Goal: writers that take turns and readers side by side are no contention (sanityn 32c). Method: each mount writes
-/// the whole file after the other, for some rounds. Then both read it at the same time.
+/// Goal: writers that take turns and readers side by side are no contention (sanityn 32c). Method: in some rounds each
+/// mount writes the whole file, one mount after the other. Then both read it at the same time.
 #[test]
 fn no_contention_without_a_fight() {
     let place = Place::new();
@@ -320,8 +320,9 @@ fn direct_because_of_over_caching() {
     one.end(&bytes);
 }
 
-/// Goal: `direct_locality`: a stream over more than the cache goes direct, in reads and in writes. A part that is read
-/// again and again does not, even of a file that went direct before. Method: a cache of 8 MiB, 32 MiB of file.
+/// Goal: `direct_locality`: a stream of more bytes than the cache holds goes direct, in reads and in writes. A part
+/// that is read again and again does not, even of a file that went direct before. Method: a cache of 8 MiB, 32 MiB of
+/// file.
 #[test]
 fn direct_for_lack_of_locality() {
     let one = One::new(&[
@@ -455,8 +456,8 @@ fn processes_choose_by_their_environment() {
     one.end(&bytes);
 }
 
-/// Goal: a program counts for the job that its environment names, by reason, in both forms of output, until a reset.
-/// The mount chooses the variables. Method: dd with different environments.
+/// Goal: the requests of a program are counted, by reason, for the job that its environment names, in both forms of
+/// output, until a reset. The mount chooses the variables. Method: dd with different environments.
 #[test]
 fn programs_count_for_the_job_of_their_environment() {
     let bytes = pattern(9, 64 << 10);
@@ -550,8 +551,8 @@ fn rotating_storage_is_believed() {
     }
 }
 
-/// Goal: one server of two may rotate: files that lie on its targets too have the higher threshold, others do not.
-/// Method: a file over all targets and one on the master's alone.
+/// Goal: one of two servers may be on rotating storage: files that lie on its targets too have the higher threshold,
+/// and others do not. Method: a file over all targets and one on the master's alone.
 #[test]
 fn one_of_two_servers_rotates() {
     let place = Place::new();
@@ -581,7 +582,8 @@ fn one_of_two_servers_rotates() {
 }
 
 /// Goal: thresholds, modes and switches that change all the time change no byte (Promise S3), on one mount and between
-/// two. Method: two mounts write and read records of their own and of each other while a third thread turns everything.
+/// two. Method: two mounts write and read their own and each other's records while a third thread changes all the
+/// settings.
 #[test]
 fn switching_storms_change_no_byte() {
     const SLOTS: usize = 48;

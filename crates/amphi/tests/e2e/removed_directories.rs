@@ -31,9 +31,9 @@ const CALLS: &[Call] = &[
     ("rmdir", |d, _| unlinkat(d, "x", AtFlags::REMOVEDIR)),
 ];
 
-/// Goal: a directory that another mount has removed or replaced contains no names, and none can be made in it, also by
-/// the first call that reaches it: each returns ENOENT. Method: each call on a directory of its own that is held open.
-/// (Promise S6)
+/// Goal: a directory that another mount has removed or replaced contains no names, and none can be made in it. This
+/// holds also for the first call that reaches it: each call returns ENOENT. Method: each call on a directory of its own
+/// that is held open. (Promise S6)
 #[test]
 fn calls_in_a_removed_directory() {
     let pair = Pair::new(1, &[], &[]);

@@ -317,7 +317,7 @@ impl Versus<'_> {
     pub(crate) fn compare(&self) {
         let Versus { planted, called, own, own_called, users, sees, shift, may_differ } = *self;
         let mut odd = Vec::new();
-        // What a call has left as it was serves the next one.
+        // If a call has changed nothing, its tree serves the next call.
         let mut untouched: Option<(String, BTreeMap<String, String>)> = None;
         for (number, (what, call)) in CALLS.iter().enumerate() {
             for &(user, counts) in users {
@@ -394,8 +394,8 @@ fn permissions_hold_across_mounts() {
     pair.stop();
 }
 
-/// Goal: groups that a thread has just been given count at once, and it is remembered for whom they were. Method: a
-/// thread changes its groups and its user between calls that need them. (Promise S8)
+/// Goal: if the groups of a thread change, its next request has the new groups, and the cached groups are those of the
+/// right thread. Method: a thread changes its groups and its user between calls that need them. (Promise S8)
 #[test]
 fn new_groups_count_at_once() {
     if !can_change_user() {

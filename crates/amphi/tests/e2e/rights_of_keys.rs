@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// As whom others count who are squashed.
+/// The user as whom squashed users count.
 const NOBODY: u32 = 65_534;
 const USERS: [(u32, u32); 3] = [(0, 0), (OWNER, OWNER), (OTHER, OTHER)];
 
@@ -60,15 +60,15 @@ impl Scene {
     }
 }
 
-/// Goal: within its tree, a mount that is bound to it is like any other: root, an owner and another user have the same
-/// rights as on the machine's own file system. Method: the calls of `rights`, on trees that another mount has made.
+/// Goal: on a mount that is bound to a tree, root, an owner and another user have the same rights as on the machine's
+/// own file system. Method: the calls of `rights`, on trees that another mount has made.
 #[test]
 fn rights_within_a_tree() {
     let Some(scene) = Scene::new() else { return };
     scene.compare("tree", &["--root", "keep"], |versus| versus.compare());
 }
 
-/// Goal: where root is squashed, others are themselves, with what they may on the machine's own file system (NFS:
+/// Goal: where only root is squashed, other users have the rights that they have on the machine's own file system (NFS:
 /// `root_squash`). Method: as above, by an owner and by somebody else.
 #[test]
 fn rights_where_root_is_squashed() {
@@ -76,7 +76,7 @@ fn rights_where_root_is_squashed() {
     scene.compare("", &[], |versus| Versus { users: &USERS[1..], sees: false, ..*versus }.compare());
 }
 
-/// Goal: where everybody is one user, nobody has the rights of another one (NFS: `all_squash`). Method: as above. All
+/// Goal: where all users count as one, nobody has the rights of another user (NFS: `all_squash`). Method: as above. All
 /// users are squashed to one without groups who owns nothing. The kernel of the client uses the caller's identity on
 /// the client, and may refuse with its own errno before the server gets the request.
 #[test]
@@ -84,7 +84,8 @@ fn rights_where_all_are_one() {
     let Some(scene) = Scene::new() else { return };
     let one = format!("{NOBODY}:{NOBODY}");
     scene.compare("", &["--all", &one], |versus| {
-        // What a call makes belongs to somebody else here; so calls by him alone are the same all through.
+        // Here the entries that a call makes belong to another user, NOBODY. So only calls by this user can be compared
+        // throughout.
         Versus { users: &[(NOBODY, NOBODY)], sees: false, ..*versus }.compare();
     });
 }
@@ -130,7 +131,7 @@ fn rights_of_a_read_only_key() {
     let Some(scene) = Scene::new() else { return };
     let view = ReadOnly::of(&scene.own, &scene.cluster.place);
     let own_called = view.0.clone();
-    // What access(2) says goes by the modes alone here.
+    // Here access(2) goes by the modes alone.
     let differs = |what: &str, _, got: &Said| got.is_err() || what == "access for writing";
     scene.compare("", &["--root", "keep", "--read-only"], |versus| {
         Versus { own_called: &own_called, may_differ: differs, ..*versus }.compare();

@@ -28,7 +28,7 @@ fn names(path: &Path) -> Vec<String> {
     entries.map(|name| name.into_string().expect("text")).collect()
 }
 
-/// Goal: whatever one mount does in a directory with shards, the other one sees, and each call does what it does in any
+/// Goal: a mount sees whatever another mount does in a directory with shards, and each call does what it does in any
 /// other directory. Method: two mounts and three servers; makes, lists, renames within and between directories, links,
 /// permissions, times, removals. (Promises S1, S5, S7, S8)
 #[test]
@@ -99,7 +99,7 @@ fn looks_like_any_directory() {
     pair.stop();
 }
 
-/// Goal: what was acknowledged in a directory with shards outlives `kill -9` of all servers, and mounts go on. Method:
+/// Goal: acknowledged changes in a directory with shards outlive `kill -9` of all servers, and mounts continue. Method:
 /// two mounts make files while servers are killed and started again between two rounds. (Promises S9, S12)
 #[test]
 fn outlives_killed_servers() {
@@ -224,9 +224,9 @@ fn nameless_files_and_limits() {
     pair.stop();
 }
 
-/// Goal: what was acknowledged is there, and nothing else, when a server of shards is killed at any moment of creates,
-/// renames and removals in them. Method: two mounts at work while one server after the other is killed and started
-/// again. (Promises S9, S12)
+/// Goal: if a server with shards is killed at any moment of creates, renames and removals in them, all acknowledged
+/// changes are there, and no others. Method: two mounts work while the servers are killed and started again, one after
+/// the other. (Promises S9, S12)
 #[test]
 fn creates_go_on_over_kills() {
     let mut pair = Pair::new(3, &[], &[]);

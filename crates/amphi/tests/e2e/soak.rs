@@ -207,7 +207,7 @@ fn kills(servers: usize) {
             mounts[victim] = mount_one(victim);
         }
         for worker in &workers {
-            // By the mount that did not make them, then by its own.
+            // Each file is read through the mount that did not make it, then through its own.
             worker.check(&paths[1 - worker.who as usize]);
             worker.check(&paths[worker.who as usize]);
             clean(&paths[0], worker.who);

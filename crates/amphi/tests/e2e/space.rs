@@ -96,7 +96,7 @@ fn buffered_writes_notice_a_full_target() {
     fs::write(m.join("keep"), &keep).expect("write");
     fsync(open(m.join("keep"), OFlags::RDONLY, Mode::empty()).expect("open")).expect("fsync");
     let make = |name: &str| {
-        // Otherwise programs of other tests would inherit it and keep it open.
+        // The descriptor is closed on exec: otherwise programs of other tests would inherit it and keep the file open.
         let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
         open(m.join(name), flags, Mode::from_raw_mode(0o644)).expect("open")
     };
@@ -182,7 +182,7 @@ fn truncated_files_count_what_they_keep() {
     place.fsck();
 }
 
-/// Goal: a write beyond the largest file is EFBIG, a negative or silly size EINVAL, and neither harms anything.
+/// Goal: a write beyond the largest file size gives EFBIG, a negative or absurd size EINVAL, and neither does damage.
 #[test]
 fn silly_offsets() {
     let place = Place::new();

@@ -65,10 +65,11 @@ fn work(mount: &Path, who: usize, stop: &AtomicBool, done: &AtomicU64) -> Option
     Some(at)
 }
 
-/// Goal: a mount that is stopped in the middle of a contended file delays the others no longer than its time to answer.
-/// When it continues it neither writes nor shows old data. Method: three mounts write adjacent records until they go
-/// direct because of contention. One is stopped meanwhile, another one overwrites its records, and then it continues.
-/// Its programs get errors or current data, and every other mount reads the last written data, then and 3 s later.
+/// Goal: a mount that is stopped while it uses a contended file delays the others no longer than until its deadline for
+/// an answer. When it continues it neither writes nor shows old data. Method: three mounts write adjacent records until
+/// they go direct because of contention. One is stopped meanwhile, another one overwrites its records, and then it
+/// continues. Its programs get errors or current data, and every other mount reads the last written data, then and 3 s
+/// later.
 #[test]
 fn a_mount_stopped_in_a_contended_file() {
     let place = Place::new();
@@ -101,7 +102,7 @@ fn a_mount_stopped_in_a_contended_file() {
         for slot in 0..SLOTS {
             taken.write_all_at(&pattern(TAKEN + slot as u64, RECORD), offset(STOPPED, slot)).expect("write");
         }
-        // Its time to answer is 30 s; the rest is a margin for a busy machine.
+        // The mount has 30 s to answer; the rest is a margin for a busy machine.
         assert!(begin.elapsed() < Duration::from_secs(60), "held up for {:?}", begin.elapsed());
         others(50);
         drop(stopped);

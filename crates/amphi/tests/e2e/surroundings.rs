@@ -90,7 +90,7 @@ fn a_signal_that_comes_twice_ends_in_order() {
     place.fsck();
 }
 
-/// Goal: commands end as other programs do when the reader of their output has gone. Method: a pipe that is closed
+/// Goal: commands end as other programs do when the reader of their output has ended. Method: a pipe that is closed
 /// before anything is written into it.
 #[test]
 fn commands_end_with_their_reader() {
@@ -199,7 +199,8 @@ fn sync_and_the_end_tell_of_what_was_lost() {
     place.fsck();
     let place = Place::new();
     let mut up = with_bytes_to_lose(&place);
-    // Also where a program still uses it, and everything is written back before it is taken away by force.
+    // This holds also where a program still uses the mount: everything is written back before the mount is taken away
+    // by force.
     let _user = File::open(place.mount().join("f")).expect("open");
     signal(&mut up, Signal::TERM);
     up.ends_with(1);

@@ -72,9 +72,10 @@ fn servers_come_and_go_together() {
     assert!(processes(&place).is_empty());
 }
 
-/// Goal: a server whose folder lost its zones, for instance because its disk is not mounted, is missed: nothing is made
-/// in its place, and when they are back everything is there. A first start that did not get to its end continues.
-/// Method: the folder of each server of a stopped cluster is put away, with and without an empty one in its place.
+/// Goal: if a server's folder has lost its zones, for instance because its disk is not mounted, this is noticed: no
+/// zones are made in their place, and when they are back all files are there. A first start that did not get to its end
+/// continues. Method: the folder of each server of a stopped cluster is put away, with and without an empty one in its
+/// place.
 #[test]
 fn a_server_without_its_zones_is_missed() {
     let place = Place::new();
@@ -101,7 +102,7 @@ fn a_server_without_its_zones_is_missed() {
         }
         fs::rename(&away, &folder).expect("rename");
     }
-    // Another one that was started, but has made nothing.
+    // A further server was started, but has made nothing.
     fs::create_dir(place.path("data/server-3")).expect("mkdir");
     let all = up(&place, &[]);
     assert_eq!(servers(&place), 4);
@@ -160,7 +161,7 @@ fn nothing_is_left_running() {
     place.fsck();
 }
 
-/// Goal: a cluster of one becomes one of two without its zones moving. Method: files before and after.
+/// Goal: a cluster of one server becomes one of two, and its zones stay where they are. Method: files before and after.
 #[test]
 fn one_server_becomes_two() {
     let place = Place::new();

@@ -33,8 +33,9 @@ fn calls(shown: &Value, op: &str) -> u64 {
     all.iter().find(|one| one["name"] == op).map_or(0, |one| one["calls"].as_u64().expect("a number"))
 }
 
-/// Goal: a trace has the calls of the program and what it started, by fork and by exec, and of nobody else; the program
-/// ends as it would without. Method: a script that makes, writes, reads, renames and removes, beside another writer.
+/// Goal: a trace contains the calls of the program and of the processes that it started, by fork and by exec, and no
+/// others; the program ends as it would without the recording. Method: a script creates, writes, reads, renames and
+/// removes files while another program writes.
 #[test]
 fn a_program_is_recorded() {
     let place = Place::new();
@@ -93,7 +94,7 @@ fn names_are_hidden_and_kernel_reads_are_told() {
 }
 
 /// Goal: a trace is replayed with the same calls on AmphiFS and elsewhere, and bytes are checked. Method: two processes
-/// that hand files on to each other.
+/// pass files to each other.
 #[test]
 fn a_trace_is_replayed() {
     let place = Place::new();
@@ -188,8 +189,8 @@ fn a_bad_setting_is_named() {
     assert!(!left.into_iter().any(|e| e.file_name().to_string_lossy().starts_with("amphi-what-if")), "scratch stays");
 }
 
-/// Goal: whoever is killed, what was recorded can be read, and the mount serves on. Method: SIGKILL to the program,
-/// then to the recorder; a new recording afterwards.
+/// Goal: whichever process is killed, the calls recorded so far can be read, and the mount continues. Method: SIGKILL
+/// to the program, then to the recorder; a new recording afterwards.
 #[test]
 fn kills_leave_traces() {
     let place = Place::new();
@@ -222,7 +223,8 @@ fn kills_leave_traces() {
     up.stop();
 }
 
-/// Goal: a full disk ends the recording and not the program, and what is there can be read. Method: a small tmpfs.
+/// Goal: a full disk ends the recording and not the program, and the calls recorded so far can be read. Method: a small
+/// tmpfs.
 #[test]
 fn a_full_disk_ends_a_recording() {
     if !rustix::process::geteuid().is_root() {
@@ -248,8 +250,8 @@ fn a_full_disk_ends_a_recording() {
     up.stop();
 }
 
-/// Goal: other users record processes of their own alone, and nobody else has their recordings. Method: a user who
-/// asks for the recording of another one.
+/// Goal: users other than root record only processes of their own, and only they have access to these recordings.
+/// Method: a user who asks for the recording of another one.
 #[test]
 fn users_record_their_own() {
     if !rustix::process::geteuid().is_root() {

@@ -108,8 +108,8 @@ fn sockets_are_their_users() {
     up.stop();
 }
 
-/// Goal: a mount of a cluster that others can write to ignores set-user-ID bits, unless an option enables them; that of
-/// a cluster in the same process honours them. Method: the options that the kernel lists.
+/// Goal: a mount of a cluster that others can write to ignores set-user-ID bits, unless an option enables them; a mount
+/// of a cluster in the same process honours them. Method: the options that the kernel lists.
 #[test]
 fn network_mounts_trust_no_set_user_id() {
     let place = Place::new();

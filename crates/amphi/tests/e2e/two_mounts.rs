@@ -339,7 +339,8 @@ fn random_operations_without_a_cache() {
 
 /// Goal: size and blocks of a file that grew by switched writes are right on both mounts at once, by name and by open
 /// file, before and after it is closed, over truncates, and after a restart: no owner's copy of them lags behind
-/// (sanity 271ba, 806). Method: large writes, holes and truncates on one mount; the other looks each time.
+/// (sanity 271ba, 806). Method: large writes, holes and truncates on one mount; the other mount calls `stat` after
+/// each.
 #[test]
 fn sizes_and_blocks_after_switched_writes() {
     const MIB: u64 = 1 << 20;
@@ -537,9 +538,9 @@ fn strided_records_of_two_mounts_all_arrive(servers: usize) {
     pair.stop();
 }
 
-/// Goal: a mount that is killed blocks no other mount: locks and tokens of it are released at once, not after the
-/// deadline of callbacks, and all its data on the server is there (Promise S9). Method: dirty data and cached names on
-/// one mount, kill -9, the other one writes and renames the same.
+/// Goal: a mount that is killed blocks no other mount: its locks and tokens are released at once, not after the
+/// callback deadline, and all data that it had sent to the server is there (Promise S9). Method: dirty data and cached
+/// names on one mount, kill -9, the other one writes and renames the same.
 fn a_killed_mount_holds_nobody_up(servers: usize) {
     let mut pair = Pair::new(servers, &["--targets", "2"], &[]);
     fs::create_dir(pair.a.join("d")).expect("mkdir");

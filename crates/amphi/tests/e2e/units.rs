@@ -24,8 +24,8 @@ fn open(path: &Path, flags: OFlags) -> File {
     options.open(path).expect("open")
 }
 
-/// Goal: while a lone program reads on, the mount gets ready what it reads next, and every byte is right; a program
-/// that jumps about costs nothing more. Method: a cached file read in both ways, the counter, and the switch.
+/// Goal: while a single program reads in sequence, the mount prepares what it reads next, and every byte is right; for
+/// random reads this causes no additional work. Method: a cached file read in both ways, the counter, and the switch.
 #[test]
 fn a_lone_stream_finds_its_next_bytes_warm() {
     let place = Place::new();
@@ -90,9 +90,9 @@ fn work(path: &Path, thread: usize, steps: usize) -> Vec<u8> {
     model
 }
 
-/// Goal: units that adopted a write's memory hold its bytes, are read, written back and evicted as others are; the
-/// switch works. Method: threads that mix them with other writes, against vectors, in a cache that holds a fraction;
-/// compared through the cache and past it.
+/// Goal: units that have adopted a write's memory hold its bytes, and are read, written back and evicted like other
+/// units; adopting can be switched off. Method: threads mix such writes with others, in a cache that holds a fraction
+/// of the bytes; the bytes are compared with vectors, through the cache and past it.
 #[test]
 fn kept_memory_holds_what_was_written() {
     let place = Place::new();

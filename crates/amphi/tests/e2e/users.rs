@@ -27,8 +27,8 @@ fn succeeded(out: &Output) {
     assert!(out.status.success(), "{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
 }
 
-/// Goal: a file of mode 0111 runs and cannot be read, one of mode 0444 the other way round. Method: copied programs,
-/// another user, the mount checked by the server as well as by the kernel.
+/// Goal: a file of mode 0111 can be executed and not read, and a file of mode 0444 can be read and not executed.
+/// Method: copied programs, another user, the mount checked by the server as well as by the kernel.
 #[test]
 fn execute_only_programs_run() {
     if !can_change_user() {
@@ -144,7 +144,7 @@ rm whiteout; test -z "$(ls)"
 }
 
 /// Goal: a user who may not use the control attributes of a mount gets that error, and not that this is no mount.
-/// Method: commands of the other user at root's mount.
+/// Method: the other user gives commands for root's mount.
 #[test]
 fn commands_of_other_users_are_refused_as_such() {
     if !can_change_user() {

@@ -20,8 +20,8 @@ fn text(args: &[&str]) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// Goal: a sample shows the current operations, by way and reason, as text and as JSON; other screens are not needed
-/// for it. Method: a program writes while samples are taken; a pipe whose reader goes.
+/// Goal: a sample shows the current operations, by way and reason, as text and as JSON, without showing other screens.
+/// Method: a program writes while samples are taken; then a pipe is used whose reader ends.
 #[test]
 fn top_shows_what_is_done() {
     let place = Place::new();
@@ -93,7 +93,7 @@ fn metrics_are_served() {
     assert_eq!(bytes, 300_000.0);
 
     let (mut child, addr) = listening(&["metrics", "--listen", "127.0.0.1:0", &dir]);
-    // They occupy places, but not for long.
+    // These connections occupy places, but not for long.
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(addr).expect("connect")).collect();
     let begun = Instant::now();
     let page = ask(addr, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");

@@ -36,7 +36,7 @@ impl Cluster {
             .args(is_new.then_some("--format"))
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
-            // A terminal's signal is the demo's, which ends it when nobody uses it any more.
+            // A signal from the terminal goes to the demo, which ends the cluster when it is no longer used.
             .process_group(0)
             .spawn()
             .during(|| "start amphi up".into())?;

@@ -76,7 +76,7 @@ impl Folder {
         let outcome = if keep { Ok(()) } else { self.remove_own() };
         if outcome.is_ok() {
             let _ = std::fs::remove_file(self.dir.join(MARK));
-            // Only if nothing is in it that is worth a look.
+            // The folder is removed only if nothing is left in it.
             let _ = std::fs::remove_dir(&self.dir);
         }
         drop(self.mark);
@@ -131,7 +131,7 @@ mod tests {
         std::fs::write(first.make("data").expect("made").join("zone"), b"1").expect("write");
         let second = Folder::take(&dir).err().expect("a demo runs there");
         assert!(second.code == 2 && second.text.contains("running"), "{second}");
-        // As if it had been killed.
+        // The demo ends as if it had been killed.
         drop(first);
         std::fs::write(dir.join(RESULTS[0]), b"").expect("write");
         let next = Folder::take(&dir).expect("it is a demo's");

@@ -144,7 +144,7 @@ pub fn measure(mount: &Path, raw: &Path, bytes: u64, largest: u64, stop: &Stop) 
     let start = now();
     let mut found = Rows { rows: Vec::new(), cut: 0, rounds: 0 };
     while found.rounds < ROUNDS {
-        // The first round has the whole budget; a further one has to fit what is left of it.
+        // The first round may use the whole budget; a further one may use only the rest of it.
         let spent = start.elapsed();
         let per_round = spent.checked_div(found.rounds as u32).unwrap_or_default();
         if spent + per_round > BUDGET {
@@ -315,8 +315,7 @@ pub fn render(found: &Rows) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: what is shown of several rounds is their middle, and the ratio is of middles. Method: samples made by
-    /// hand.
+    /// Goal: the result of several rounds is their median, and a ratio is one of medians. Method: samples made by hand.
     #[test]
     fn medians_of_rounds() {
         let sample = |values: &[f64]| Sample(values.to_vec());

@@ -13,17 +13,17 @@ use amphi_host::failure::Outcome;
 
 /// What is shown.
 pub struct Parts<'a> {
-    /// Of the command line.
+    /// The name of the benchmark on the command line.
     pub bench: &'static str,
     /// The measured quantity, in titles and in names of results.
     pub what: &'a str,
-    /// Of the series, e.g. MiB/s, and the end of the names of results.
+    /// The unit of the series, e.g. MiB/s, and the suffix for names of results.
     pub unit: (&'a str, &'a str),
     /// Names of the series.
     pub ways: &'a [&'a str],
     /// Auto, then what lacks a part.
     pub variants: &'a [Variant],
-    /// Of each variant.
+    /// The results of each variant.
     pub found: &'a [Found],
 }
 

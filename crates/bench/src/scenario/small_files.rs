@@ -48,7 +48,7 @@ pub fn run(run: &mut Run) -> Outcome {
                 groups.push((format!("{mounts} x {bytes} B"), medians(&found, way)));
             }
         }
-        // Of the size in IO500: both use the same ways.
+        // The files have the size of those of IO500: both use the same ways.
         without.push((mounts, measure(run, &cluster, SIZES[1], &PARTS)?));
         cluster.stop()?;
     }

@@ -1,4 +1,4 @@
-//! The variants of AmphiFS that stand for other ways of doing it, and auto without each of its parts.
+//! The variants of AmphiFS that represent other systems, and auto without each of its parts.
 //!
 //! Owns: which tunables a variant changes. Invariant: whatever a variant does not name has the value that the mounts
 //! and servers began with, also after another variant.
@@ -9,7 +9,7 @@ use amphi_host::failure::Outcome;
 /// A way of doing it: AmphiFS with some of its tunables.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// In tables.
+    /// The name in tables.
     pub name: &'static str,
     /// The differences from the defaults.
     pub set: &'static [&'static str],
@@ -20,7 +20,7 @@ impl Variant {
         Variant { name, set }
     }
 
-    /// In names of results.
+    /// The name as a part of names of results.
     pub fn key(&self) -> String {
         self.name.replace([' ', ','], "_")
     }
@@ -32,12 +32,13 @@ impl Variant {
     }
 }
 
-/// Everything through the cache, under locks on whole pages that grow, each small file by itself: Lustre as it was.
+/// Lustre without the hybrid decision: everything through the cache, under locks on whole pages that grow, each small
+/// file by itself.
 pub const VANILLA: Variant = Variant::new(
     "vanilla",
     &["hybrid.mode=buffered", "server.lock_granularity_bytes=4K", "writeback.batch=off", "readahead.small_files=off"],
 );
-/// Everything direct.
+/// All requests are direct.
 pub const DIRECT: Variant = Variant::new("direct", &["hybrid.mode=direct"]);
 /// The decision of each request, whole.
 pub const AUTO: Variant = Variant::new("auto", &[]);
@@ -56,7 +57,7 @@ pub const FIXED_512K: Variant = Variant::new(
 pub const BASELINES: [Variant; 4] = [VANILLA, DIRECT, AUTO, FIXED_512K];
 /// Places in `BASELINES`.
 pub const VANILLA_AT: usize = 0;
-/// Everything direct.
+/// The place of `DIRECT` in lists of variants.
 pub const DIRECT_AT: usize = 1;
 /// The decision.
 pub const AUTO_AT: usize = 2;
@@ -77,7 +78,7 @@ pub const NO_CALLER_MEMORY: Variant = Variant::new("auto, no caller memory", &["
 pub const NO_OVERCACHE: Variant = Variant::new("auto, no overcache", &["hybrid.overcache=off"]);
 /// Auto without asking whether bytes are used again.
 pub const NO_LOCALITY: Variant = Variant::new("auto, no locality", &["hybrid.locality=off"]);
-/// Auto that does not measure which way carries more.
+/// Auto without comparing the throughput of buffered and direct requests.
 pub const NO_LEARNING: Variant = Variant::new("auto, no learning", &["hybrid.learn=off"]);
 /// Auto that requests each direct read when it is made.
 pub const NO_READS_AHEAD: Variant = Variant::new("auto, no direct reads ahead", &["readahead.direct_bytes=0"]);

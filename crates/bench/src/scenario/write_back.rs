@@ -58,7 +58,7 @@ const HEADS: [&str; 8] = [
 
 /// One workload.
 struct Workload {
-    /// In titles and results.
+    /// The name in titles and results.
     what: &'static str,
     /// Which process writes which bytes.
     shape: Shape,

@@ -90,7 +90,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Whose bytes `rank` reads.
+    /// The rank whose bytes `rank` reads.
     pub fn partner(&self, rank: usize) -> usize {
         match self.reorder {
             Reorder::None => rank,
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(own.offsets(2), (0..20).map(|i| i * 100).collect::<Vec<_>>());
     }
 
-    /// Goal: reordered processes read each other's bytes, all of them. Method: partners of all.
+    /// Goal: reordered processes read all of each other's bytes. Method: partners of all.
     #[test]
     fn partners() {
         assert_eq!(

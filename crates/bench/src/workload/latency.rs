@@ -9,7 +9,7 @@ const LONGEST_NS: u64 = 1000 * 1_000_000_000;
 pub struct Latency(Option<Histogram<u64>>);
 
 impl Latency {
-    /// Without a call yet.
+    /// A histogram without calls.
     pub fn new() -> Latency {
         Latency(Histogram::new_with_bounds(1, LONGEST_NS, 3).ok())
     }
@@ -42,7 +42,7 @@ impl Latency {
 mod tests {
     use super::*;
 
-    /// Goal: what is counted can be sent and joined again. Method: two halves of the same calls.
+    /// Goal: counts can be sent to another process and added there. Method: two halves of the same calls.
     #[test]
     fn halves_join() {
         let (mut all, mut half) = (Latency::new(), Latency::new());

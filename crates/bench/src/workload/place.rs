@@ -1,5 +1,5 @@
-//! Where a workload runs: named folders, or a cluster of its own with several mounts; and the counters of the mounts
-//! meanwhile.
+//! The place where a workload runs: named folders, or a cluster of its own with several mounts; and the counters of the
+//! mounts during the run.
 
 use super::tasks::Tasks;
 use super::{Phase, Together};

@@ -9,13 +9,13 @@ use std::path::Path;
 
 /// Lengths of the calls of a phase.
 pub struct Curve {
-    /// In the legend.
+    /// The label in the legend.
     pub name: String,
     /// Its calls.
     pub latency: Latency,
 }
 
-/// Colours that are told apart, also without red and green.
+/// Colours that can be distinguished, also by people who do not distinguish red and green.
 const COLORS: [RGBColor; 12] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),
@@ -85,7 +85,7 @@ pub struct Bars<'a> {
     pub unit: &'a str,
     /// Names of the bars of a group, in the legend.
     pub names: &'a [String],
-    /// In rows.
+    /// The panels in rows.
     pub panels: &'a [Panel],
     /// Panels side by side.
     pub columns: usize,
@@ -100,7 +100,7 @@ pub struct Panel {
 }
 
 const WIDTH: i32 = 1100;
-/// Of a panel: alone in its column, and one of several.
+/// Heights of a panel: one that is alone in its column, and one of several.
 const HEIGHTS: [i32; 2] = [440, 280];
 const TITLE_HEIGHT: i32 = 34;
 const LEGEND_HEIGHT: i32 = 20;
@@ -213,7 +213,7 @@ mod tests {
         assert!(places.iter().any(|p| p.1 > 1));
     }
 
-    /// Goal: every name, group and title stands in the picture. Method: the texts of a file of two panels.
+    /// Goal: the picture contains every name, group and title. Method: the texts of a file of two panels.
     #[test]
     fn bars_are_labelled() {
         let dir = std::env::temp_dir().join(format!("amphi-plot-{}", std::process::id()));

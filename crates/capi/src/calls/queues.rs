@@ -46,7 +46,7 @@ pub unsafe extern "C" fn amphi_submit(queue_handle: AmphiHandle, requests: *cons
             // SAFETY: the program vouches for so many requests of this size.
             let request = match unsafe { given(requests.cast::<u8>().add(at * size).cast::<AmphiRequest>()) } {
                 Ok(request) if request.size as usize == size => request,
-                // No operation: its completion says so.
+                // The request becomes one with an operation that does not exist, so its completion reports an error.
                 Ok(request) => AmphiRequest { op: 0, ..request },
                 Err(_) => {
                     // SAFETY: as above.

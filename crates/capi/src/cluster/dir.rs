@@ -57,7 +57,7 @@ impl ClusterDir {
                 (true, Some(attr)) => Some(shown(&attr)),
                 (true, None) => match self.fs.client.getattr(&ctx, entry.ino).wait(None) {
                     Ok(attr) => Some(shown(&attr)),
-                    // It was removed meanwhile.
+                    // The entry was removed meanwhile.
                     Err(Errno::NoEnt | Errno::Stale) => continue,
                     Err(e) => return Err(e.into()),
                 },

@@ -54,8 +54,8 @@ fn many_names_behind_one_prefix() {
     assert_eq!(cart.bytes(), 0);
 }
 
-/// Goal: a node has an entry for every byte that names can have, and for the name that ends there. Method: all of them,
-/// with one more byte behind every other one.
+/// Goal: a node has an entry for every byte that names can have, and for the name that ends there. Method: a name for
+/// each such byte; every other name has one more byte behind it.
 #[test]
 fn the_largest_node() {
     let mut cart = Cart::new();
@@ -83,8 +83,8 @@ fn the_largest_node() {
     assert_eq!(cart.bytes(), 0);
 }
 
-/// Goal: what is no name is refused when it is inserted, and is not found. Method: an empty name, one that is too long,
-/// one with NUL.
+/// Goal: bytes that are not a valid name are refused at an insertion, and are not found. Method: an empty name, a name
+/// that is too long, and one with NUL.
 #[test]
 fn what_is_no_name() {
     let long = [b'a'; NAME_MAX + 1];

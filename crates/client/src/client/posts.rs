@@ -21,7 +21,8 @@ impl Posting {
         client.mount.coherence.sharing.set_bell(bell);
     }
 
-    /// A posted write of `range` through `open` has failed. Its program learns of it as of a failed write-back.
+    /// Called when a posted write of `range` through `open` has failed. Its program learns of it as of a failed
+    /// write-back.
     pub fn failed(open: &OpenFile, range: ByteRange, errno: Errno) {
         open.file.failures.note(errno, range);
     }

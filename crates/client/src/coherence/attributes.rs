@@ -1,7 +1,7 @@
 //! Requests for an inode: its attributes, its size, and where it ends.
 //!
-//! Owns: how the server's answer and what only this mount knows (the end of its own bytes) are joined. Does not own:
-//! when a request is due (`ops`), the tokens of the answer (`tokens`).
+//! Owns: the rule that joins the server's answer with what only this mount knows, the end of its own bytes. Does not
+//! own: when a request is due (`ops`), the tokens of the answer (`tokens`).
 
 use crate::coherence::tokens::{self, Told};
 use crate::conn::replies::inode_reply;

@@ -57,7 +57,7 @@ pub(crate) fn setting(mount: &Arc<Mount>, op: &Request) -> Option<Setting> {
 }
 
 impl Setting {
-    /// The answer has arrived.
+    /// Called when the answer has arrived.
     pub(crate) fn ends(&mut self) {
         self.answered = true;
     }

@@ -11,7 +11,7 @@ use amphi_wire::{DirectoryAfter, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Number of begins and ends of changes of directories so far.
+/// Number of changes of directories that have begun, and of those that have ended, added up.
 #[inline]
 pub(crate) fn events(mount: &Mount) -> u64 {
     mount.coherence.directories.events.load(SeqCst)

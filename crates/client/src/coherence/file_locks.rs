@@ -15,10 +15,10 @@
 //!   shared. Until the client learns of the grant, that part counts as exclusive. If a request without an answer may
 //!   have converted a lock, the lock is presented as shared, and as converted: the server makes it exclusive again if
 //!   no other mount presents a conflicting lock, since the request may have been refused.
-//! * A lock whose caller has gone without keeping it is released ([`TakenLock`]) before anything else is requested for
-//!   its owner, because a later request may concern the same bytes. So a taken lock keeps its turn until it is kept or
-//!   released. A caller that is interrupted while there is no connection leaves behind its turn, or its place in the
-//!   queue for a turn.
+//! * If the caller of a lock has gone without confirming it, the lock is released ([`TakenLock`]) before anything else
+//!   is requested for its owner, because a later request may concern the same bytes. So a taken lock keeps its turn
+//!   until it is kept or released. If a caller is interrupted while there is no connection, its turn, or its place in
+//!   the queue for a turn, remains.
 //!
 //! The number that drove the design: 65,536 requests may wait, each for hours, and a session has a few dozen slots.
 
@@ -103,12 +103,12 @@ async fn unlock_at(mount: &Arc<Mount>, turn: &Turn, range: ByteRange) -> Result<
 pub struct TakenLock {
     lock: FileLockSpec,
     before: Pieces,
-    /// Until the lock is kept or released, nothing else is requested for its owner.
+    /// The guard by which no other request for this owner is sent until the lock is kept or released.
     turn: Option<(Arc<Mount>, Turn)>,
 }
 
 impl TakenLock {
-    /// The caller has received the answer that it holds the lock.
+    /// Called when the caller has received the answer that it holds the lock.
     pub fn keep(mut self) {
         self.turn = None;
     }
@@ -183,7 +183,7 @@ pub(crate) async fn take(
     }
 }
 
-/// The caller was interrupted. A lock that was granted before stays granted.
+/// Called when the caller was interrupted. A lock that was granted before stays granted.
 async fn withdraw(mount: &Arc<Mount>, turn: Turn, lock: FileLockSpec, number: u64) -> Result<Option<TakenLock>> {
     let before = turn.with(|owner| owner.held.clone());
     match call(mount, &turn, Request::FileLockCancel { lock, number }).await {

@@ -1,8 +1,8 @@
 //! Dropping a front end's pages before a lock is returned, or after that if the front end cannot drop them in time.
 //!
 //! Owns: one round of dropping (`taking`) at a time for each file, how long a lock waits for it, and asking the front
-//! end to drop pages. Does not own: how the front end does that (`KernelPages`), what a file knows of its pages
-//! (`inode::front_pages`), the target's notes about pages left behind (`Request::PagesLeft`).
+//! end to drop pages. Does not own: the way in which the front end does that (`KernelPages`), the record of a file's
+//! pages (`inode::front_pages`), and the target's notes about pages left behind (`Request::PagesLeft`).
 //!
 //! A lock waits until all its pages are dropped but those whose write-back waits for locks of other mounts. For the
 //! latter it waits for `PATIENCE_STEPS` steps, because two mounts may wait for each other so. It also waits no longer

@@ -1,6 +1,7 @@
-//! The lease: a server that was silent for too long is asked before anything that it granted is used.
+//! The lease: if a server was silent for too long, it is queried before anything that it granted is used.
 //!
-//! Owns: the request to a silent server. Does not own: when each server was last heard (`tables::coherence::leases`).
+//! Owns: the request to a silent server. Does not own: the time of the last message of each server
+//! (`tables::coherence::leases`).
 
 use crate::inode::Inode;
 use crate::mount::Mount;

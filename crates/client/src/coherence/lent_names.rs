@@ -78,7 +78,7 @@ pub(crate) fn absent(mount: &Mount, dir: Ino, name: &Name) -> Option<u64> {
     mount.coherence.tokens.names.absent(mount.clock.boot_ns(), key, name.as_bytes())
 }
 
-/// The front end has shown that its kernel no longer caches a name under this timeout.
+/// Called when the front end has shown that its kernel no longer caches a name under this timeout.
 pub(crate) fn is_over(mount: &Mount, dir: Ino, name: &Name, loan: u64) {
     mount.coherence.tokens.names.is_over(key_of(mount, dir, name), loan);
 }
@@ -96,7 +96,7 @@ pub(crate) fn known(mount: &Mount, dir: Ino, name: &Name) -> Option<Result<Attr>
     }
 }
 
-/// The timeout with which a front end may cache a name: what is left of the life of the name's token. The timeout is
+/// The timeout with which a front end may cache a name: the remaining life of the name's token. The timeout is
 /// recorded, and the front end is told to invalidate the name when the token is revoked or lost.
 pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
     let Ok(name) = Name::new(lent.name.to_vec()) else { return Duration::ZERO };

@@ -43,12 +43,12 @@ impl Making {
         (rule & 1 == 1).then_some(making)
     }
 
-    /// The mount has given a directory these shards, which were empty.
+    /// Called when the mount has given a directory these shards, which were empty.
     pub(crate) fn made(&mut self, shards: &[Ino]) {
         self.made.extend_from_slice(shards);
     }
 
-    /// The answer has arrived.
+    /// Called when the answer has arrived.
     pub(crate) fn ends(&mut self, result: &Result<Reply>) {
         if let Ok(Reply::Made { inode, created: true, .. }) = result
             && inode.attr.kind == Kind::Dir

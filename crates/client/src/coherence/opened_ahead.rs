@@ -63,7 +63,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
 }
 
 impl Changing {
-    /// The answer has arrived.
+    /// Called when the answer has arrived.
     pub(crate) fn ends(&mut self) {
         self.answered = true;
     }
@@ -106,7 +106,7 @@ pub(crate) fn revoked(mount: &Arc<Mount>, target: TargetId, inodes: impl Iterato
     closes::hurry(mount, target);
 }
 
-/// The last name of a file is gone. A kept open would keep the file, so it is closed.
+/// Called when the last name of a file is gone. A kept open would keep the file, so it is closed.
 pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0 {
         return;

@@ -4,10 +4,10 @@
 //! operations on names, which go to the shard of the name.
 //!
 //! A shard is a directory of its own to all of this mount's tables: tokens, names and attributes are cached of shards.
-//! Programs and the kernel know the directory alone. Its permissions and owners are its own, which each shard has as
-//! well. Links and times of changes are joined: there is one view of them only in so far as all shards are known at
-//! once, so in company a rename of a directory from one shard to another may be counted twice or not at all by a look
-//! that is under way.
+//! Programs and the kernel see only the directory. Its permissions and owners are its own, which each shard has as
+//! well. Links and times of changes are joined. The result is that of one moment only while all shards are known at
+//! once: in shared mode, a `stat` that is under way while a directory is renamed from one shard to another may count it
+//! twice or not at all.
 
 use crate::api::Ctx;
 use crate::coherence::new_directories::Making;

@@ -120,7 +120,7 @@ pub(crate) fn be_cautious(mount: &Mount) {
     }
 }
 
-/// The master has answered a hello, the first one or a later one.
+/// Called when the master has answered a hello, the first one or a later one.
 pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     let sharing = &mount.coherence.sharing;
     if sharing.cautious.swap(false, SeqCst) && welcome.alone {
@@ -143,8 +143,8 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     }
 }
 
-/// Whether a session that the server has ended may continue as if it had not: the mount was in sole mode, and no other
-/// mount has come since.
+/// Whether a session that the server has ended may continue as if it had not been ended: the mount was in sole mode,
+/// and no other mount has existed since.
 pub(crate) fn may_go_on(mount: &Mount) -> bool {
     mount.coherence.sharing.undisturbed.load(SeqCst)
 }

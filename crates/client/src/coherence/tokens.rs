@@ -121,7 +121,7 @@ pub(crate) struct Told {
     /// Whether the object of the request is contended; `contended_places` is the same for the parts of a batch.
     pub(crate) contended: bool,
     pub(crate) contended_places: Vec<usize>,
-    /// When the request was sent.
+    /// The time at which the request was sent.
     pub(crate) asked_at: AskedAt,
     /// The inode that the request has changed and that the answer shows.
     changes: Option<Ino>,
@@ -280,7 +280,7 @@ impl Question {
         lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }
 
-    /// The answer has arrived. Changes up to this number came before it.
+    /// Called when the answer has arrived. Changes up to this number came before it.
     fn ends(&mut self, number: Option<u64>) {
         if let Some(change) = self.change.take() {
             self.mount.coherence.tokens.cache.write().changed(change, number.map(TokenNumber));
@@ -503,8 +503,8 @@ pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
     Some(attr)
 }
 
-/// The timeout that attributes may get in a front end: what is left of the life of the token, if the token shows
-/// exactly these. It is recorded, and the front end is told to invalidate them when the token goes.
+/// The timeout that attributes may get in a front end: the remaining life of the token, if the token shows exactly
+/// these attributes. It is recorded, and the front end is told to invalidate them when the token goes.
 pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     let Some(now) = usable_now(mount, attr.ino.target()) else { return Duration::ZERO };
     // The lock is held until that is recorded, so a revocation of the token finds the record.

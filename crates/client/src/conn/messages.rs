@@ -1,4 +1,4 @@
-//! Which file a message to a server is about.
+//! The file that a message to a server is about.
 //!
 //! Owns: that, and counting it with the file. Locks are returned by number, and names belong to directories, so such
 //! messages are counted with no file. Messages that are sent before the mount knows the file, such as its first open,

@@ -27,7 +27,7 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// Nobody waits yet.
+    /// A state in which no task waits.
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Pauses {
         Pauses { clock, waiting: Mutex::default(), begun: Signal::default(), ended: AtomicBool::new(false) }
     }
@@ -67,7 +67,7 @@ impl Pauses {
         }
     }
 
-    /// The client has stopped: all pauses end.
+    /// Called when the client has stopped: all pauses end.
     pub(crate) fn end(&self) {
         self.ended.store(true, SeqCst);
         self.waiting.lock().clear();

@@ -80,8 +80,8 @@ impl<T: Send + 'static> Pending<T> {
         }
     }
 
-    /// Polls for `client.spin_us`, if no other thread needs the core, and returns the result if it comes in this time.
-    /// It never sleeps, and no signal ends it. A `wait` that follows does not poll again.
+    /// Polls for `client.spin_us`, if no other thread needs the core, and returns the result if it arrives in this
+    /// time. It never sleeps, and no signal ends it. A `wait` that follows does not poll again.
     pub fn linger(&mut self) -> Option<Result<T>> {
         let State::Running(_, keeper) = &self.state else { return self.try_take() };
         WAITED.set(true);

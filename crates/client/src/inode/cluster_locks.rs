@@ -23,7 +23,7 @@ pub(crate) struct ClusterLocks {
     pub(crate) end_asked_ns: AtomicU64,
     /// When a lock of the file was last called back, because another mount uses the file. Nanoseconds.
     pub(crate) called_back_ns: AtomicU64,
-    /// Until when the file counts as contended, nanoseconds.
+    /// The time until which the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
     /// The last use of cached bytes, by `Mount::coarse_ns`: hits pin no lock, but count as uses of their lock by this
     /// time.

@@ -5,8 +5,8 @@
 //!
 //! Invariant: every event that would make a cache hit fail (`ops::read::Hit`) is reported here before any program can
 //! see the change. If the change is not made under the lock of a unit, it is reported once more when it is done. So a
-//! fill that began in between and saw the old state publishes nothing that is valid. For a file without an export, an
-//! event costs one load.
+//! fill that began in between and saw the old state publishes nothing that is valid. If a file has no export, an event
+//! costs one load.
 
 use amphi_shm::export::Export;
 use parking_lot::RwLock;
@@ -75,7 +75,7 @@ impl Exported {
         self.tell(Export::all_change);
     }
 
-    /// The next read may renew the access time.
+    /// Called when the next read may renew the access time.
     #[inline]
     pub(crate) fn access_is_due(&self) {
         self.tell(|export| export.set_due(true));
@@ -86,7 +86,7 @@ impl Exported {
         self.tell(Export::block);
     }
 
-    /// The call has released these bytes.
+    /// Called when the call has released these bytes.
     pub(super) fn unblock(&self) {
         self.tell(Export::unblock);
     }

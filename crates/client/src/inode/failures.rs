@@ -115,8 +115,8 @@ impl Failures {
         (state.lost > self.told.load(SeqCst)).then_some(state.last)
     }
 
-    /// All failures so far are being reported to a caller that syncs all files. This does not count as a report to
-    /// those that have the file open.
+    /// Called when all failures so far are being reported to a caller that syncs all files. This does not count as a
+    /// report to those that have the file open.
     pub(crate) fn told_to_all(&self) {
         let mut state = self.state.lock();
         state.told_to_all = self.count.load(SeqCst);

@@ -4,11 +4,11 @@
 //! table. Does not own: its parts, each of which has a file of its own (`known`, `size`, `fills`, ...), open files
 //! (`open_file`), the table of all files (`table`).
 //!
-//! An `Inode` stays in the table while it is open, has cached bytes or a close that was not sent yet. Who determines
-//! the size: in sole mode the client, while it has changes that the server has not confirmed; otherwise the latest
-//! answer that no change of this mount overlapped. In shared mode other mounts change the size too: then it is the
-//! server's size joined with the end of this mount's own bytes, as of the answer; `tokens::is_sure` says whether that
-//! still holds.
+//! An `Inode` stays in the table while it is open, has cached bytes or a close that was not sent yet. The size is
+//! determined by the client in sole mode, while it has changes that the server has not confirmed; otherwise by the
+//! latest answer that no change of this mount overlapped. In shared mode other mounts change the size too: then it is
+//! the server's size joined with the end of this mount's own bytes, as of the answer; `tokens::is_sure` says whether
+//! that still holds.
 
 use super::cluster_locks::{ClusterLocks, stripe_bit};
 use super::exported::Exported;
@@ -110,7 +110,7 @@ impl Inode {
         self.known.lock().view
     }
 
-    /// The file is open once more.
+    /// Called when the file is open once more.
     pub(super) fn opens_as(&self, known: &mut Known, access: Access) {
         known.opens.push(access);
         if access.write {
@@ -136,7 +136,7 @@ impl Inode {
         self.hints.set_id.load(Relaxed)
     }
 
-    /// An extended attribute was set; `capability`: it is `security.capability`.
+    /// Called when an extended attribute was set; `capability`: it is `security.capability`.
     pub(crate) fn has_xattrs(&self, capability: bool) {
         let mut known = self.known.lock();
         // Answers to requests that were sent before this moment may not show the attribute.
@@ -147,8 +147,8 @@ impl Inode {
         self.hints.capability.store(known.view.capability, Relaxed);
     }
 
-    /// The capabilities of the file were removed by a request that was sent at `asked`. If capabilities were set again
-    /// since then, they may exist: the next write checks again.
+    /// Called when the capabilities of the file were removed by a request that was sent at `asked`. If capabilities
+    /// were set again since then, they may exist: the next write checks again.
     pub(crate) fn lose_capability(&self, asked: AskedAt) {
         let mut known = self.known.lock();
         if known.xattrs_at < asked.at {
@@ -267,7 +267,7 @@ impl Inode {
         known.opens.len() as u32
     }
 
-    /// Opens that somebody uses.
+    /// The opens that programs use at present.
     pub(crate) fn used_opens(&self) -> u32 {
         self.open_count().saturating_sub(self.life.idle_opens.load(SeqCst))
     }
@@ -278,7 +278,7 @@ impl Inode {
         known.opens.iter().chain(&known.closes).chain(&known.closing).copied().collect()
     }
 
-    /// The server has answered a close.
+    /// Called when the server has answered a close.
     pub(crate) fn closed(&self, access: Access) {
         let mut known = self.known.lock();
         if let Some(i) = known.closing.iter().position(|a| *a == access) {

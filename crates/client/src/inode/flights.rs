@@ -63,7 +63,7 @@ impl Flights {
         self.came_back
     }
 
-    /// The bytes of a flight that is about to end are dirty again.
+    /// Called when the bytes of a flight that is about to end are dirty again.
     pub(crate) fn comes_back(&mut self) {
         self.came_back += 1;
     }
@@ -108,7 +108,7 @@ impl Flights {
         id
     }
 
-    /// The flight has ended, with or without success.
+    /// Called when the flight has ended, with or without success.
     pub(crate) fn end(&mut self, id: FlightId) {
         let ended = self.ends.remove(&(id.start, id.number));
         assert!(ended.is_some(), "a flight ends that is not under way: {id:?}");

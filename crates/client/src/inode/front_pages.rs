@@ -63,7 +63,8 @@ impl FilePages {
         }
     }
 
-    /// All pages are being dropped; writes that begin meanwhile assume that some exist (`Overwrite::begin`).
+    /// Called when all pages are being dropped; writes that begin meanwhile assume that some exist
+    /// (`Overwrite::begin`).
     pub(crate) fn forget(&self) {
         self.any.store(false, SeqCst);
         self.locked.store(false, SeqCst);
@@ -150,7 +151,7 @@ impl FilePages {
         self.overwrites.lock().in_place(id, end);
     }
 
-    /// The pages of the write have been dropped, or it failed.
+    /// Called when the pages of the write have been dropped, or it failed.
     pub(super) fn end_overwrite(&self, id: u64) {
         self.overwrites.lock().end(id);
     }

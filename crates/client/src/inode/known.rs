@@ -35,8 +35,8 @@ pub(crate) struct Known {
     pub(super) xattrs_at: u64,
     /// Time of the last write that is only in the cache, or a time that was set explicitly after it.
     pub(crate) mtime: Timespec,
-    /// The server is not known to have that time: the cache contains writes with it, or nobody has requested the
-    /// attributes since.
+    /// It is not certain that the server has that time: the cache contains writes with it, or no request for the
+    /// attributes was sent since.
     pub(crate) mtime_local: bool,
     /// `mtime` was set explicitly, and is not the time of a write.
     pub(crate) mtime_set: bool,

@@ -134,7 +134,7 @@ impl OpenFile {
         self.appended_at.load(SeqCst)
     }
 
-    /// A write begins at `offset`; `appends`: it does so because the file ends there.
+    /// Called when a write begins at `offset`; `appends`: it does so because the file ends there.
     pub(crate) fn note_write(&self, appends: bool, offset: u64) {
         if appends {
             self.appended_at.store(offset, SeqCst);

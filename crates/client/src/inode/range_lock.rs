@@ -246,8 +246,8 @@ mod tests {
         ByteRange::new(a, b)
     }
 
-    /// Goal: conflicting requests wait in order, others pass. Method: a story with a reader, a waiting writer and a
-    /// late reader.
+    /// Goal: conflicting requests wait in order, and other requests do not wait for them. Method: a story with a
+    /// reader, a waiting writer and a late reader.
     #[test]
     fn first_come_first_served() {
         let lock = RangeLock::default();
@@ -269,8 +269,8 @@ mod tests {
         assert!((&mut late).now_or_never().is_some());
     }
 
-    /// Goal: a request that gives up blocks no other one, whether it was granted or not. Method: futures are dropped in
-    /// both states.
+    /// Goal: a request that is given up blocks no other one, whether it was granted or not. Method: futures are dropped
+    /// in both states.
     #[test]
     fn giving_up_frees_the_place() {
         let lock = RangeLock::default();

@@ -36,7 +36,7 @@ pub(crate) struct FileSize {
     pub(crate) piped_bytes: AtomicU64,
     /// The number of the caching mode in which the size was last taken from an answer.
     pub(crate) sure_rule: AtomicU64,
-    /// Until when the size is certain under an attributes token; 0 if the mount holds none.
+    /// The time until which the size is certain under an attributes token; 0 if the mount holds none.
     pub(crate) token_end_ns: AtomicU64,
     /// The stamp of the map of the file's data.
     pub(crate) map: MapStamp,
@@ -102,13 +102,13 @@ impl FileSize {
         });
     }
 
-    /// Storage of the file is about to be allocated or freed, or was.
+    /// Called when storage of the file is about to be allocated or freed, or was.
     pub(crate) fn storage_changes(&self) {
         self.mark_epoch();
         self.map.change(tick);
     }
 
-    /// A direct write begins. Until the returned guard is dropped, answers may show some of its pieces.
+    /// Called when a direct write begins. Until the returned guard is dropped, answers may show some of its pieces.
     pub(crate) fn begin_direct(&self) -> DirectWrite<'_> {
         self.direct_writes.fetch_add(1, SeqCst);
         DirectWrite(self)
@@ -157,8 +157,8 @@ impl FileSize {
         self.unfinished_end.store(unfinished.1, SeqCst);
     }
 
-    /// The write has landed or failed. Answers to questions from before this no longer count (`turn`, by the caller,
-    /// before).
+    /// Called when the write has landed or failed. Answers to questions from before this no longer count (`turn`, by
+    /// the caller, before).
     pub(crate) fn finished(&self) {
         let mut unfinished = self.unfinished.lock();
         assert!(unfinished.0 > 0, "a write has landed that was not under way");

@@ -191,7 +191,7 @@ impl InodeTable {
         self.untold.take(ino);
     }
 
-    /// All losses so far are being reported to a caller that syncs all files.
+    /// Called when all losses so far are being reported to a caller that syncs all files.
     pub(crate) fn told_to_all(&self) {
         self.all().iter().for_each(|file| file.failures.told_to_all());
         self.untold.told_to_all();

@@ -27,7 +27,7 @@ impl Inode {
         self.size.map.change(tick);
     }
 
-    /// Something became known that may make the next read renew the access time.
+    /// Called when something became known that may make the next read renew the access time.
     pub(super) fn access_may_be_due(&self, known: &Known) {
         self.hints.atime_due.store(true, Relaxed);
         let (atime, changed) = Self::accessed_and_changed(known);
@@ -73,8 +73,8 @@ impl Inode {
         (known.mtime, known.mtime_set) = (mtime, true);
     }
 
-    /// Everything of this client has been written back, and other mounts may write from now on, so the server's times
-    /// are right.
+    /// Called when everything of this client has been written back, and other mounts may write from now on: the
+    /// server's times are right.
     pub(crate) fn times_told(&self) {
         let mut known = self.known.lock();
         if self.cached.dirty_bytes.load(SeqCst) == 0 {

@@ -41,7 +41,7 @@ pub(crate) struct Untold {
 }
 
 impl Untold {
-    /// The loss of bytes of `ino`, which leaves the table now, was reported to no program.
+    /// Called when the loss of bytes of `ino`, which leaves the table now, was reported to no program.
     pub(crate) fn note(&self, ino: Ino, errno: Errno, is_secret: bool) {
         let mut state = self.state.lock();
         if state.errors.len() >= UNTOLD_MAX
@@ -70,7 +70,7 @@ impl Untold {
         error.map(|entry| (entry.errno, entry.is_secret))
     }
 
-    /// All losses are being reported to a caller that syncs all files.
+    /// Called when all losses are being reported to a caller that syncs all files.
     pub(crate) fn told_to_all(&self) {
         let mut state = self.state.lock();
         state.errors.values_mut().for_each(|entry| entry.is_secret = false);

@@ -24,7 +24,7 @@ impl Waiting {
         Waiting { file: file.clone(), number, range }
     }
 
-    /// The read has its locks. From here on, dropping pages waits for the read.
+    /// Called when the read has its locks. From here on, dropping pages waits for the read.
     pub(crate) fn granted(self) -> Option<Free> {
         let mut taking = self.file.pages.taking.lock();
         taking.waiting.remove(&self.number);

@@ -1,9 +1,9 @@
 //! Answers to calls that were given up.
 //!
 //! If a server cannot be reached for longer than `transport.give_up_s`, calls fail, but the session continues. So an
-//! open or a lock that the server has granted meanwhile would belong to the session for good. The server would call
-//! back such a lock, which this client does not know, until it evicts the mount. So the link requests these answers
-//! when there is a connection again (`LinkEvents::late`).
+//! open or a lock that the server grants later would remain until the end of the session. The server would call back
+//! such a lock, which this client does not know, until it evicts the mount. So the link requests these answers when
+//! there is a connection again (`LinkEvents::late`).
 //!
 //! Owns: giving back what they bring. Does not own: tokens, which every revocation ends (`tokens`).
 
@@ -14,7 +14,7 @@ use amphi_types::TargetId;
 use amphi_wire::{Access, Answer, Call, InodeView, Lane, Make, Reply, Request};
 use std::sync::Arc;
 
-/// A call that was given up has been answered.
+/// Called when a call that was given up has been answered.
 pub(crate) fn answered(mount: &Arc<Mount>, call: Call, answer: Answer) {
     let Ok(reply) = answer.result else { return };
     match (call.op, reply) {

@@ -259,7 +259,7 @@ impl<E: Env> Links<E> {
     /// Waits until the master's connection has said whether this mount continues its session, if the session was begun
     /// anew.
     ///
-    /// Errors: `Io`: it does not.
+    /// Errors: `Io` if the master does not answer.
     pub(crate) async fn hear_master(self: &Rc<Self>) -> Result<(), Errno> {
         loop {
             let heard = match self.link_of(&self.master()).await {
@@ -277,7 +277,8 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// A server has come back after a restart. Its map is adopted if it is newer. The master knows the newest.
+    /// Called when a server has come back after a restart. Its map is adopted if it is newer. The master knows the
+    /// newest.
     pub(crate) async fn catch_up(self: &Rc<Self>, recovery: &Recovery<E>) {
         if recovery.welcome().map_epoch <= self.mount.cluster.map.lock().epoch {
             return;
@@ -289,7 +290,7 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// The connection of `seat` is up again: an announcement may have been lost meanwhile.
+    /// Called when the connection of `seat` is up again: an announcement may have been lost meanwhile.
     pub(crate) fn came_up(self: &Rc<Self>, seat: &Rc<Seat<E>>) {
         if let Some(link) = seat.link() {
             self.announced(link.welcome().map_epoch);
@@ -421,7 +422,8 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// The connection of `seat` is down. The connection to a master in this process ends only with the session.
+    /// Called when the connection of `seat` is down. The connection to a master in this process ends only with the
+    /// session.
     pub(crate) fn went_down(&self, seat: &Rc<Seat<E>>) {
         let stopping = self.mount.life.stopping.load(Ordering::Acquire);
         if self.local && self.is_master(seat) && !stopping {
@@ -430,8 +432,8 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// The session has ended. Nothing more is sent to the other servers, nor to the master on other connections than
-    /// the first.
+    /// Called when the session has ended. Nothing more is sent to the other servers, nor to the master on other
+    /// connections than the first.
     pub(crate) fn leave_others(&self) {
         let seats = self.seats.borrow().clone();
         seats.iter().take(1).flat_map(|master| master.parts()).for_each(|part| part.leave(&self.env));

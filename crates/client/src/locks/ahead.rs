@@ -94,7 +94,7 @@ pub(crate) fn ahead(mount: &Arc<Mount>, open: &OpenFile, mode: Mode, range: Byte
         });
         match found {
             Ok(equal) => same &= equal,
-            // Another call has just requested the same lock.
+            // Another call of this mount has just requested the same lock.
             Err(false) => asked = true,
             Err(true) => {
                 asked = true;

@@ -242,7 +242,7 @@ async fn take(
     }
 }
 
-/// Asks the servers.
+/// Sends the request for the group lock to the servers.
 async fn ask(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -374,7 +374,7 @@ pub(crate) async fn wanted(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<boo
     Ok(false)
 }
 
-/// A member was closed.
+/// Called when a member was closed.
 pub(crate) fn closed(mount: &Arc<Mount>, file: &Arc<Inode>, group: u64) {
     if let Some(locks) = leave(file, group) {
         let (mount2, file) = (mount.clone(), file.clone());

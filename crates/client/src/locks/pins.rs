@@ -26,8 +26,8 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// The use was direct, and other mounts want the file too. So a lock for this use alone is returned, together with
-    /// others, before another mount has to request it.
+    /// Called when the use was direct, and other mounts want the file too. So a lock for this use alone is returned,
+    /// together with others, before another mount has to request it.
     pub(crate) fn used_once(&mut self) {
         self.once = self.own;
     }

@@ -1,4 +1,4 @@
-//! How locks are returned to their server.
+//! The return of locks to their server.
 //!
 //! Owns: carrying out the actions of a lock cache (flush, drop, cancel), which of them share a message, and which bytes
 //! are still covered by locks that are being returned. Does not own: the stages (`dlm`), which locks are returned

@@ -9,7 +9,7 @@ use crate::mount::Mount;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The server has ended the session: nothing cached is valid any more, and every call fails.
+/// Called when the server has ended the session: nothing cached is valid any more, and every call fails.
 pub(crate) fn lose(mount: &Arc<Mount>, why: &str) {
     if mount.coherence.sharing.lost.swap(true, SeqCst) {
         return;

@@ -92,7 +92,7 @@ pub(crate) async fn good_parts(mount: &Arc<Mount>, file: &Arc<Inode>, object: Ob
     good
 }
 
-/// A page cache in front takes what is missing for zeros.
+/// A front end's page cache would take missing bytes for zeros.
 pub(crate) fn whole_for_pages(data: Result<Segments>, range: ByteRange, hints: Hints) -> Result<Segments> {
     data.and_then(|data| if hints.for_pages && (data.len() as u64) < range.len() { Err(Errno::Io) } else { Ok(data) })
 }

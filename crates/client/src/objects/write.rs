@@ -20,7 +20,7 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Why a piece is written.
+/// The reason for which a piece is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteKind {
     /// Write-back under a lock of this client: of bytes that are covered, or not.

@@ -239,7 +239,7 @@ pub(crate) async fn resize(
     file.size.bytes.store(size, SeqCst);
     explicit_time(mount, file, &view);
     file.size.turn();
-    // Nothing else changes the file on this mount, so the answer is as good as one that is requested now.
+    // No other change of the file was under way on this mount, so the answer is as good as one that is requested now.
     let adopted = file.adopt_change(view, told.asked_at, AskedAt::now(told.asked_at.rule()));
     drop(told);
     drop(pins);

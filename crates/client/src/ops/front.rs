@@ -99,8 +99,8 @@ fn reader_of(mount: &Mount, open: &OpenFile) -> Reader {
     Reader { file, directory, program: open.program.executable }
 }
 
-/// An open file was closed after these reads. They are noted for the next open of this file, of its neighbours, or of
-/// another file by this program.
+/// Called when an open file was closed after these reads. They are noted for the next open of this file, of its
+/// neighbours, or of another file by this program.
 pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
     let t = &mount.tunables;
     let (chosen, bounds) = (open.front.chosen(), (t.get(Tunable::Small), t.get(Tunable::LargeRead)));
@@ -110,8 +110,8 @@ pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
     }
 }
 
-/// A read was answered whose bytes a front end keeps in its pages. Clean bytes among them are dropped from the client's
-/// cache. If the pages will not be kept until the next open, the bytes stay in the client's cache.
+/// Called when a read was answered whose bytes a front end keeps in its pages. Clean bytes among them are dropped from
+/// the client's cache. If the pages will not be kept until the next open, the bytes stay in the client's cache.
 pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
     if keeps_pages(mount, open) {
         mount.cache.forget(&open.file, range, Dirty::Keep);

@@ -7,7 +7,8 @@ use amphi_types::Ino;
 use amphi_wire::InodeView;
 use std::sync::Arc;
 
-/// A file that was known, in use without being open. Dropped, it is forgotten if nobody else needs it.
+/// A file that was known, in use without being open. When it is dropped and nothing else uses the file, the file is
+/// forgotten.
 pub(crate) struct InUse {
     mount: Arc<Mount>,
     used: Option<Use>,

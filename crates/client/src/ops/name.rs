@@ -85,7 +85,7 @@ async fn lookup_at(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Name) -> Resul
                 tries += 1;
                 if tries == attributes::TRIES {
                     match attributes::ask_now(mount, &ctx.cred, attr.ino).await {
-                        // The name has been removed, or stands for another file by now.
+                        // The name has been removed, or leads to another file now.
                         Err(Errno::NoEnt | Errno::Stale) => tries = 0,
                         result => return result.map(|(_, attr)| attr),
                     }

@@ -1,4 +1,4 @@
-//! Reads and writes of a page cache in front, in company of other mounts: mappings, mostly.
+//! Reads and writes of a front end's page cache in shared mode, mostly for mappings.
 //!
 //! Owns: how pages get locks. Does not own: how they are dropped before a lock is returned (`coherence::front_pages`),
 //! writes to bytes that are in pages (`inode::front_pages`).
@@ -57,9 +57,10 @@ type Held = (Guard, Vec<Pin>);
 
 /// How a request for pages is carried out.
 enum Entry {
-    /// Under locks.
+    /// The request holds locks.
     Held(Held),
-    /// The request runs without a lock, because pages are being dropped. The pages that it reads are dropped after it.
+    /// The request runs without a lock, because the pages are being dropped so that the lock over them can be returned.
+    /// When the request has ended, the pages that it has read are dropped as well.
     Free(Free),
 }
 

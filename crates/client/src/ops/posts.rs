@@ -1,11 +1,11 @@
 //! `Posting`: programs of this machine may write to a file without calls (docs/design/preload.md).
 //!
-//! Owns: when that may be, and what is set aside meanwhile. Does not own: how writes get here (the front end), carrying
-//! them out (`write`).
+//! Owns: the conditions for posting, and what has to be ended or reserved while programs may post. Does not own: how
+//! writes get here (the front end), carrying them out (`write`).
 //!
-//! A write that a program has posted has happened for the program, while this mount does not know of it. So this is
-//! allowed only where the write, made by a call, would have gone into the cache at once, and where everything that asks
-//! for the file comes to the front end, which takes the posted writes first.
+//! A write that a program has posted has happened for the program, while this mount does not know of it. So it is
+//! permitted only while the same write, made by a call, would go into the cache at once, and while every request for
+//! the file comes to the front end, which takes the posted writes first.
 //!
 //! Invariants, as long as a `Posting` lives: the mount does not leave sole mode (`Begun`), so that no other mount can
 //! see the file; the targets keep room for `BLOCKS` blocks, so that a posted write finds space; no program reads the

@@ -52,8 +52,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// How often bytes are fetched into the cache before a read bypasses the cache. They may be evicted or spoiled between
 /// fetch and read.
 const TRIES: usize = 4;
-/// Largest request that fills the cache, in bytes. It is what a server reads in one piece. If a stream ends, no more
-/// than this was fetched in vain.
+/// Largest request that fills the cache, in bytes. It is what a server reads in one piece. If a stream ends, at most
+/// this many bytes were fetched without use.
 const FILL_BYTES: u64 = 1 << 20;
 /// Largest read after which the following bytes are loaded into the processor's cache (`warm_next`), in bytes. Beyond
 /// this size they would displace each other from a core's cache.
@@ -493,7 +493,7 @@ impl Fetch {
         let (mount, file) = (&self.mount, &self.file);
         assert!(self.range.contains(&range), "{}: {range:?} was not requested with {:?}", file.ino, self.range);
         if !mount.make_room(range.len().next_multiple_of(UNIT)) {
-            // Everything is dirty: this read goes by the cache.
+            // All units are dirty: this read bypasses the cache.
             return if self.ahead { Ok(()) } else { Err(Errno::NoSpace) };
         }
         mount.stats.bytes(Count::Fill, range.len());

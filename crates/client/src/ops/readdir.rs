@@ -71,7 +71,7 @@ pub(crate) async fn readdir(
                 }
                 continue;
             }
-            // The directory was removed, and is empty to whoever still has it open.
+            // The directory was removed, so it is empty for programs that still have it open.
             Err(Errno::Stale) if mount.coherence.unlinked.kind(dir).is_ok() => {
                 return Ok(Listing { entries: Vec::new(), end: true });
             }
@@ -87,7 +87,8 @@ pub(crate) async fn readdir(
             Dirent {
                 attr: told
                     .keep_entry(at, &e.name, e.ino, e.inode, &e.tokens)
-                    // What the shards of a directory know is asked for.
+                    // Attributes of a directory with shards have to be gathered from its shards, so the ones of the
+                    // listing are left out.
                     .filter(|_| e.inode.is_some_and(|inode| !inode.sharded)),
                 name: e.name.as_bytes().to_vec(),
                 cookie: e.cookie,

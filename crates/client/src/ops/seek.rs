@@ -47,7 +47,7 @@ pub(crate) fn try_lseek(mount: &Mount, open: &OpenFile, offset: u64, whence: Whe
         Found::Nothing => Err(Errno::NxIo),
         Found::Unknown(_) => return None,
     };
-    // Nothing has changed up to now.
+    // The file has not changed since the map was requested.
     if file.size.map.stamp() != map.stamp {
         return None;
     }

@@ -94,8 +94,8 @@ pub(crate) fn try_write(
         guard = Some(file.range.try_acquire(range, Hold::Exclusive)?);
     }
     let is_free = || file.group.admits(open.member()) && !meets_pages(file, range, hints);
-    // With the range lock this stays so, and the first units are not seen without the others. (Except if an extent lock
-    // is returned: another mount has come to a sole mount.)
+    // With the range lock this stays so, and the first units are not seen without the others. (An exception is the
+    // return of an extent lock, when a second mount has joined a mount in sole mode.)
     if guard.is_some() && !is_free() {
         return None;
     }
@@ -140,9 +140,9 @@ enum Aim {
     /// The front end has found the end of the file, or the write is to go to its offset. So the write goes to its
     /// offset; but if another mount has ever existed, it goes to the end of the file.
     ToldEnd,
-    /// To the end of the file.
+    /// The write goes to the end of the file.
     End,
-    /// To the offset of the call if that is the end of the file.
+    /// The write goes to the offset of the call if that is the end of the file.
     OffsetAtEnd,
 }
 
@@ -166,8 +166,8 @@ fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     }
 }
 
-/// Whether a front end that assumes that `offset` is the end may be right. It may not if bytes that it knows of were
-/// lost.
+/// Whether a front end that assumes that `offset` is the end may be right. It may be wrong if the client has lost
+/// written bytes.
 fn is_within(file: &Inode, offset: u64) -> bool {
     file.failures.count() == 0 || offset <= file.size()
 }
@@ -301,7 +301,7 @@ pub(crate) async fn write(
             len as usize
         }
         Mode::Direct => {
-            // What keeps others away makes the pieces of a write one event.
+            // If locks keep other readers away, the pieces of the write are seen as one event.
             let held = (begun.is_some() || pins.is_some()).then_some(local);
             let is_free = overwrite.is_none() && (held.is_some() || mount.is_commit(&file));
             let may_be_early = is_free && write_behind::may_be_early(&mount, &open, decision.reason, hints);
@@ -422,7 +422,7 @@ async fn settle(
         sync::sync_file(mount, file).await?;
         open.tell_failures().await?;
     } else if let Some(watch) = watch {
-        // No space is reserved for it: if there is none, the write gets the error.
+        // No space is reserved for the append: if there is none, the write itself gets the error.
         watch.wait();
         flush::flush(mount, file, range).await;
         flush::recycle_room(mount);

@@ -6,11 +6,12 @@
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
 //! Invariants: the targets have granted space for all of the write (`grants`), because its caller can get no error any
-//! more. Nobody can look for the bytes before they have landed. Until then a mount in sole mode stays in that mode
-//! (`Begun`), a mount in shared mode keeps locks on all of the bytes (`Pin`), and the range lock makes readers and
-//! writers of this mount wait. Of a file of commit consistency the last holds alone: other mounts find the bytes once
-//! they have landed. They count as dirty and as a flight of the file. So the size (which others get as that of dirty
-//! bytes), fsync, the close, a called-back lock, a truncate and the unmount treat them like cached bytes on their way.
+//! more. No reader can reach the bytes before they are on the target. Until then a mount in sole mode stays in that
+//! mode (`Begun`), a mount in shared mode keeps locks on all of the bytes (`Pin`), and the range lock makes readers and
+//! writers of this mount wait. For a file of commit consistency only the last of these three applies: other mounts see
+//! the bytes once they are on the target. They count as dirty and as a flight of the file. So the size (which others
+//! get as that of dirty bytes), fsync, the close, a called-back lock, a truncate and the unmount treat them like cached
+//! bytes on their way.
 
 use crate::api::Hints;
 use crate::coherence::closes;
@@ -45,7 +46,7 @@ const CONTENDED_REQUESTS: u64 = 8;
 /// What keeps other mounts away from the bytes until they are on the target. Under commit consistency it is only the
 /// guard.
 pub(crate) struct Kept {
-    /// In shared mode, write locks on all of the bytes.
+    /// In shared mode: the write locks on all of the bytes.
     pub(crate) pins: Option<Vec<Pin>>,
     /// For a mount in sole mode.
     pub(crate) begun: Option<Begun>,
@@ -94,14 +95,15 @@ pub(crate) async fn write(
     let Some(id) = submit(mount, file, range, memory, (locked, unfinished)) else { return Err((data, kept)) };
     let len = data.len();
     let (mount2, file) = (mount.clone(), file.clone());
-    // The first requests leave on this thread; what is left to do is done in the background.
+    // The first requests are sent on this thread; the rest of the work is done in the background.
     drop(Pending::start(mount, async move {
         let under_way = file.size.begin_direct();
         let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };
         let sent = send_all(&mount2, &file, range, data, kind, false).await;
         drop((under_way, covered));
         let failed = sent.error.is_some();
-        // Not before: what is taken in at once, until the pipeline is full, would show the speed of memory.
+        // The throughput is noted only when the write was answered: until the pipeline is full, the time of the call
+        // would show the speed of memory.
         learn(&mount2, reason, request, len as u64, !failed);
         land(&mount2, &file, (id, unfinished), range, memory, sent);
         for pin in kept.pins.iter_mut().flatten() {
@@ -177,7 +179,7 @@ fn submit(
     Some(id)
 }
 
-/// The requests have been answered.
+/// Called when the requests have been answered.
 fn land(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -186,7 +188,7 @@ fn land(
     memory: u64,
     sent: Sent,
 ) {
-    // Of a file that nobody can reach any more nothing is missed.
+    // Lost bytes of a file that nobody can reach any more are not reported.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     let error = sent.error.filter(missed);
     let (ino, good_to) = (file.ino, sent.good_to);

@@ -1,5 +1,5 @@
-//! The hybrid decision (docs/HYBRID.md): one pure function says from what is known of a request whether it is buffered
-//! or direct.
+//! The hybrid decision (docs/HYBRID.md): one pure function decides from the known facts about a request whether it is
+//! buffered or direct.
 //!
 //! Owns: the order of the rules, and their names. Does not own: how the inputs are measured (`files`, `cache`).
 //!
@@ -76,8 +76,8 @@ pub struct Input {
     pub large_bytes: u64,
     /// Small threshold, bytes.
     pub small_bytes: u64,
-    /// The read fills pages of the kernel, which keeps them. So the mount's cache would hold bytes that nobody requests
-    /// again.
+    /// The read fills pages of the kernel, which keeps them. So the mount's cache would hold bytes that are not
+    /// requested again.
     pub kernel_keeps: bool,
     /// A server reported lately that an object of the file is contended.
     pub contended: bool,

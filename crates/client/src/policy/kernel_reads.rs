@@ -1,8 +1,8 @@
 //! The choice whether the kernel's page cache or the mount serves the reads of an open file: one pure function, like
 //! the hybrid decision.
 //!
-//! Owns: the order of the rules and their names. Does not own: how the inputs are obtained at an open (`ops::front`),
-//! what is known of readers (`readers`), how pages are dropped (`ops::pages`).
+//! Owns: the order of the rules and their names. Does not own: the collection of the inputs at an open (`ops::front`),
+//! the knowledge about readers (`readers`), and the dropping of pages (`ops::pages`).
 //!
 //! A read that the kernel serves costs no request: 1 us instead of 20. If the kernel serves a file and the mount would
 //! be better, the reads take 1.2 times as long. In the opposite case they take 4 to 20 times as long. So the kernel

@@ -24,9 +24,9 @@ const CAUTION_MAX: u32 = 63;
 const TRUST_BYTES: u64 = 4 << 20;
 /// First window of a sequential stream, bytes.
 const WINDOW_MIN: u64 = 256 << 10;
-/// How many bytes may be fetched in vain before read-ahead of an open file pauses, as a multiple of the used bytes.
+/// Before read-ahead of an open file pauses, it may fetch this multiple of the used bytes without use.
 const WASTE_FACTOR: u64 = 4;
-/// This many bytes in vain are ignored.
+/// This many fetched bytes without use are ignored.
 const WASTE_MIN: u64 = 16 << 20;
 
 /// Bounds that the tunables set.

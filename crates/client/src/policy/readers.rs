@@ -35,7 +35,7 @@ const STREAM_PARTS: u64 = 4;
 pub enum Pieces {
     /// Smaller than the size from which reads bypass all caches.
     Small,
-    /// At least the size from which reads bypass all caches.
+    /// Pieces of at least the size from which reads bypass all caches.
     Large,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// In which pieces a file was read, if the mount served its reads and they show it.
+    /// The size of the pieces in which a file was read, if the mount served its reads and they show it.
     pub(crate) fn pieces(self, large_bytes: u64) -> Option<Pieces> {
         let large = self.bytes / self.requests.max(1) >= large_bytes;
         self.says_something(large_bytes).then_some(if large { Pieces::Large } else { Pieces::Small })
@@ -104,22 +104,22 @@ impl Habit {
         FIRST << (2 * self.wrong.min(WRONG_MAX))
     }
 
-    /// The kernel has served a stream.
+    /// Called when the kernel has served a stream.
     fn streamed(&mut self) {
         self.streams = self.streams.saturating_add(1);
     }
 
-    /// The mount begins a look at an open file. It counts as a wrong choice until it proves to be right.
+    /// Called when the mount begins a look at an open file. It counts as a wrong choice until it proves to be right.
     fn looks(&mut self) {
         (self.wrong, self.streams) = ((self.wrong + 1).min(WRONG_MAX), 0);
     }
 
-    /// A look has shown large pieces.
+    /// Called when a look has shown large pieces.
     fn found(&mut self) {
         (self.known, self.wrong) = (Some(Pieces::Large), self.wrong.saturating_sub(1));
     }
 
-    /// The mount has served an open file, because of a habit (`guessed`) or for another reason.
+    /// Called when the mount has served an open file, because of a habit (`guessed`) or for another reason.
     fn saw(&mut self, pieces: Pieces, guessed: bool) {
         match pieces {
             Pieces::Large if self.known == Some(Pieces::Large) => {
@@ -146,7 +146,7 @@ pub(crate) struct Reader {
     pub(crate) file: Ino,
     /// The directory in which the file was found, if that is known.
     pub(crate) directory: Option<Ino>,
-    /// The executable of the program. 0 stands for all programs whose executable is not known.
+    /// The executable of the program. 0 means all programs whose executable is not known.
     pub(crate) program: u64,
 }
 
@@ -159,7 +159,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// In which pieces the file will be read: in large ones if at least one habit says so and no habit says the
+    /// The size of the pieces in which the file will be read: large if at least one habit says so and no habit says the
     /// opposite. Programs with an unknown executable are too many to count here.
     pub(crate) fn pieces(&self, program_is_known: bool) -> Option<Pieces> {
         let program = self.program.known.filter(|pieces| program_is_known || *pieces == Pieces::Small);
@@ -197,7 +197,7 @@ struct Tables {
 pub(crate) struct Readers(Mutex<Tables>);
 
 impl Readers {
-    /// The mount begins to observe one of the reader's open files.
+    /// Called when the mount begins to observe one of the reader's open files.
     pub(crate) fn looks(&self, reader: Reader) {
         self.0.lock().programs.change(reader.program, Habit::looks);
     }
@@ -212,7 +212,7 @@ impl Readers {
         }
     }
 
-    /// A reader has closed a file. `bounds` are the small and the large threshold.
+    /// Called when a reader has closed a file. `bounds` are the small and the large threshold.
     pub(crate) fn closed(&self, reader: Reader, chosen: Chosen, reads: Reads, bounds: (u64, u64)) {
         match chosen {
             Chosen::NotAsked => {}

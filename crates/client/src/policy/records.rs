@@ -1,7 +1,7 @@
 //! `Records`: lock-ahead for a writer of records at equal distances.
 //!
 //! When a process writes every n-th record of a shared file, its writes have one length and one distance. The locks of
-//! the next records are requested before the writer comes to them.
+//! the next records are requested before the writer needs them.
 //!
 //! Owns: recognising the pattern, and how far ahead locks are requested. Does not own: the requests (`ahead`),
 //! returning the locks after use (`Pin`).

@@ -2,8 +2,8 @@
 //!
 //! Owns: that set. Does not own: how a server detects it, and the consequences (`decision`).
 //!
-//! A server reports it with each connection, so nothing is known of a server before the first request to it. Bound: the
-//! targets of the cluster.
+//! A server reports it with each connection, so the kind of its storage is unknown before the first request to it.
+//! Bound: the targets of the cluster.
 
 use amphi_types::{Ino, Layout, TargetId};
 use parking_lot::RwLock;
@@ -18,7 +18,7 @@ pub(crate) struct Rotational {
 }
 
 impl Rotational {
-    /// A server with the targets `own` reports which of them are rotating.
+    /// Called when a server with the targets `own` reports which of them are rotating.
     pub(crate) fn learn(&self, own: &[TargetId], rotating: &[TargetId]) {
         let mut targets = self.targets.write();
         targets.retain(|t| !own.contains(t));

@@ -15,14 +15,14 @@
 //! * The threshold stays between an eighth of the default and eight times the default. A threshold that was set does
 //!   not move.
 //! * The cost of a trial is the time that it takes longer than the usual way would have taken. Nothing is tried while
-//!   all trials together have cost more than 50 ms plus 2 % of the time with I/O. A trial that comes to cost as much is
+//!   all trials together have cost more than 50 ms plus 2 % of the time with I/O. A trial that has cost this much is
 //!   ended.
 //! * The threshold for reads never goes below the default. On the first pass it is not known whether a file is read
-//!   again, and reading a page again from the cache costs nothing. The threshold for writes may, unless what was
-//!   written is read back (`Locality::is_not_read_back`).
+//!   again, and reading a page again from the cache costs nothing. The threshold for writes may, unless written bytes
+//!   are read back (`Locality::is_not_read_back`).
 //!
-//! A sample is what landed in a stretch of time (`throughput`). Samples older than 30 s of I/O do not count, because
-//! disks become slower and others use them.
+//! A sample covers all bytes that arrived in a stretch of time (`throughput`). Samples older than 30 s of I/O do not
+//! count, because disks become slower and others use them.
 
 use crate::policy::decision::{Mode, Way};
 use crate::policy::throughput::{Meter, SAMPLE_BYTES};
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 const CLASS_MIN_BYTES: u64 = 4 << 10;
 /// Classes from 4 KiB to 16 MiB and more.
 const CLASSES: usize = 13;
-/// By how many classes a threshold may move: to an eighth of the default, or to eight times the default.
+/// The number of classes by which a threshold may move: to an eighth of the default, or to eight times the default.
 const REACH: usize = 3;
 /// Number of samples of each way that are compared for a decision.
 const SAMPLES: usize = 8;
@@ -315,8 +315,8 @@ impl Thresholds {
         mode == Mode::Direct
     }
 
-    /// `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: no other I/O ran at
-    /// the same time that would falsify the sample.
+    /// Called when `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: no other
+    /// I/O ran at the same time that would falsify the sample.
     pub(crate) fn note(&self, way: Way, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let in_company = self.in_company.load(Relaxed);
         let mut table = self.tables[way as usize][usize::from(in_company)].lock();

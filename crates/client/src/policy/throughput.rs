@@ -64,7 +64,7 @@ const EQUAL_PERCENT: u64 = 95;
 /// If this many 1024ths of a file's pages are used again, the file keeps the cache, however fast direct requests are.
 const SHARE_MAX: u64 = 512;
 
-/// Where bytes went.
+/// The way that bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
     /// Through the cache.
@@ -118,8 +118,8 @@ impl Meter {
         self.io_ns
     }
 
-    /// `bytes`, requested at `since_ns`, have arrived by the way `of`. If a stretch of `sample_bytes` ends with them,
-    /// returns its bytes per second.
+    /// Called when `bytes`, requested at `since_ns`, have arrived by the way `of`. If a stretch of `sample_bytes` ends
+    /// with them, returns its bytes per second.
     pub(crate) fn note(
         &mut self,
         sample_bytes: u64,
@@ -167,7 +167,7 @@ impl Meter {
 struct Side {
     rates: [Rate; 2 * CLASSES],
     meter: Meter,
-    /// By class, whether the cache was better at the last comparison.
+    /// For each class, whether the cache was better at the last comparison.
     cached_wins: [bool; CLASSES],
     /// Bytes that were sent through the cache as a trial while its rate was not known; when the last of them were sent;
     /// and how many went direct since the trial was complete.
@@ -202,7 +202,7 @@ impl Side {
         self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
     }
 
-    /// `bytes` were sent one way. `times_ns` are the times when they were requested and when they arrived.
+    /// Called when `bytes` were sent one way. `times_ns` are the times when they were requested and when they arrived.
     fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let Some(sample) = self.meter.note(sample_bytes, of, bytes, times_ns, shows) else { return };
         let (rate, io_ns) = (&mut self.rates[of], self.meter.io_ns);
@@ -243,12 +243,13 @@ fn index(course: Course) -> usize {
 }
 
 impl Throughput {
-    /// `bytes` have landed on a target. `shows`: no other I/O ran at the same time that would falsify the measurement.
+    /// Called when `bytes` have landed on a target. `shows`: no other I/O ran at the same time that would falsify the
+    /// measurement.
     pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
         self.note_since(way, course, bytes, (now_ns, now_ns), shows);
     }
 
-    /// `bytes` have come from a target, for a read that has waited since `since_ns`.
+    /// Called when `bytes` have come from a target, for a read that has waited since `since_ns`.
     pub(crate) fn note_read(&self, course: Course, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
         self.note_since(Way::Read, course, bytes, (since_ns, now_ns), shows);
     }
@@ -264,8 +265,8 @@ impl Throughput {
         side.note(sample_bytes, index(course), bytes, from_to_ns, shows);
     }
 
-    /// Write-back of `bytes` has landed. `waited`: a program waited for it, or soon would. Writes that are tried
-    /// through the cache keep write-back as busy as direct requests would, so it counts for them too.
+    /// Called when write-back of `bytes` was answered. `waited`: a program waited for it, or soon would. Writes that
+    /// are tried through the cache keep write-back as busy as direct requests would, so it counts for them too.
     pub(crate) fn note_write_back(&self, bytes: u64, now_ns: u64, waited: bool) {
         self.thresholds.note(Way::Write, None, bytes, (now_ns, now_ns), waited);
         let mut side = self.sides[Way::Write as usize].lock();
@@ -273,7 +274,7 @@ impl Throughput {
         side.note(SAMPLE_BYTES[Way::Write as usize], CACHED, bytes, (now_ns, now_ns), shows);
     }
 
-    /// A request of `bytes` without locality has gone through the cache.
+    /// Called when a request of `bytes` without locality has gone through the cache.
     pub(crate) fn tried(&self, way: Way, bytes: u64, now_ns: u64) {
         let mut side = self.sides[way as usize].lock();
         if side.rates[CACHED].per_s == 0 {
@@ -291,8 +292,8 @@ impl Throughput {
         }
     }
 
-    /// A large direct read of `bytes`, which may have followed another one, has arrived. `ahead`: whether reads of its
-    /// size were being requested ahead.
+    /// Called when a large direct read of `bytes`, which may have followed another one, has arrived. `ahead`: whether
+    /// reads of its size were being requested ahead.
     pub(crate) fn note_large_read(&self, ahead: bool, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
         let of = class(bytes) + if ahead { 0 } else { UNASKED };
         self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);
@@ -482,8 +483,9 @@ mod tests {
         assert!(stretches_until_tried(800, 3600 * SECOND).abs_diff(near) <= 1);
     }
 
-    /// Goal: two ways of about equal speed do not alternate: each stays in use until the other one is clearly better.
-    /// Method: rates around each other by three percent, then by ten.
+    /// Goal: if both ways are about equally fast, the mount does not alternate between them: each way stays in use
+    /// until the other one is clearly faster. Method: rates that differ by three percent in either direction, then by
+    /// ten.
     #[test]
     fn equal_ways_stay() {
         let l = Throughput::default();
@@ -506,9 +508,9 @@ mod tests {
         }
     }
 
-    /// Goal: writes are tried through the cache for as long as that may show something, and again after many more bytes
-    /// have gone direct. Bytes that arrive during a trial count though nobody waits for them, and later ones do not.
-    /// Method: single requests and arrivals at given times.
+    /// Goal: writes are tried through the cache only as long as the result may change a decision, and again after many
+    /// more bytes have gone direct. Bytes that arrive during a trial count even if no program waits for them, and later
+    /// ones do not. Method: single requests and arrivals at given times.
     #[test]
     fn writes_are_tried_for_a_while() {
         let l = Throughput::default();

@@ -165,7 +165,8 @@ type Taken = SmallVec<[Ahead; 2]>;
 /// next reads.
 fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
     let mut stream = open.streams.direct.lock();
-    // Bytes that the cache served meanwhile, or a probe brought, were requested in vain, but the stream continues.
+    // Bytes that were served by the cache or fetched by a probe in the meantime were requested without need, but the
+    // stream continues.
     let mut passed = VecDeque::new();
     if stream.ahead.iter().any(|a| a.range.start == range.start) {
         while let Some(a) = stream.ahead.pop_front_if(|a| a.range.start < range.start) {
@@ -191,7 +192,7 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
         (stream.step, stream.shorter) = (range.len(), 0);
     }
     stream.last_end = range.end;
-    // With each read that follows the one before, one more read is requested ahead.
+    // With each read that follows the previous one, one more read is requested ahead.
     let sure = u64::from(stream.matches.saturating_sub(stream.caution)).saturating_mul(stream.step);
     let to = range.end.saturating_add(sure.min(AHEAD_BYTES.max(stream.step))).min(size);
     let mut at = stream.ahead.back().or(taken.last()).map_or(range.end, |a| a.range.end).max(range.end);

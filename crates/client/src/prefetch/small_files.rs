@@ -151,7 +151,7 @@ pub(crate) async fn name_arrived(mount: &Arc<Mount>, dir: Ino, name: &Name) -> b
     true
 }
 
-/// A file is opened for reading. It may be one of many that a program opens in order.
+/// Called when a file is opened for reading. It may be one of many that a program opens in order.
 pub(crate) fn opened(mount: &Arc<Mount>, cred: &Cred, ino: Ino) {
     if !is_on(mount) {
         return;
@@ -177,7 +177,7 @@ pub(crate) fn opened(mount: &Arc<Mount>, cred: &Cred, ino: Ino) {
     }
 }
 
-/// A name was looked up: its file has a directory.
+/// Called when a name was looked up: its file has a directory.
 pub(crate) fn looked_up(mount: &Mount, dir: Ino, attr: &Attr) {
     if !is_on(mount) || attr.kind != Kind::File {
         return;
@@ -185,7 +185,7 @@ pub(crate) fn looked_up(mount: &Mount, dir: Ino, attr: &Attr) {
     mount.prefetch.small_files.state.lock().note_home(dir, attr.ino);
 }
 
-/// A part of a listing has arrived, the entries behind cookie `from`.
+/// Called when a part of a listing has arrived, the entries behind cookie `from`.
 pub(crate) fn listed(mount: &Mount, dir: Ino, from: u64, entries: &[DirEntry], end: bool) {
     if !is_on(mount) {
         return;

@@ -1,4 +1,4 @@
-//! Everything that this mount has been granted by servers, and what it caches under that.
+//! The state that servers have granted to this mount, and what it caches under that.
 //!
 //! Owns: the tables of coherence. Does not own: messages (`coherence`, `locks`).
 

@@ -1,4 +1,4 @@
-//! State of prefetching: what is requested ahead of the programs.
+//! State of prefetching: the bytes and files that are requested before programs need them.
 //!
 //! Owns: the tables of prefetching, and how many bytes are under way. Does not own: the requests (`prefetch`), the
 //! cache that receives the bytes (`cache`).

@@ -87,7 +87,7 @@ pub(crate) fn current() -> Option<Arc<CallNotes>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// The request of the call on this thread was decided.
+/// Called when the request of the call on this thread was decided.
 pub(crate) fn note_reason(reason: Reason) {
     CURRENT.with_borrow(|notes| {
         if let Some(notes) = notes {
@@ -96,7 +96,7 @@ pub(crate) fn note_reason(reason: Reason) {
     });
 }
 
-/// The call on this thread has waited.
+/// Called when the call on this thread has waited.
 pub(crate) fn note_wait(wait: Wait, ns: u64) {
     CURRENT.with_borrow(|notes| {
         if let Some(notes) = notes {

@@ -107,7 +107,7 @@ impl Jobs {
         Jobs { table: Mutex::new(table), turns: AtomicU64::new(0), own, variables }
     }
 
-    /// A file is opened for this job.
+    /// Called when a file is opened for this job.
     pub(crate) fn opened(&self, stats: &Stats, name: Option<&JobName>) -> Arc<Job> {
         let mut table = self.table.lock();
         let name = name.filter(|name| self.has_room(&mut table, stats, name)).map_or(NO_JOB, |name| &name.0);
@@ -120,7 +120,7 @@ impl Jobs {
         job
     }
 
-    /// A file of the job was closed.
+    /// Called when a file of the job was closed.
     pub(crate) fn note_use(&self, job: &Job) {
         job.used.store(self.turns.fetch_add(1, Relaxed), Relaxed);
     }
@@ -144,7 +144,7 @@ impl Jobs {
         table.values().for_each(|job| job.reset());
     }
 
-    /// As JSON, the jobs after `after` in the order of their names, as many as fit. `more` says whether there are
+    /// The jobs after `after` as JSON, in the order of their names, as many as fit. `more` says whether there are
     /// others. The counts of open files must have been added before.
     pub(crate) fn json(&self, after: Option<&str>) -> String {
         let table = self.table.lock();

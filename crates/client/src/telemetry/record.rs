@@ -1,13 +1,13 @@
-//! Recordings: the calls of one job, kept until somebody takes them.
+//! Recordings: the calls of one job, kept until the recording program fetches them.
 //!
-//! Owns: which recordings there are and who may have them, the rings of calls, and the blocks that they become
+//! Owns: the recordings and the rights to them, the rings of calls, and the blocks that are made of them
 //! (`amphi_trace`). Does not own: which calls belong to a recording and what they were (front ends), and the file,
 //! which the recording program writes.
 //!
 //! Invariants:
 //!
-//! * Nobody who serves a call waits. If a ring is full, or in use at the moment, the call goes to the next ring. A call
-//!   that finds no ring is counted as lost.
+//! * Serving a call never waits for a recording. If a ring is full, or in use at the moment, the call goes to the next
+//!   ring. A call that finds no ring is counted as lost.
 //! * A block can be read again until the next one is requested, so an interrupted reader loses nothing.
 //! * If nobody requests blocks of a recording for `PATIENCE_NS`, the recording ends, because the program that started
 //!   it was killed.

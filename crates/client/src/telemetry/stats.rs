@@ -30,15 +30,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 /// Where the copy of a request's bytes between its caller and the cache is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copied {
-    /// With the request: all of its bytes were copied, once.
+    /// The copy is counted with the request: all of its bytes were copied, once.
     Along,
-    /// Where the copy is made, if there is one.
+    /// The copy, if there is one, is counted where it is made.
     Apart,
 }
 
 macro_rules! counters {
     ($($name:ident = $text:literal, $unit:literal;)*) => {
-        /// Everything that is counted in addition to reads and writes by reason.
+        /// The counters in addition to those of reads and writes by reason.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Count { $($name,)* }
         const NAMES: &[(&str, &str)] = &[$(($text, $unit),)*];
@@ -267,7 +267,7 @@ impl Stats {
         }
     }
 
-    /// One event.
+    /// Counts one event.
     pub(crate) fn count(&self, what: Count) {
         self.add(what as usize, 1);
     }
@@ -325,7 +325,8 @@ impl Stats {
         (s.samples, s.sum)
     }
 
-    /// In the style of llite stats: counters that are zero are left out, and gauges come last.
+    /// The counters as text in the style of Lustre's llite stats: counters that are zero are left out, and gauges come
+    /// last.
     pub(crate) fn text(&self, now_ns: u64, gauges: &[(String, u64)]) -> String {
         let start = self.start_ns.load(Relaxed);
         let mut out = String::new();
@@ -350,7 +351,7 @@ impl Stats {
         out
     }
 
-    /// As JSON: every counter, zero or not.
+    /// The counters as JSON: every counter, zero or not.
     pub(crate) fn json(&self, now_ns: u64, gauges: &[(String, u64)]) -> String {
         let elapsed = now_ns.saturating_sub(self.start_ns.load(Relaxed));
         let mut out = format!("{{\"elapsed_ns\":{elapsed},\"counters\":{{");

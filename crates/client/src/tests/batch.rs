@@ -151,8 +151,8 @@ fn a_refused_part_is_its_files_alone() {
     w.check_clean();
 }
 
-/// Goal: two kinds of parts are sent again and written: one that the server refuses in a batch, and one that was sent
-/// before another mount's truncate. The others are not delayed. Method: both kinds in one batch.
+/// Goal: a part is sent again, and its bytes are written, in two cases: the server refuses it in a batch, or it was
+/// sent before another mount's truncate. The others are not delayed. Method: both kinds in one batch.
 #[test]
 fn parts_come_again() {
     let mut w = World::new(15, &[]);

@@ -157,7 +157,7 @@ pub(super) fn calls(client: &Client) -> u64 {
     client.mount.stats.of(Count::Calls).1
 }
 
-/// Goal: Promise S1 with several mounts of several servers: a change on one mount is seen at once on the other,
+/// Goal: Promise S1 with several mounts and several servers: a change on one mount is seen at once on the other,
 /// whichever server executes it. Method: one mount writes files on each server and renames them across servers. The
 /// other mount caches the files and looks at them.
 #[test]

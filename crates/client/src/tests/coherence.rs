@@ -124,8 +124,8 @@ fn holes_beside_readers_stay_holes() {
     }
 }
 
-/// Goal: appends land whole at the end, none over another (Promise S4). Method: eight appends of different sizes at the
-/// same time, some direct and some buffered.
+/// Goal: each append is written as a whole at the end of the file, and none overwrites another one (Promise S4).
+/// Method: eight appends of different sizes at the same time, some direct and some buffered.
 #[test]
 fn appends_land_whole() {
     for seed in 0..40 {
@@ -364,8 +364,8 @@ fn locks_survive_a_restart_under_new_names() {
     w.check_clean();
 }
 
-/// Goal: a lock that is returned while it is presented to a restarted server is not held there for ever. Method: it is
-/// called back and returned by its old id after the presentation; the answer then brings its new id.
+/// Goal: a lock that is returned while it is presented to a restarted server is not held there for ever. Method: the
+/// lock is called back and returned by its old id after the presentation; the answer then brings its new id.
 #[test]
 fn a_lock_returned_while_it_is_presented_is_returned_again() {
     let mut w = World::new(10, &[]);

@@ -93,7 +93,7 @@ fn the_writer_sees_its_writes() {
     }
 }
 
-/// Goal: writers of several mounts do not wait for each other, and nothing is lost where their records share blocks.
+/// Goal: writers on several mounts do not wait for each other, and no bytes are lost where their records share blocks.
 /// Method: two mounts write every second record of a file in turn, with `O_DIRECT` and without. No lock is requested.
 /// Both close the file and see all records.
 #[test]
@@ -130,7 +130,7 @@ fn writers_take_no_locks() {
     }
 }
 
-/// Goal: programs that take turns by locks of the file see each other's writes without `fsync`. Method: two mounts
+/// Goal: programs that use file locks to write in turn see each other's writes without `fsync`. Method: two mounts
 /// write the same bytes, each under a lock of the file, and read them first.
 #[test]
 fn a_lock_that_goes_shows_what_was_written() {

@@ -43,8 +43,8 @@ fn patterns_over_mount_and_servers() {
     assert!(shown.contains("client.spin_us=70 # ") && shown.contains("\nserver.spin_us=70 # help\n"), "{shown}");
 }
 
-/// Goal: of a threshold it is shown whether it was set or is learnt, and the value in force. Method: a threshold that
-/// has moved is set to its default, which is a setting as well. Then learning is turned off.
+/// Goal: for a threshold the output says whether it was set or learnt, and shows the value in force. Method: a
+/// threshold that has moved is set to its default, which is a setting as well. Then learning is turned off.
 #[test]
 fn thresholds_say_what_is_learnt() {
     let mut w = World::new(1, &[]);
@@ -89,7 +89,7 @@ fn servers_that_do_not_answer_are_named() {
     assert!(lines.len() == 2 && lines[1].starts_with("# two at tcp:two:1 does not answer"), "{shown}");
 }
 
-/// Goal: two processes that read a long status at the same time do not get parts of each other's. Method: two callers
+/// Goal: if two processes read a long status at the same time, each gets the parts of one status. Method: two callers
 /// read on in turn, and the cluster grows between their first parts. Meanwhile more callers begin than are remembered,
 /// and then they get no part instead of a wrong one.
 #[test]

@@ -108,9 +108,10 @@ fn direct_requests_leave_room_for_the_flush() {
     }
 }
 
-/// Goal: a callback needs nothing that a reader holds who waits for a place (LU-19427). Method: two mounts each have a
-/// dirty file for which many requests of the other mount wait, direct and buffered. So all slots of both are occupied
-/// by requests that wait for the other. Among them are buffered readers of the very bytes that have to be written back.
+/// Goal: to answer a callback, a mount needs nothing that is held by a reader which waits for a slot of the connection
+/// (LU-19427). Method: two mounts each have a dirty file for which many requests of the other mount wait, direct and
+/// buffered. So all slots of both are occupied by requests that wait for the other. Among them are buffered readers of
+/// the very bytes that have to be written back.
 #[test]
 fn callbacks_need_nothing_that_readers_hold() {
     for seed in 0..3 {

@@ -172,7 +172,7 @@ fn memory_that_is_short() {
     let mut at = 0;
     while mount.cache.dirty_bytes() < (2 << 20) / 100 * 95 && at < 8 << 20 {
         write(&mut w, &file, 1, at, 16 << 10, false);
-        // Not one run, so that it does not leave at once.
+        // The writes do not form one run, so write-back does not begin at once.
         at += 32 << 10;
     }
     write(&mut w, &file, 1, 16 << 20, KIB64, false);
@@ -270,8 +270,8 @@ fn own_memory_is_given_back_first() {
     }
 }
 
-/// Goal: requests of a file with much in the cache go direct until it has less, those of others do not. Method: fill
-/// the cache up to the bound, then write the same bytes direct, which removes them from the cache.
+/// Goal: requests of a file that has much in the cache go direct until it has less, and requests of other files do not.
+/// Method: fill the cache up to the bound, then write the same bytes direct, which removes them from the cache.
 #[test]
 fn over_caching_is_per_file() {
     let mut w = World::new(1, &[("hybrid.overcache_bytes", "1M")]);
@@ -535,9 +535,9 @@ fn tell(w: &World, course: Course, mib_s: u64) {
     }
 }
 
-/// Goal: a file of which a quarter of the pages is used again goes direct if direct requests were measured to be faster
-/// by more than the reuse saves. It does not if they are slower, if nothing is measured, or if learning is off. Method:
-/// given rates and pages.
+/// Goal: if direct requests were measured to be faster by more than the reuse saves, a file goes direct although a
+/// quarter of its pages is used again. It does not if they are slower, if nothing is measured, or if learning is off.
+/// Method: given rates and pages.
 #[test]
 fn reuse_has_to_pay() {
     for (cached, direct, learn, way) in [

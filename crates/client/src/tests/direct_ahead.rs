@@ -150,7 +150,7 @@ fn changes_end_them() {
                     w.run(op).expect("write");
                     model[at..at + PART as usize].fill(0);
                 }
-                // By another mount.
+                // Another mount makes the change.
                 _ => {
                     crate::coherence::sharing::told(&w.client.mount, 1, false);
                     let object = file.file.layout().pieces(ino, ByteRange::at(next, 1)).next().expect("a stripe").0;

@@ -152,9 +152,9 @@ async fn storm(client: &Client, dir: Ino, who: u64) {
     join_all((0..10).map(caller)).await;
 }
 
-/// Goal: answers that overtake each other leave no wrong state behind, in sole mode and with several mounts that use
-/// the same directory. Method: many concurrent operations. After them, stat on every mount equals the state on the
-/// server, and one more name costs no message in sole mode.
+/// Goal: answers that arrive in another order than that of their requests leave no wrong state behind, in sole mode and
+/// with several mounts that use the same directory. Method: many concurrent operations. After them, stat on every mount
+/// equals the state on the server, and one more name costs no message in sole mode.
 #[test]
 fn storms_leave_the_truth() {
     for seed in 30..36 {

@@ -71,8 +71,8 @@ fn programs_find_what_calls_would() {
     assert!(hits > 300, "{hits} reads without a call");
 }
 
-/// Goal: each event that makes a cache hit fail makes a program's read fail, and a call makes it succeed again where it
-/// may. Method: one event after the other.
+/// Goal: each event after which a cache hit would not be served also makes a program's read from the export fail, and a
+/// call makes it succeed again where that is permitted. Method: all events, one after the other.
 #[test]
 fn events_end_what_is_shown() {
     in_cluster(1, async |c| {
@@ -108,7 +108,7 @@ fn events_end_what_is_shown() {
         called(&a, &file, UNIT - 10, 20).await;
         called(&a, &file, UNIT - 10, 20).await;
         assert_eq!(look(), Ok(vec![5; 20]));
-        // Another mount comes.
+        // A second mount joins.
         let _b = c.mount().await;
         assert!(look().is_err());
         // The file is forgotten by the one who made the memory.

@@ -171,7 +171,7 @@ fn files_and_absent_names_are_lent() {
 }
 
 /// Goal: when tokens are lost the front end invalidates its names, and a mount in sole mode gives no timeouts under
-/// tokens. Method: the other mount leaves while a name has a timeout.
+/// tokens. Method: the other mount leaves while the kernel caches a name under a timeout.
 #[test]
 fn names_go_with_the_rule() {
     in_cluster(22, async |c| {

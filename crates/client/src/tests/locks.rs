@@ -58,9 +58,10 @@ async fn truncate(client: &Client, file: &OpenFile, size: u64) {
     client.setattr(&root(), file.ino(), set, None).await.expect("a size");
 }
 
-/// Goal: while a group has a file, I/O of strangers waits, on other mounts and on this one. Members continue. `stat`
-/// does not wait and knows the end. Afterwards every mount sees the bytes written by members, and earlier cached data
-/// is not used any more (sanityn 107). Method: two members on two mounts, a stranger on each of them and on a third.
+/// Goal: while a group has a file, I/O of open files outside the group waits, on other mounts and on this one. Members
+/// continue. `stat` does not wait and knows the end. Afterwards every mount sees the bytes written by members, and
+/// earlier cached data is not used any more (sanityn 107). Method: two members on two mounts, a stranger on each of
+/// them and on a third.
 #[test]
 fn a_group_keeps_others_out() {
     for seed in 0..4 {

@@ -105,7 +105,7 @@ fn a_request_is_one_message() {
         assert_eq!((sent(&w, "Write") - before.0, sent(&w, "Read") - before.1), (1, 1), "direct, {len} bytes");
     }
     set(&w, "hybrid.mode", "buffered");
-    // As large as write-back sends at once by default, and smaller.
+    // The sizes are the largest one that write-back sends at once by default, and smaller ones.
     set(&w, "writeback.run_bytes", "64M");
     for len in [PAGE, 64 << 10, MIB, 4 * MIB] {
         let before = (sent(&w, "Write"), sent(&w, "WriteBatch"));

@@ -105,8 +105,8 @@ fn attributes_show_the_cache() {
     w.check_clean();
 }
 
-/// Goal: virtual and control attributes do what they say and are hidden from whom they should be. Method: a story with
-/// three users.
+/// Goal: virtual and control attributes have their documented effects, and are hidden from users who may not see them.
+/// Method: a story with three users.
 #[test]
 fn virtual_and_control_attributes() {
     let mut w = World::new(1, &[]);

@@ -80,8 +80,8 @@ fn permission_comes_first() {
     });
 }
 
-/// Goal: once another mount exists the names that it makes are seen, also in directories from before and after it has
-/// left. Method: a second mount makes names between look-ups of the first.
+/// Goal: once another mount exists, the names that it makes are seen in all directories, whether they were made before
+/// it came or after it has left. Method: a second mount makes names between look-ups of the first.
 #[test]
 fn others_end_it() {
     in_cluster(22, 1, async |c| {

@@ -92,10 +92,10 @@ impl KernelPages for Dropper {
     }
 }
 
-/// Goal: of a store to a page and a `write` to the same page, neither is lost (docs/SEMANTICS.md, Mappings). The page
-/// was read before the write and is written back after it. A page that is read anew before the write has returned is
-/// written back whole. Method: a kernel with one page, in sole mode and with another mount, with buffered and direct
-/// writes.
+/// Goal: if one program stores to a page and another one calls `write` on the same page, neither change is lost
+/// (docs/SEMANTICS.md, Mappings). The page was read before the write and is written back after it. A page that is read
+/// anew before the write has returned is written back whole. Method: a kernel with one page, in sole mode and with
+/// another mount, with buffered and direct writes.
 #[test]
 fn a_page_that_was_read_before_takes_no_write_back() {
     for (seed, sharing, direct, touched_again) in [

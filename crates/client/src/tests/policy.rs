@@ -76,7 +76,7 @@ fn whole_units_keep_their_memory() {
     assert!(unit.as_ptr() != first && unit.as_ptr() != second);
     unit.fill(4);
     assert!(lent[0].iter().all(|&b| b == 2) && lend(&w, at)[0].iter().all(|&b| b == 3));
-    // No unit, or not in memory of just its size, or switched off.
+    // Three cases: the buffer is no unit, its memory is not of exactly that size, or the feature is switched off.
     let refused = |w: &mut World, at: u64, mut buf: Buf| {
         let (memory, n) = (buf.as_ptr(), adopted(w));
         let len = buf.len();

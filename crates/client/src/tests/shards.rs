@@ -20,9 +20,9 @@ async fn stat(client: &Client, dir: Ino) -> Attr {
     client.getattr(&root(), dir).await.expect("stat")
 }
 
-/// Goal: in sole mode, a name that is made in a directory with shards costs one message, as in any other directory that
-/// this mount has made: the look-up before it and the attributes of the directory after it cost none. Method: names in
-/// all shards, counting messages; then what the mount knows is what another mount is told.
+/// Goal: in sole mode, creating a name in a directory with shards costs one message, as in any other directory that
+/// this mount has made: the look-up before it and the attributes of the directory after it cost no message. Method:
+/// names in all shards, counting messages; then what the mount knows is what another mount is told.
 #[test]
 fn alone_a_name_costs_one_message() {
     for servers in [1, 3] {
@@ -52,9 +52,9 @@ fn alone_a_name_costs_one_message() {
     }
 }
 
-/// Goal: in sole mode and in shared mode, what is set of a directory with shards is shown afterwards, and counts until
-/// the next change of a name. Method: times, permissions and an access list, each after a name was made, so that what
-/// the shards said before is known.
+/// Goal: attributes that were set on a directory with shards are shown afterwards, in sole mode and in shared mode,
+/// until the next change of a name. Method: times, permissions and an access list, each set after a name was made, so
+/// that the attributes gathered from the shards are cached.
 #[test]
 fn what_was_set_is_shown() {
     for mounts in [1, 2] {

@@ -277,9 +277,9 @@ fn data_goes_back_and_forth() {
     });
 }
 
-/// Goal: appends of two mounts land whole, none over another (Promise S4). Method: both mounts append records of many
-/// sizes at the same time, and one of them writes direct. Afterwards every record is there once, and those of a mount
-/// are in order.
+/// Goal: each append of two mounts is written as a whole, and none overwrites another one (Promise S4). Method: both
+/// mounts append records of many sizes at the same time, and one of them writes direct. Afterwards every record is
+/// there once, and those of a mount are in order.
 #[test]
 fn appends_of_two_mounts_land_whole() {
     for seed in 0..6 {

@@ -162,7 +162,7 @@ fn started(w: &mut World, count: usize) -> Vec<(String, Ino)> {
     order
 }
 
-/// Goal: a file that the server has checked for one caller is not given to another one (permission). Method: the
+/// Goal: a file that the server has opened ahead for one user is not given to another user (permission). Method: the
 /// super-user reads in order. A user whom the server refuses requests files that were opened ahead.
 #[test]
 fn others_are_checked_by_the_server() {

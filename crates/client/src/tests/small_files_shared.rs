@@ -155,9 +155,9 @@ fn changes_elsewhere_are_seen() {
     }
 }
 
-/// Goal: a permission that another mount takes away counts at once (Promise of permissions at open). Method: a user
-/// reads in order. Of files that were opened ahead for him, some get another mode, some another owner, and for one the
-/// permission of its directory is removed.
+/// Goal: if another mount removes a permission, this takes effect at the next open (Promise of permissions at open).
+/// Method: a user reads in order. Of files that were opened ahead for him, some get another mode, some another owner,
+/// and for one the permission of its directory is removed.
 #[test]
 fn permission_taken_elsewhere() {
     in_cluster(30, 1, async |c: &Cluster| {

@@ -80,12 +80,12 @@ impl World {
         let locks: Vec<(u64, _)> = self.server.locks.iter().map(|(id, (o, _))| (*id, *o)).collect();
         if self.callbacks > 0 && !locks.is_empty() && self.rand(self.callbacks) == 0 {
             let (id, object) = locks[self.rand(locks.len() as u64) as usize];
-            // Also locks whose grant has not reached the client yet, and twice the same.
+            // Locks whose grant has not reached the client yet are called back too, and some twice.
             self.server.called_back.push(id);
             crate::locks::callback(&self.client.mount, self.client.mount.target_of(object), object, id);
         }
         for number in self.server.file_locks.take_news() {
-            // Now and then twice, as after a connection was lost.
+            // The report sometimes comes twice, as after a connection was lost.
             (0..=self.rand(2)).for_each(|_| self.client.mount.coherence.file_locks.news(number));
         }
         let busy = !self.calls.is_empty() || !self.tasks.is_empty();
@@ -168,7 +168,8 @@ impl World {
         let callbacks = std::mem::take(&mut self.callbacks);
         let mut idle = 0;
         for _ in 0..STEPS_MAX {
-            // A task that waits for something that does not come would never end.
+            // A step without progress is counted, because a task whose event never comes would otherwise keep this loop
+            // running.
             idle = if self.step() { 0 } else { idle + 1 };
             if idle > 2 {
                 self.callbacks = callbacks;

@@ -5,7 +5,7 @@
 //! that streams have written into the cache before. On slow storage a session would end because of that. Does not own:
 //! the bound, requests (`writeback`).
 //!
-//! Invariants: an entry is only a hint: the dirty bytes of its range are looked up when its turn comes. While a task
+//! Invariants: an entry is only a hint: when it is processed, the dirty bytes of its range are looked up. While a task
 //! waits, no other new bytes take the space. As long as there are entries, requests are under way, or a task is about
 //! to send some. Each request that ends continues with the entries. Both lists are bounded by the dirty share of the
 //! cache.
@@ -55,7 +55,7 @@ pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteR
     ticket.0.load(SeqCst)
 }
 
-/// A request has ended, or bytes could not be sent: sends what the bound permits.
+/// Called when a request has ended, or bytes could not be sent: sends what the bound permits.
 pub(crate) fn pump(mount: &Arc<Mount>) {
     let mut told = false;
     while let Some(left) = mount.writeback.backlog.next() {

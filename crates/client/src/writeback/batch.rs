@@ -10,10 +10,10 @@
 //! sent when the next file does not fit into a batch with it, or when any of its files has become old.
 //!
 //! Invariants: those of `writeback`, for each part by itself. A part is a request under way of its file from before its
-//! bytes are taken until its answer was processed, and an error concerns only its file. A caller that waits for one
-//! file (`fsync`, a callback) sends that file alone. It waits for a batch only if its bytes are in one already, and the
-//! server lets no part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, and so
-//! has a list. Bytes under way are bounded like all write-back.
+//! bytes are taken until its answer was processed, and an error concerns only its file. If a caller waits for one file
+//! (`fsync`, a callback), that file is sent by itself. It waits for a batch only if its bytes are in one already, and
+//! the server lets no part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, and
+//! so has a list. Bytes under way are bounded like all write-back.
 
 use crate::coherence::closes;
 use crate::conn::replies::unexpected;

@@ -5,8 +5,8 @@
 //! sent together (`batch`), the order of what the bound leaves over (`backlog`).
 //!
 //! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs (`tables::writeback`). A connection accepts
-//! 65,536 waiting calls. Small scattered runs would be twice as many within the bound of bytes alone, and those that it
-//! refuses would be lost. Runs of one object are sent together (`batch`).
+//! 65,536 waiting calls. With a bound on bytes alone, twice as many small scattered runs could be under way, and those
+//! that the connection refuses would be lost. Runs of one object are sent together (`batch`).
 //!
 //! Invariants: a byte is in at most one request under way. Meanwhile it stays readable, and a write to it makes it
 //! dirty again. Nothing beyond `Flights::frozen_from()` is sent. Write-back takes no range lock and needs no credits of
@@ -159,13 +159,13 @@ pub(crate) fn submit(mount: &Arc<Mount>, flight: Flight, buf: Buf) {
     });
 }
 
-/// The flight has ended, however it did.
+/// Called when the flight has ended, however it did.
 pub(crate) fn end_flight(file: &Inode, id: FlightId) {
     file.flights.lock().end(id);
     file.signal.notify();
 }
 
-/// The request has been answered with `result`.
+/// Called when the request has been answered with `result`.
 pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     match result {
         Err(Errno::Stale) if attributes::reload(mount, &flight.file).await.is_ok() => again(mount, flight),
@@ -179,11 +179,11 @@ pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()
     closes::send_closes(mount, &flight.file);
 }
 
-/// The bytes are on the disk, or will not be. Others may set out: `pump`.
+/// Called when the bytes are on the disk, or will not be. Others may set out: `pump`.
 pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     let failure = match result {
         Ok(()) => None,
-        // No program can reach the file any more.
+        // No program can reach the file any more, so the loss of its bytes is no failure.
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
             mount.stats.bytes(Count::WriteBackFailed, flight.range.len());
@@ -200,7 +200,7 @@ pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     complete(mount, flight, landing, failure);
 }
 
-/// The bytes are dirty again and have to be sent again.
+/// Called when the bytes are dirty again and have to be sent again.
 pub(crate) fn again(mount: &Arc<Mount>, flight: &Flight) {
     complete(mount, flight, Landing::Again, None);
     pump(mount);
@@ -257,7 +257,7 @@ pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRang
         if file.in_flight_upto(range, upto) {
             file.signal.until(|| !file.in_flight_upto(range, upto)).await;
         } else if held_up && !mount.cache.dirty_runs(file, range).is_empty() {
-            // A truncate is in the way.
+            // A truncate delays this.
             let frozen =
                 || file.flights.lock().frozen_from().is_none() && mount.writeback.flight_bytes.load(SeqCst) == 0;
             let moved = || mount.writeback.landings.load(SeqCst) != landings || frozen();
@@ -376,8 +376,8 @@ pub(crate) async fn flush_all(mount: &Arc<Mount>) {
     loop {
         let landings = mount.writeback.landings.load(SeqCst);
         let is_left = batch::start(mount, dirty.iter().cloned());
-        // If other tasks write on, the bound is always reached: what is left of this range is sent before theirs,
-        // below.
+        // If other tasks continue to write, the bound is always reached: the rest of this range is sent before their
+        // bytes, below.
         if !is_left || sent().wrapping_sub(before) >= bytes {
             break;
         }

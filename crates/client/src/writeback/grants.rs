@@ -3,10 +3,10 @@
 //! Owns: the messages, and how a write under way is covered by a grant. Does not own: the granted blocks
 //! (`tables::writeback::grants`), which blocks of the page cache are covered (the page cache).
 //!
-//! A target is asked for a grant once, before the first bytes for it are dirty. Later the answers to write-back, and
-//! those to direct writes that could have returned early, report what it keeps for this mount. Bytes that cannot be
-//! covered are written back at once, and their writer waits for that and gets the error (`ops::write`); a direct write
-//! that cannot be covered waits for its answer (`ops::write_behind`).
+//! A mount requests a grant from a target once, before the first bytes for the target are dirty. Later the answers to
+//! write-back, and those to direct writes that could have returned early, report what it keeps for this mount. Bytes
+//! that cannot be covered are written back at once, and their writer waits for that and gets the error (`ops::write`);
+//! a direct write that cannot be covered waits for its answer (`ops::write_behind`).
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -86,7 +86,7 @@ async fn ask_target(mount: &Arc<Mount>, target: TargetId) {
     if !mount.writeback.grants.is_known(target) {
         let op = Request::Grant { give_back: None };
         let answer = mount.send(Lane::Urgent, target, &Cred::root(), op, None, 0).await;
-        // Without an answer, bytes are written through, and their writer gets the error.
+        // If the target does not answer, bytes are written through, and their writer gets the error.
         if let Ok((answer, _)) = answer {
             mount.writeback.grants.told_by(target, &answer);
         }

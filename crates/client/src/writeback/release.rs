@@ -17,7 +17,7 @@ use amphi_wire::{Access, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The last reference to an open file is gone. `linger`: its close may wait for others.
+/// Called when the last reference to an open file is gone. `linger`: its close may wait for others.
 pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, linger: bool) {
     mount.stats.count(Count::Close);
     let brings_time = {
@@ -43,9 +43,9 @@ pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, lin
     }
 }
 
-/// The last name of a file was removed. If no program on this mount has it open, or when it is closed, its cached bytes
-/// are useless, and dirty ones need not be written. The server decides that, because an open of the file may be on its
-/// way.
+/// Called when the last name of a file was removed. If no program on this mount has it open, or when it is closed, its
+/// cached bytes are useless, and dirty ones need not be written. The server decides that, because an open of the file
+/// may be on its way.
 pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
     opened_ahead::nameless(mount, ino);
     let Some(file) = mount.files.get(ino) else { return mount.files.nameless(ino) };

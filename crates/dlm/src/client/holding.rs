@@ -164,8 +164,8 @@ impl LockCache {
         }
     }
 
-    /// The request was refused, or nobody waits for its answer any more. A lock that is granted for it later is
-    /// returned.
+    /// Called when the request was refused, or nobody waits for its answer any more. A lock that is granted for it
+    /// later is returned.
     pub fn withdraw(&mut self, request: RequestId) {
         if let Some(asked) = self.asked.remove(&request) {
             if let Some(locks) = self.objects.get_mut(&asked.object) {
@@ -193,8 +193,8 @@ mod tests {
     use crate::client::{CacheLimits, CallbackPlan, LockAction};
     use amphi_types::Ino;
 
-    /// Goal: ranges that no lock covers are found, and a lock counts until it has left the table. Method: one lock that
-    /// is in use and called back, and an idle one next to it.
+    /// Goal: ranges that no lock covers are found; a lock that is being returned counts as covering until it has left
+    /// the table. Method: one lock that is in use and called back, and an idle one next to it.
     #[test]
     fn bare_ranges() {
         let mut cache = LockCache::new(CacheLimits::default());

@@ -92,7 +92,7 @@ impl LockCache {
         None
     }
 
-    /// Up to `max` returned locks, for another message to the target to take along.
+    /// Takes up to `max` returned locks, which the next message to the target can carry.
     pub fn take_cancels(&mut self, max: usize) -> Vec<LockId> {
         let mut ids = Vec::with_capacity(max.min(self.cancels.len()));
         while ids.len() < max
@@ -141,8 +141,8 @@ impl LockCache {
         self.locks.iter().filter_map(lock).collect()
     }
 
-    /// The restarted server has restored a lock of [`LockCache::represent`]. If the lock was returned since then, its
-    /// cancel reached a server that had not restored it yet, so it is sent again.
+    /// Called when the restarted server has restored a lock of [`LockCache::represent`]. If the lock was returned since
+    /// then, its cancel reached a server that had not restored it yet, so it is sent again.
     pub fn restored(&mut self, id: LockId) {
         if !self.locks.contains_key(&id) {
             self.queue_cancel(id, true);
@@ -162,7 +162,7 @@ impl LockCache {
         }
     }
 
-    /// The server evicted this client, so every lock and request is void.
+    /// Called when the server evicted this client, so every lock and request is void.
     pub fn lose_all(&mut self) {
         self.represent();
         let ids: Vec<LockId> = self.locks.keys().copied().collect();
@@ -181,7 +181,7 @@ impl LockCache {
     fn close(&mut self, id: LockId) {
         let Some(held) = self.locks.get_mut(&id) else { return };
         held.stage = Stage::Closing;
-        // Others wait for the end of a group without sending a callback.
+        // Other mounts wait for the end of a group without sending a callback.
         held.urgent |= held.group.is_some();
         self.by_age.remove(&(held.stamp_ns, id));
         let (users, object, range, mode) = (held.users, held.object, held.range, held.mode);
@@ -194,7 +194,7 @@ impl LockCache {
         }
     }
 
-    /// The last user of a closing lock is done.
+    /// Called when the last user of a closing lock is done.
     pub(super) fn close_unused(&mut self, id: LockId) {
         if let Some(held) = self.locks.get_mut(&id) {
             held.stage = if held.mode == Mode::Write && !held.lost { Stage::ToFlush } else { Stage::ToDrop };

@@ -1,6 +1,6 @@
 //! Deadlock detection: whether a wait would close a cycle of owners (`EDEADLK` of `fcntl`).
 //!
-//! Owns: the search over who waits for whom. Does not own: the tables.
+//! Owns: the search in the graph of owners that wait for each other. Does not own: the tables.
 //!
 //! An owner waits for every other owner that holds a lock in conflict with one of its requests. Waiting behind an
 //! earlier request does not count, because such a wait ends by itself. As on Linux, the search knows owners, not

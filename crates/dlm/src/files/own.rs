@@ -31,7 +31,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// By how many the number of pieces grows.
+    /// The number by which the pieces grow.
     pub(super) fn growth(&self) -> isize {
         self.come.len() as isize - self.gone.len() as isize
     }

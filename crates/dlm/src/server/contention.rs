@@ -11,12 +11,13 @@
 //!   do;
 //! * by waiting: `ping_pongs` ping-pongs within the window, which took `waited_ns` together.
 //!
-//! Counting alone is slow where it matters. With 10 ms for each hand-over, it takes 160 ms to notice what a few
-//! hand-overs show. Waiting time alone proves nothing. One hand-over of a large file takes a second, and each of ten
-//! readers waits for that second. So only hand-overs back and forth count. Many mounts that each write a part of their
-//! own look like ping-pong at first, because each loses the grown lock once. So several ping-pongs are required. The
-//! time of a hand-over that still lasts counts from the moment at which the losing session requests the object again,
-//! and not before. So the second mount that requests a large file is not advised to go direct.
+//! Counting conflicts alone is slow where detection matters most. With 10 ms for each hand-over, it takes 160 ms to
+//! notice what a few hand-overs show. Waiting time alone proves no contention. One hand-over of a large file takes a
+//! second, and each of ten readers waits for that second. So only hand-overs back and forth count. Many mounts that
+//! each write a part of their own look like ping-pong at first, because each loses the grown lock once. So several
+//! ping-pongs are required. The time of a hand-over that still lasts counts from the moment at which the losing session
+//! requests the object again, and not before. So the second mount that requests a large file is not advised to go
+//! direct.
 //!
 //! A program may write one shared file after the other. If the contention of each file had to be detected anew, a file
 //! that is written for some seconds would be cached for a large part of that time. So within `FORESEEN_NS` after an
@@ -175,7 +176,7 @@ impl Contention {
         Contention { limits, windows, by_age, found: Found::default(), foreseen: 0, foreseen_until_ns: 0 }
     }
 
-    /// An object was detected in full, so the rule for further objects holds.
+    /// Called when an object was detected in full, so the rule for further objects holds.
     fn foresee(&mut self, now_ns: u64) {
         (self.foreseen, self.foreseen_until_ns) = (self.limits.foreseen, now_ns.saturating_add(FORESEEN_NS));
     }

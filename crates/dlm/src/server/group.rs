@@ -83,8 +83,8 @@ impl LockSpace {
         self.members.entry((object, session)).or_insert((group, 0)).1 += 1;
     }
 
-    /// A group lock was granted. Other waiting requests of the group are granted as well, and the members' direct
-    /// requests continue.
+    /// Called when a group lock was granted. Other waiting requests of the group are granted as well, and the members'
+    /// direct requests continue.
     pub(super) fn joined(&mut self, now_ns: u64, object: ObjectId, session: SessionId, group: GroupId) {
         self.note_member(object, session, group);
         let mut waiting = Vec::new();
@@ -107,7 +107,7 @@ impl LockSpace {
         self.reclass(now_ns, &sessions);
     }
 
-    /// A group lock is gone. Returns whether its session is no longer a member.
+    /// Called when a group lock is gone. Returns whether its session is no longer a member.
     pub(super) fn leave(&mut self, object: ObjectId, owner: Owner) -> bool {
         let key = (object, owner.session());
         let Some((_, locks)) = self.members.get_mut(&key) else { return false };

@@ -48,7 +48,7 @@ pub(super) struct HandOvers {
 }
 
 impl HandOvers {
-    /// A lock of the session is called back. If several locks are called back, they count as one hand-over.
+    /// Called when a lock of the session is called back. If several locks are called back, they count as one hand-over.
     pub fn called_back(&mut self, now_ns: u64, loser: SessionId) {
         let called = Stage::Called { since_ns: now_ns };
         match self.of(loser) {
@@ -61,8 +61,8 @@ impl HandOvers {
         }
     }
 
-    /// A lock of the session that was called back is released. Returns the time that has to be added to the time of
-    /// ping-pongs.
+    /// Called when a lock of the session that was called back is released. Returns the time that has to be added to the
+    /// time of ping-pongs.
     pub fn free(&mut self, now_ns: u64, loser: SessionId) -> u64 {
         let Some(known) = self.of(loser) else { return 0 };
         match known.stage {

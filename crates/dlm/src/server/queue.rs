@@ -1,12 +1,12 @@
 //! The fair queue of lock requests: enqueue, cancel, and which request can be granted next.
 //!
-//! Owns: the steps of a request from enqueued to waiting to granted to gone. Does not own: how far a grant grows
+//! Owns: the states of a request: enqueued, waiting, granted, and removed. Does not own: how far a grant grows
 //! (`grant`).
 //!
-//! A request waits for every conflicting granted lock and every earlier conflicting request. Of these it watches just
-//! one. When that lock or request is gone, the request is checked again, and either watches another one or is granted.
-//! So the return of a lock costs what it wakes, not the length of the queue. A watched request that is granted stays
-//! watched, because it still conflicts.
+//! A request waits for every conflicting granted lock and every earlier conflicting request. Of these, the request
+//! watches only one. When that lock or request is gone, the request is checked again, and either watches another one or
+//! is granted. So the return of a lock costs what it wakes, not the length of the queue. A watched request that is
+//! granted stays watched, because it still conflicts.
 
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -86,16 +86,16 @@ impl LockSpace {
         ids.len()
     }
 
-    /// A direct request is done, or was given up while it waited.
+    /// Called when a direct request is done, or was given up while it waited.
     pub fn release(&mut self, now_ns: u64, id: LockId) {
         if self.locks.get(&id).is_some_and(|lock| lock.owner.is_direct()) {
             self.remove(now_ns, &BTreeSet::from([id]));
         }
     }
 
-    /// The session is over: its cached locks and all its waiting requests are dropped. Its granted direct requests
-    /// remain until they are released, because their I/O may be on its way to the disk. For the same reason the caller
-    /// first waits for writes that the session sent under cached locks and that were already submitted.
+    /// Called when the session is over: its cached locks and all its waiting requests are dropped. Its granted direct
+    /// requests remain until they are released, because their I/O may be on its way to the disk. For the same reason
+    /// the caller first waits for writes that the session sent under cached locks and that were already submitted.
     pub fn drop_session(&mut self, now_ns: u64, session: SessionId) -> Dropped {
         let mut dropped = Dropped::default();
         let mut ids = BTreeSet::new();
@@ -229,7 +229,7 @@ impl LockSpace {
         self.blocker_of(view, lock.owner, lock.mode, lock.range, id)
     }
 
-    /// As `blocker`, for a request that is treated as if it had been made at `id`.
+    /// As `blocker`, for a request that takes the place in the queue that it would have if it had been made at `id`.
     fn blocker_of(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, id: LockId) -> Option<LockId> {
         #[cfg(test)]
         if self.planted_bug == Some(crate::tests::PlantedBug::JumpQueue) {

@@ -180,7 +180,7 @@ fn programs() -> Vec<Vec<Vec<Op>>> {
     use Mode::{Read, Write};
     vec![
         vec![vec![op(Write, 0, 1, 1), op(Read, 0, 2, 0)], vec![op(Write, 1, 2, 2), op(Read, 0, 2, 0)]],
-        // Both read, then both write: the classic upgrade.
+        // Both clients read and then write: the classic upgrade.
         vec![vec![op(Read, 0, 2, 0), op(Write, 0, 2, 1)], vec![op(Read, 0, 2, 0), op(Write, 0, 2, 2)]],
         // Overlapping exact locks of one client, taken back by halves.
         vec![

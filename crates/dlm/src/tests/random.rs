@@ -114,8 +114,8 @@ fn random_restarts_are_coherent() {
     }
 }
 
-/// Goal: sessions that end at any time leave nothing that others wait for, and take nothing from them. Method: as
-/// above, with ends of sessions at random steps.
+/// Goal: sessions that end at any time leave no lock behind for which others wait, and take no lock from others.
+/// Method: as above, with ends of sessions at random steps.
 #[test]
 fn random_ends_of_sessions_are_coherent() {
     for seed in 0..150 {

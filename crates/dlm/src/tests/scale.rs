@@ -109,7 +109,7 @@ fn granularity_widens() {
     assert_eq!(space.granted_range(id), Some(ByteRange::ALL));
 }
 
-/// Goal: direct requests of one session that share a unit wait for each other and make nothing contended. Those of two
+/// Goal: direct requests of one session that share a unit wait for each other and cause no contention. Those of two
 /// sessions do make the object contended. Method: more requests than are needed to make an object contended, by one
 /// session and by two.
 #[test]

@@ -608,7 +608,7 @@ impl World {
         }
         self.server.drop_session(self.now_ns, client.session(n));
         client.cache.lose_all();
-        // Its I/O under way fails.
+        // The I/O under way under the lock fails.
         if let Doing::Running(_, id) = client.doing {
             client.cache.unpin(LockRef { id });
         }

@@ -89,7 +89,7 @@ pub struct TokenCache<V> {
     generation: u16,
     last_change: u64,
     changes: BTreeMap<OwnChange, Vec<TokenKey>>,
-    /// By key, the number of changes of this client that concern it.
+    /// For each key, the number of this client's changes under way that concern it.
     changing: BTreeMap<TokenKey, usize>,
     #[cfg(test)]
     pub(crate) bug: Option<PlantedBug>,
@@ -217,9 +217,9 @@ impl<V> TokenCache<V> {
         id
     }
 
-    /// The change was answered, with the number from `TokenSpace::end_change`. To be called before grants of the same
-    /// reply are stored. `None` if the change was not carried out and never will be. A call whose outcome is unknown
-    /// has not ended, even if its caller was interrupted.
+    /// Called when the change was answered, with the number from `TokenSpace::end_change`. To be called before grants
+    /// of the same reply are stored. `None` if the change was not carried out and never will be. A call whose outcome
+    /// is unknown has not ended, even if its caller was interrupted.
     pub fn changed(&mut self, change: OwnChange, number: Option<TokenNumber>) {
         for key in self.changes.remove(&change).unwrap_or_default() {
             if let Some(count) = self.changing.get_mut(&key) {
@@ -236,8 +236,9 @@ impl<V> TokenCache<V> {
         }
     }
 
-    /// The target has restarted: earlier values are dropped, and earlier grants are void by their numbers. After this
-    /// the client presents itself. Requests that are sent again keep their asks, and changes of this client continue.
+    /// Called when the target has restarted: earlier values are dropped, and earlier grants are void by their numbers.
+    /// After this the client presents itself. Requests that are sent again keep their asks, and changes of this client
+    /// continue.
     pub fn restarted(&mut self, generation: u16) {
         self.generation = self.generation.max(generation);
         self.values.clear();

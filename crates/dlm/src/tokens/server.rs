@@ -307,8 +307,8 @@ impl TokenSpace {
         true
     }
 
-    /// The session is over. Changes that it began stay until [`TokenSpace::end_change`]. Returns how many tokens it
-    /// had.
+    /// Called when the session is over. Changes that it began stay until [`TokenSpace::end_change`]. Returns how many
+    /// tokens it had.
     pub fn drop_session(&mut self, session: SessionId, end: SessionEnd) -> usize {
         #[cfg(test)]
         let end = if self.bug == Some(PlantedBug::IgnoreCutOff) { SessionEnd::Stopped } else { end };
@@ -360,7 +360,7 @@ impl TokenSpace {
         self.recovery = (!missing.is_empty()).then_some(Recovery { missing, until_ns });
     }
 
-    /// The session knows of the restart and has dropped everything that it had cached before.
+    /// Called when the session knows of the restart and has dropped everything that it had cached before.
     pub fn present(&mut self, session: SessionId) {
         if let Some(recovery) = &mut self.recovery
             && recovery.missing.remove(&session)

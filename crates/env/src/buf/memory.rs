@@ -137,7 +137,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// At least `len` bytes.
+    /// Memory of at least `len` bytes.
     pub(super) fn new(len: usize, content: Content) -> Memory {
         let bytes = len.next_multiple_of(ALIGN);
         let ptr = match source(bytes) {
@@ -340,9 +340,9 @@ fn give_back(back: GiveBack) {
     lock(store_at(back.at)).gave_back(back);
 }
 
-/// How many bytes of buffers came new from the system so far, for the first time or again after they were returned.
-/// Measurements of their use include page faults, of up to 10 us for each 4 KiB on a machine that gets its own memory
-/// from a host.
+/// The number of bytes of buffers so far whose memory came new from the system, for the first time or after it had been
+/// returned. Measurements of their use include page faults, of up to 10 us for each 4 KiB on a machine that gets its
+/// own memory from a host.
 pub(super) fn new_bytes() -> u64 {
     NEW_BYTES.load(Relaxed)
 }

@@ -55,8 +55,8 @@ fn copy_lines(to: &mut [u8], from: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Goal: every byte is copied and none around them is touched. Method: all alignments of both sides around a line,
-    /// lengths around none, one and several lines.
+    /// Goal: every byte is copied, and no byte around them is changed. Method: all alignments of both sides around a
+    /// line, lengths around none, one and several lines.
     #[test]
     fn copies_just_these_bytes() {
         let from: Vec<u8> = (0..1000u32).map(|i| (i * 7 + i / 250) as u8 | 1).collect();

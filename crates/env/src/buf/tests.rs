@@ -91,8 +91,8 @@ fn all_kinds_are_usable_to_the_end() {
     }
 }
 
-/// Goal: parts outlive what they were cut from, in any order of drops, and on other threads. Method: cut, drop the
-/// rest, write and read the parts from two threads at once.
+/// Goal: parts of a buffer outlive the buffer from which they were cut, in any order of drops, and on other threads.
+/// Method: cut, drop the rest, write and read the parts from two threads at once.
 #[test]
 fn parts_outlive_the_original() {
     let mut whole = Buf::zeroed(3 * ALIGN);

@@ -6,9 +6,10 @@
 //! core. Such a placement lasts for seconds. So while most requests wait only for workers, and only briefly, a worker
 //! stays on its core, and readers use other cores.
 //!
-//! Numbers (two cores, 8,136 names unpacked through a mount and deleted, in turn, medians of 6): 4.99 and 1.60 s left
-//! to the scheduler, 3.51 and 1.08 s so, 3.77 and 1.17 bound by hand. With changes of places as a caller moved it was
-//! worse than nothing: it has to be rare.
+//! Numbers (two cores, 8,136 names unpacked through a mount and deleted, the three settings in turn, medians of 6):
+//! 4.99 s and 1.60 s if the scheduler decides, 3.51 s and 1.08 s by this rule, 3.77 s and 1.17 s with threads bound by
+//! hand. An attempt that also moved threads when the calling program moved was slower than doing nothing, so moves have
+//! to be rare.
 //!
 //! Owns: which cores workers of this process keep (`Keep`), and threads that stay away from them (`Apart`). Does not
 //! own: which threads do so.
@@ -31,9 +32,9 @@ struct Cores {
     kept: AtomicU64,
     /// How much requests of late waited for workers, for short times. Counts may get lost between threads.
     score: AtomicU32,
-    /// They do so mostly.
+    /// Whether most requests wait for such workers.
     waiting: AtomicBool,
-    /// Until when everything is left to the scheduler, nanoseconds of `monotonic`.
+    /// The time until which everything is left to the scheduler, nanoseconds of `monotonic`.
     crowded_until: AtomicU64,
 }
 
@@ -48,12 +49,12 @@ const CROWDED: Duration = Duration::from_secs(5);
 
 /// Score of a request that waited for a worker, for a short time.
 const SHORT_WAIT: u32 = 4;
-/// By how much a request without a wait lowers the score. It is so little that one of them for each waiting request
-/// changes nothing.
+/// The amount by which a request without a wait lowers the score. It is so little that one of them for each waiting
+/// request changes nothing.
 const NO_WAIT: u32 = 1;
-/// By how much a long wait lowers the score.
+/// The amount by which a long wait lowers the score.
 const LONG_WAIT: u32 = 16;
-/// From this score on workers keep their cores.
+/// The score from which on workers keep their cores.
 const MANY: u32 = 128;
 /// Highest score. At zero nothing is kept any more.
 const SCORE_MAX: u32 = 256;
@@ -70,7 +71,7 @@ impl Cores {
         }
     }
 
-    /// A request was served in so long; `waited`: for another thread.
+    /// Notes that a request was served in this time; `waited`: it waited for another thread.
     fn served(&self, waited: bool, took: Duration) {
         let score = self.score.load(Ordering::Relaxed);
         let long = took > LONG;
@@ -152,7 +153,7 @@ thread_local! {
 pub struct Wide(Option<CpuSet>);
 
 impl Wide {
-    /// Those of this thread.
+    /// The cores that this thread may use.
     pub fn here() -> Wide {
         Wide(WIDE.get())
     }
@@ -184,7 +185,7 @@ impl Keep {
         Keep { cores, to_go: SETTLED, kept: None }
     }
 
-    /// The worker has done something.
+    /// Called when the worker has done something.
     pub(super) fn progress(&mut self) {
         if !self.cores.waits() {
             if self.kept.is_some() {

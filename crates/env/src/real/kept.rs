@@ -26,7 +26,7 @@ const SWEPT_MAX: usize = 4096;
 /// The type of a tmpfs in statfs(2).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Whose `/dev/shm` it is.
+/// The namespace to which this `/dev/shm` belongs.
 const IPC_NAMESPACE: &str = "/proc/self/ns/ipc";
 /// The place as the first process sees it; root may look.
 const FIRST_PLACE: &str = "/proc/1/root/dev/shm";

@@ -40,7 +40,7 @@ impl Leases {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// A buffer of `bytes` is handed over.
+    /// Called when a buffer of `bytes` is handed over.
     fn note(&self, bytes: usize) {
         if bytes >= LARGE_BYTES {
             self.large.store(true, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Byte streams of production: Unix and TCP sockets on the ring.
 //!
-//! Owns: sockets, the staging buffer of receivers, vectored sends, who is at the other end of a Unix socket (`peer`).
-//! Does not own: frames.
+//! Owns: sockets, the staging buffer of receivers, vectored sends, and the identity of the other end of a Unix socket
+//! (`peer`). Does not own: frames.
 //!
 //! Invariants: TCP never delays small segments (without TCP_NODELAY two small writes cost 88 ms). A TCP peer that
 //! vanishes ends the connection. No bytes are skipped or repeated by short reads and writes. A receiver whose future
@@ -73,7 +73,7 @@ pub struct RealConn {
 enum Memory {
     /// It may come with bytes that are received.
     Expected,
-    /// It came.
+    /// The memory has been received.
     There(RealMemory),
     /// None came, and none is looked for.
     None,
@@ -181,7 +181,7 @@ pub struct RealTx {
     leases: Arc<Leases>,
 }
 
-/// What is known of the other end of a socket.
+/// The facts about the other end of a socket.
 #[derive(Clone)]
 pub struct RealEnds(Fd);
 
@@ -313,7 +313,7 @@ pub struct RealRx {
 }
 
 impl RealRx {
-    /// As `recv` from the start of `buf`, with the descriptor that comes with the bytes.
+    /// Receives like `recv` from the start of `buf`, and also the descriptor that comes with the bytes.
     async fn recv_expecting(&mut self, mut buf: Buf) -> (io::Result<usize>, Buf) {
         loop {
             match receive_with_fd(&self.fd, &mut buf) {

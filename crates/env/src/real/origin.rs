@@ -1,10 +1,10 @@
-//! Which file some memory belongs to. It is noted so that the deletion of the file can be distinguished from everything
-//! else that hides a file.
+//! The file to which some memory belongs. It is noted so that the deletion of the file can be distinguished from
+//! everything else that hides a file.
 //!
 //! Owns: the note (file system, file handle, path) and the decision. Does not own: where notes are stored (`kept`).
 //!
-//! Invariant: a file counts as deleted only if the kernel says so of its handle, on the file system it was on. A file
-//! that was moved, or whose file system is not mounted at the moment, is never taken for a deleted one.
+//! Invariant: a file counts as deleted only if the kernel reports that for its handle, on the file system on which it
+//! was. A file that was moved, or whose file system is not mounted at the moment, is never taken for a deleted one.
 
 use rustix::fs::{Mode, OFlags};
 use std::ffi::CString;
@@ -14,7 +14,7 @@ use std::path::Path;
 /// Most bytes of a file handle (`MAX_HANDLE_SZ` of linux/fcntl.h).
 const HANDLE_MAX: usize = 128;
 
-/// As the system calls of file handles have it (open_by_handle_at(2)).
+/// The layout of a file handle in the system calls (open_by_handle_at(2)).
 #[repr(C)]
 struct Handle {
     bytes: u32,

@@ -2,10 +2,11 @@
 //!
 //! Owns: which descriptors are taken, mapping what they name, copies. Does not own: receiving descriptors (`net`).
 //!
-//! Nothing is believed of the memory but what its file cannot lose any more. It is a memfd (`F_GET_SEALS` says so; a
-//! file of another file system could make every copy wait for whoever serves it), not of huge pages, which can run out
-//! under a copy, and sealed against shrinking, so no copy meets the end of the file. Where the kernel may refuse pages
-//! that it has promised to nobody (`vm.overcommit_memory=2`) nothing is taken. So no access raises a signal.
+//! The server relies only on properties of the memory that its file cannot lose any more. It is a memfd (which
+//! `F_GET_SEALS` shows; a file of another file system could make every copy wait for that file system). It has no huge
+//! pages, which can run out during a copy. And it is sealed against shrinking, so that no copy reaches beyond the end
+//! of the file. If the kernel may refuse pages that it has not reserved (`vm.overcommit_memory=2`), no memory is
+//! accepted. So no access raises a signal.
 //!
 //! The other process may change bytes during a copy: what arrives is any mixture, and only ever copied, never looked at
 //! in place.
@@ -42,7 +43,7 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Why memory is not taken.
+/// The reason why memory is not accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unfit(String);
 
@@ -65,7 +66,7 @@ fn pages_are_certain() -> bool {
 }
 
 impl RealMemory {
-    /// Maps what a descriptor names.
+    /// Maps the memory of a descriptor.
     pub(super) fn of(fd: &OwnedFd) -> Result<RealMemory, Unfit> {
         let unfit = |why: &str| Err(Unfit(why.into()));
         let seals = fcntl_get_seals(fd).map_err(|e| Unfit(format!("no memfd: {e}")))?;

@@ -19,7 +19,7 @@ pub(super) fn of(socket: &OwnedFd) -> io::Result<(i32, Cred)> {
 }
 
 fn groups(socket: &OwnedFd) -> io::Result<Vec<u32>> {
-    // As many as a process may have.
+    // The bound is the number of groups that a process may have.
     const MOST: usize = 65_536;
     let mut found: Vec<libc::gid_t> = vec![0; GROUPS_MAX];
     loop {

@@ -3,15 +3,15 @@
 //! Owns: the budget since the last progress, and the rule that no thread polls while others need the core. Does not
 //! own: what is checked between two turns, how to sleep.
 //!
-//! Invariant: a turn gives the core away once, because the thread that has to answer may wait for this very core. (On
-//! two cores a round trip then takes 8 us instead of 105.) If it gets the core back late, another thread has used the
-//! core. Polling then costs that thread time, and costs this thread the priority that a sleeping thread has when it
-//! wakes. So the thread does not poll for a pause, which doubles while late turns continue, and is short again after
-//! some calm. The kernel's own threads delay turns as well, one of them for 0.75 ms twice a second. When only a second
-//! of calm ended the pauses, polling was off for seconds. If a few turns come back a little late and nothing has
-//! arrived for this thread, the other threads at work are not those that answer it. It then sleeps until it is woken,
-//! which costs less on a busy core than the switches of polling. At most as many threads of the process poll at a time
-//! as there are cores.
+//! Invariant: in each turn the thread yields its core once, because the thread that has to answer may wait for this
+//! very core. (On two cores a round trip then takes 8 us instead of 105.) If it gets the core back late, another thread
+//! has used the core. Polling then costs that thread time, and costs this thread the priority that a sleeping thread
+//! has when it wakes. So the thread does not poll for a while; this pause doubles while late turns continue, and
+//! becomes short again after a calm period. The kernel's own threads delay turns as well, one of them for 0.75 ms twice
+//! a second. When only a second of calm ended the pauses, polling was off for seconds. If a few turns come back a
+//! little late and nothing has arrived for this thread, the other threads at work are not those that answer it. It then
+//! sleeps until it is woken, which costs less on a busy core than the switches of polling. At most as many threads of
+//! the process poll at a time as there are cores.
 //!
 //! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead
 //! of 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without
@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads that poll now.
+/// The number of threads that poll at present.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
 fn cores() -> usize {
@@ -36,7 +36,7 @@ fn cores() -> usize {
 const LATE: Duration = Duration::from_micros(700);
 /// A turn that takes longer was used by another thread, perhaps by the one that has to answer.
 const TAKEN: Duration = Duration::from_micros(10);
-/// After so many such turns that brought nothing the cores are needed, and the answer will wake this thread.
+/// After this many such turns without a message the cores are needed, and the answer will wake this thread.
 const TAKEN_MAX: u32 = 3;
 /// First pause after a late turn.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -46,18 +46,19 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// late turn.
 const CALM_TIMES: u32 = 8;
 
-/// Share of a turn in `BusyTurns`: one in so many.
+/// The weight of one turn in `BusyTurns`: 1 in this many.
 const TURN_SHARE: u32 = 64;
 /// All of it.
 const TURNS_ALL: u32 = 1 << 16;
 
 /// How many of a thread's last turns found work waiting. A thread that answers one request after the other sleeps, or
-/// looks in vain, between two of them. A thread that always finds the next request is the one for which others wait.
+/// polls without result, between two of them. A thread that always finds the next request is the one for which others
+/// wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BusyTurns(u32);
 
 impl BusyTurns {
-    /// As it is after one more turn.
+    /// The state after one more turn.
     pub fn after(self, found_work: bool) -> BusyTurns {
         let gain = if found_work { TURNS_ALL / TURN_SHARE } else { 0 };
         BusyTurns(self.0 - self.0 / TURN_SHARE + gain)
@@ -93,12 +94,12 @@ pub(super) fn clock() -> Instant {
 }
 
 impl Spin {
-    /// No budget is used, nothing is known of others.
+    /// A state in which no budget is used and no other thread has been noticed.
     pub fn new() -> Spin {
         Spin::default()
     }
 
-    /// Something was done: the budget starts anew with the next turn.
+    /// Called when something was done: the budget starts anew with the next turn.
     pub fn progress(&mut self) {
         if self.until.take().is_some() {
             self.stop();
@@ -183,7 +184,8 @@ mod tests {
         assert!(idle.load().busy_percent <= 1 && idle.load().cores > 0, "{idle:?}");
     }
 
-    /// Goal: a budget is spent once and again after progress; none is none. Method: turns against the clock.
+    /// Goal: a budget is spent once, and is there again after progress; a budget of zero permits no polling. Method:
+    /// turns against the clock.
     #[test]
     fn a_budget_is_spent_and_renewed() {
         let mut spin = Spin::new();

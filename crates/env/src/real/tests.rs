@@ -302,7 +302,7 @@ fn memory_is_passed_over_unix_sockets() {
             let (got, _) = far.recv_exact(Buf::zeroed(100_000)).await;
             got.expect("received");
             if passes {
-                // As to another thread and back.
+                // The connection moves to another thread and back.
                 let moved = crate::real::RealConn::detach(far_tx, far).expect("idle");
                 let (far_tx, mut far) = env.adopt(moved).split();
                 let memory = far.memory().expect("it goes with the connection");

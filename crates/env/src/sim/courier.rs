@@ -20,10 +20,10 @@ pub struct Leg<'a> {
     pub now: Time,
 }
 
-/// What becomes of bytes.
+/// The fate of bytes that were sent.
 #[derive(Debug, Default)]
 pub struct Carried {
-    /// They are delivered now.
+    /// The bytes to be delivered now.
     pub bytes: Vec<u8>,
     /// `Courier::due` is to be asked then.
     pub due_at: Option<Time>,
@@ -33,8 +33,8 @@ pub struct Carried {
 
 /// Decides which of the sent bytes arrive. It receives no notice of connections that end.
 pub trait Courier {
-    /// These bytes were sent. For the sender they have left.
+    /// Called when these bytes were sent. For the sender they have left.
     fn take(&mut self, leg: &Leg<'_>, bytes: &[u8]) -> Carried;
-    /// A time that it requested has come, and the connection still exists.
+    /// Called when a time that it requested has come, and the connection still exists.
     fn due(&mut self, leg: &Leg<'_>) -> Carried;
 }

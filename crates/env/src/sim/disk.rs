@@ -4,9 +4,9 @@
 //!
 //! Fault model. A write takes effect when it completes. At a crash of the process, writes in flight are lost, whole, or
 //! torn at 512 bytes, each 4 KiB block by itself. Completed writes stay. At a power crash the same happens to every
-//! write since the last sync as well. Of each block some versions are skipped, in order, or mixed by sector. A sync
-//! makes stable what had completed when it was called. A discarded block reads as zeros or keeps its old bytes, at
-//! random.
+//! write since the last sync as well. For each such write of a block, the crash drops it, applies it in its order, or
+//! applies only some of its sectors. A sync makes stable what had completed when it was called. A discarded block reads
+//! as zeros or keeps its old bytes, at random.
 
 use super::rng::Rng;
 use super::world::{Core, Event, Kind, World};
@@ -164,7 +164,7 @@ enum Fate {
     PerSector(u64),
 }
 
-/// One in so many is lost.
+/// One in this many is lost.
 const LOST_IN: [u64; 3] = [2, 8, 64];
 
 impl Fate {

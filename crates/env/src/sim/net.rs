@@ -244,7 +244,7 @@ impl World {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends what the network knows of a crashed node; returns whom to wake.
+    /// Removes the connections of a crashed node; returns the tasks to wake.
     pub(super) fn crash_net(&self, node: usize, kind: CrashKind) -> Vec<Waker> {
         let mut guard = self.core.borrow_mut();
         let core: &mut Core = &mut guard;

@@ -251,7 +251,7 @@ fn faults() {
     assert!(lost > 3);
 }
 
-/// Goal: a standstill and a livelock are errors that name who waits. Method: one of each.
+/// Goal: a standstill and a livelock are reported as errors that name the waiting tasks. Method: one of each.
 #[test]
 fn standstills() {
     let sim = Sim::new(1, SimConfig { max_steps: 1000, ..SimConfig::default() });

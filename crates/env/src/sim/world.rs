@@ -85,9 +85,9 @@ pub(super) struct Node {
     pub(super) hook: Option<DiskHook>,
     /// How far its wall clock is ahead, s.
     pub(super) clock_ahead_s: i64,
-    /// As whom its processes run.
+    /// The user as whom the node's processes run.
     pub(super) cred: Cred,
-    /// Of a stopped process: the tasks that would run.
+    /// For a stopped process: the tasks that would run.
     pub(super) stopped: Option<Vec<u64>>,
 }
 
@@ -154,7 +154,7 @@ pub(super) struct World {
     queue: Arc<Mutex<Vec<u64>>>,
 }
 
-/// What a step did.
+/// The result of a step.
 pub(super) enum Stepped {
     /// Ran a task or an event.
     Ran,
@@ -276,7 +276,7 @@ impl World {
                 Ok(Stepped::Root)
             }
             Some(id) => {
-                // A task of a crashed node may still stand in the queue.
+                // A task of a crashed node may still be in the queue.
                 let Some(state) = core.tasks.get_mut(&id) else { return Ok(Stepped::Ran) };
                 if let Some(waiting) = &mut core.nodes[state.node].stopped {
                     waiting.push(id);

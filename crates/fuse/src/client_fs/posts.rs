@@ -4,8 +4,9 @@
 //! taken (`front/posts`).
 //!
 //! A request for one file needs the posts to that file. A request that shows attributes of an inode that it finds by
-//! name needs all posts. A request excludes posts (they are calls until a program asks anew) if it changes whether the
-//! file may be posted to: who has it open, pages in the kernel, privileges, attributes that a write changes as well.
+//! name needs all posts. A request ends posting (programs then make calls until they request a ring again) if it
+//! changes a condition for posting to the file: who has it open, pages in the kernel, privileges, or attributes that a
+//! write changes as well.
 
 use super::ClientFs;
 use crate::calls::{Arrival, Handle};
@@ -16,7 +17,7 @@ use amphi_shm::talk::{IDENTIFY, IDENTIFY_WRITER, Identity};
 use amphi_types::{Errno, Ino, Result};
 use std::sync::Arc;
 
-/// What a request needs.
+/// The posts that have to be taken before a request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Nothing,
@@ -29,7 +30,7 @@ enum Need {
     All,
 }
 
-/// What a request needs.
+/// Returns which posts have to be taken before a request is served.
 fn need(op: &Op<'_>) -> Need {
     match op {
         Op::Read { how } if !how.into_page_cache => Need::Read,
@@ -89,7 +90,7 @@ impl ClientFs {
     fn settle(&self, caller: &Caller<'_>, rest: Option<Pending<()>>) -> Result<()> {
         match rest {
             None => Ok(()),
-            // Nothing may wait on such a thread. It asks again, or does without.
+            // No request may wait on such a thread. It asks again, or does without.
             Some(_) if self.names.is_own(caller.tid) => Err(Errno::Intr),
             Some(rest) => self.wait(caller, rest),
         }
@@ -101,7 +102,7 @@ impl ClientFs {
         self.settle(caller, self.handles.posts.drain(ino, false))
     }
 
-    /// The last descriptor of an open file is closed.
+    /// Called when the last descriptor of an open file is closed.
     pub(super) fn release_file(&self, handle: Handle) {
         self.locks_released(handle);
         self.rollbacks.closed(handle);

@@ -40,7 +40,7 @@ impl ClientFs {
         attr.kind != Kind::File || self.sizes().tells_aside(tid, attr, asked_ns, is_changing)
     }
 
-    /// The answer that `shows_aside` allowed is not given after all.
+    /// Called when the answer that `shows_aside` allowed is not given after all.
     pub(super) fn shows_nothing(&self, tid: u32, attr: &Attr) {
         self.sizes().tells_in_doubt(tid, attr, 0);
     }

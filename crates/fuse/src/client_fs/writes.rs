@@ -124,7 +124,7 @@ impl ClientFs {
         written
     }
 
-    /// A write was done at once, on the calling thread.
+    /// Called when a write was done at once, on the calling thread.
     fn has_written(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow, len: usize) {
         self.bytes_changed(ino, how.offset, len as u64, len as u64);
         if !how.from_page_cache && self.sizes().wrote(ino, caller.tid, how.offset + len as u64) {

@@ -5,8 +5,8 @@
 //! are written at the right place, but the descriptor's position is wrong. To avoid that, the mount makes the kernel
 //! take the present end at two moments:
 //!
-//! * Before a program is granted a file lock on a file that is open to append here. Programs that take turns by such
-//!   locks find their records by position.
+//! * Before a program is granted a file lock on a file that is open to append here. Programs that write in turn under
+//!   such locks find their records by position.
 //! * Before an append is answered that went elsewhere than the kernel expected. That makes the position behind the next
 //!   append right. If the file has become shorter, the kernel uses its own computed position after it has got the
 //!   answer. So the mount makes it update the end right after the answer.

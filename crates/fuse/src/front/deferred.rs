@@ -5,10 +5,11 @@
 //! hundred of them would stop every call of every user. So a call on a file's bytes (read, write, truncate,
 //! reservation, copy, search for holes) releases its thread after `THREAD_WAIT`, and a task answers it.
 //!
-//! Of many small reads that wait for a disk at the same time, some wait without a thread from the start. Waking a
-//! thread for each of them, and another one to read the device meanwhile, would cost more than the task. For few reads
-//! the opposite is true. Reads of 4 KiB by tasks instead of threads were measured: a single one takes three times as
-//! long, and eight at a time take a quarter longer. Of 32 at a time, a tenth to a third more are done in a second.
+//! If many small reads wait for a disk at the same time, some of them wait without a thread from the start. Waking a
+//! thread for each of them, and another one to read the device meanwhile, would cost more than the task. For a few
+//! reads the opposite is better. Reads of 4 KiB by tasks instead of threads were measured: a single one takes three
+//! times as long, and eight at a time take a quarter longer. With 32 reads at a time, a tenth to a third more reads are
+//! done in a second.
 //!
 //! Owns: how many calls may wait in this way. Does not own: which calls do so and how they release their threads
 //! (`client_fs/deferred`), what they wait for, the table of requests without a thread (`Later`), and the updates when a

@@ -83,7 +83,7 @@ impl Exports {
         self.is_on.load(Acquire)
     }
 
-    /// A descriptor of the handle is being closed. To be called before that is answered.
+    /// Called when a descriptor of the handle is being closed. To be called before that is answered.
     pub(crate) fn raise(&self, handle: u64) {
         if let Some(office) = self.office() {
             office.board.raise(handle);
@@ -156,7 +156,7 @@ impl Exports {
         }
     }
 
-    /// The mount ends: nothing is shown any more.
+    /// Called when the mount ends: nothing is shown any more.
     pub(crate) fn stop(&self) {
         if let Some(office) = self.office() {
             Posting::set_bell(&office.client, None);

@@ -21,8 +21,8 @@
 //!   Without this, 1 of 300 requests after a close failed on a busy mount.
 //! * An owner that is known from another handle with a FLUSH waits for the same time, because it may be a new open file
 //!   at the old address, whose locks the RELEASE would release.
-//! * Requests of other mounts wait in the same way, because a server asks about closes (`Closes`). It is answered when
-//!   what follows the FLUSH was read, and the server knows that the locks are released.
+//! * Requests of other mounts wait in the same way, because a server queries the mount about closes (`Closes`). It is
+//!   answered when what follows the FLUSH was read, and the server knows that the locks are released.
 //!
 //! Bound: one entry for each owner and handle with locks. The kernel's limit on open files bounds them, and the client
 //! bounds how many questions of servers wait.
@@ -54,7 +54,7 @@ struct Taken {
     closes: u64,
     /// Number of these closes that are complete on this mount.
     released: u64,
-    /// By number of the close, the files whose locks a RELEASE releases, until the server has answered.
+    /// For each close, the files whose locks its RELEASE releases, until the server has answered.
     going: BTreeMap<u64, BTreeSet<Ino>>,
     /// Servers that wait for closes.
     questions: BTreeMap<u64, Question>,
@@ -187,7 +187,7 @@ impl FileLocks {
         Some(number)
     }
 
-    /// The server has confirmed the release of the locks of a close, or cannot be reached.
+    /// Called when the server has confirmed the release of the locks of a close, or cannot be reached.
     pub(crate) fn given_up(&self, number: u64) {
         let answered = {
             let taken = &mut *self.taken.lock();
@@ -344,7 +344,8 @@ mod tests {
     }
 
     /// Goal: a server's query is answered when the locks of closed handles have been released, and not before. A wait
-    /// in vain ends with its FLUSH, not with a later one. Method: one file with two handles, in single calls.
+    /// that was not needed ends with its FLUSH, not with a later one. Method: one file with two handles, in single
+    /// calls.
     #[test]
     fn servers_wait_for_closes() {
         let flock = |handle: u64| FileLockOwner { family: FileLockFamily::Flock, id: handle };

@@ -60,7 +60,7 @@ struct Slot {
     next_end: usize,
 }
 
-/// What the kernel may know of the mount's inodes. The head of the module explains it.
+/// The facts about the mount's inodes that the kernel may have cached. The head of the module explains it.
 pub(crate) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
     /// Files that are open to append.
@@ -101,7 +101,7 @@ impl Default for KernelView {
 }
 
 impl KernelView {
-    /// The mount is served from now on.
+    /// Called when the mount is served from now on.
     pub(crate) fn mounted(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
     }
@@ -168,7 +168,7 @@ impl KernelView {
         slot.changed = self.ended.fetch_add(1, SeqCst) + 1;
     }
 
-    /// Whether programs have written to `ino` without the kernel, so that it may go by an older end.
+    /// Whether programs have written to `ino` without the kernel, so that the kernel may use an older end.
     pub(crate) fn was_posted_to(&self, ino: Ino) -> bool {
         self.slot(ino).lock().was_posted_to
     }

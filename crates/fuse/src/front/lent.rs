@@ -1,9 +1,9 @@
 //! The timeouts that answers carry in sole mode.
 //!
-//! Owns: for the request that each thread handles, the caching mode at its begin, and the note (*loan*) that its answer
-//! carries a timeout. Does not own: which mode is in force (the client).
+//! Owns: for the request that each thread handles, the caching mode when it began, and the note (*loan*) that its
+//! answer carries a timeout. Does not own: which mode is in force (the client).
 //!
-//! Invariant: a loan begins before the timeout is chosen and lasts until the answer is written. So the client knows of
+//! Invariant: a loan begins before the timeout is chosen and lasts until the answer is written. So the client knows
 //! every answer with a timeout that is on its way to the kernel.
 
 use super::kernel_view::Since;

@@ -5,7 +5,7 @@
 //! The kernel checks permissions at the open, and the mount vouches for that to the server.
 //!
 //! After the last entry the kernel requests further ones, which costs one request for each listing of a small
-//! directory. The answer before has said that the listing is complete, so the mount answers this question itself.
+//! directory. The previous answer has said that the listing is complete, so the mount answers this request itself.
 //!
 //! A program that lists a directory mostly looks at what it finds: `ls -l`, `find`, `du`, `cp -r`, `rm -r`. An entry
 //! that is listed with attributes costs it no further message. The kernel leaves it to the mount whether an entry has

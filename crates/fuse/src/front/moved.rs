@@ -134,7 +134,7 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Of a mount with this root.
+    /// The table for a mount with this root.
     pub(crate) fn below(top: Top) -> Moved {
         Moved { top, ..Moved::default() }
     }

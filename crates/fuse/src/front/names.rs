@@ -51,12 +51,12 @@ struct Look {
 }
 
 impl Names {
-    /// Of a mount with this root.
+    /// The state for a mount with this root.
     pub(crate) fn below(top: Top) -> Names {
         Names { lender: Arc::new(Lender::below(top)), ..Names::default() }
     }
 
-    /// The mount is served: tries whether names can be cached.
+    /// Called when the mount is served: tries whether names can be cached.
     pub(crate) fn start(&self, client: &Client, at: &Path, device: u64) {
         let client = client.clone();
         let surroundings = Surroundings {
@@ -82,7 +82,7 @@ impl Names {
         }
     }
 
-    /// The mount has ended.
+    /// Called when the mount has ended.
     pub(crate) fn stop(&self) {
         if let Some(threads) = self.threads.lock().take() {
             threads.stop(&self.lender);

@@ -170,7 +170,7 @@ impl KernelPages for Senders {
     fn drop_listings(&self) {
         let whole = ByteRange::new(0, u64::MAX);
         for ino in self.listings.open() {
-            // This drop is not waited for.
+            // The caller does not wait for this drop.
             self.with_locks.send(Job { ino, range: whole, done: Box::new(|| {}) });
         }
     }

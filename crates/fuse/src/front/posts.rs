@@ -1,20 +1,21 @@
 //! `Posts`: writes that programs of this machine post without a call (docs/design/preload.md).
 //!
-//! Owns: the ring of each file that programs post to, who may post, and that what was posted is carried out before
-//! anything is served of the file. Does not own: the rules of a ring (`amphi_shm`), when a file may be posted to and
-//! what a write does (the client), which requests need what (`client_fs/posts`).
+//! Owns: the ring of each file that programs post to, the check who may post, and the rule that posted writes are
+//! carried out before any request for the file is served. Does not own: the rules of a ring (`amphi_shm`), when a file
+//! may be posted to and what a write does (the client), which requests need what (`client_fs/posts`).
 //!
 //! A ring belongs to a file, so its writes are carried out in the order of its positions. Each write names the handle
 //! of an open file, which has to be one whose program has asked here for that file: so a program that forges writes can
 //! change only a file that it had open for writing, as it can through a mapping.
 //!
-//! *Draining* takes what is posted, joins what follows each other, and writes it into the cache on the calling thread.
-//! What does not fit there at once (the cache is all dirty, another call holds the bytes) is left to a task, and
-//! whoever needs the file waits for it. Everything goes through one queue for each file, so the order stays.
+//! *Draining* takes the posted writes, joins adjacent ones, and writes them into the cache on the calling thread.
+//! Writes that cannot go into the cache at once (the cache is full of dirty bytes, or another call holds the bytes) are
+//! left to a task, and every caller that needs the file waits for it. All writes of a file go through one queue, so
+//! they keep their order.
 //!
-//! Invariants: what a program was told to be written is in the ring or in the queue until it is in the cache or was
-//! reported as failed. A program can post only between `admit` and the end of the `Posting`, which ends when the ring
-//! was stopped and the queue is empty.
+//! Invariants: bytes that a program was told are written are in the ring or in the queue, until they are in the cache
+//! or were reported as failed. A program can post only between `admit` and the end of the `Posting`, which ends when
+//! the ring was stopped and the queue is empty.
 //!
 //! Bounds: `FILES_MAX` rings of 4 MiB each; `OWED_MAX` files whose end the kernel may not know.
 
@@ -350,7 +351,7 @@ impl Drop for Task {
         if self.is_over {
             return;
         }
-        // The client has ended: nobody carries anything out any more.
+        // The client has ended: posted writes are no longer carried out.
         self.with(|work| {
             while !work.queue.is_empty() {
                 Posted::part_is_done(work);
@@ -410,7 +411,7 @@ impl Posts {
             }
             work.is_beginning = true;
         }
-        // From now on the kernel is given no attributes that it keeps.
+        // From now on the kernel gets no attributes with a timeout.
         view.posts_begin(posted.ino);
         let may_extend = self.owed.lock().len() < OWED_MAX;
         let posting = wait(Posting::begin(client, file, may_extend)).ok().flatten();
@@ -476,7 +477,7 @@ impl Posts {
         &self.barriers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % BARRIERS]
     }
 
-    /// A call is to be served that excludes posts to the file. Until the result is dropped none begins.
+    /// Called when a call is to be served that excludes posts to the file. Until the result is dropped none begins.
     pub(crate) fn exclude(&self, ino: Ino) -> Arrival<'_> {
         Arrival::counted(self.barrier(ino))
     }
@@ -516,7 +517,7 @@ impl Posts {
         self.all().into_iter().filter_map(drain).collect()
     }
 
-    /// The handle is closed for good.
+    /// Called when the handle is closed for good.
     pub(crate) fn released(&self, handle: u64) {
         let Ok(handle) = u32::try_from(handle) else { return };
         for posted in self.all() {
@@ -537,7 +538,7 @@ impl Posts {
         }
     }
 
-    /// An open file of the inode is gone.
+    /// Called when an open file of the inode was closed.
     pub(crate) fn closed(&self, ino: Ino) {
         if let Some(posted) = self.get(ino) {
             posted.with(|work| {
@@ -560,7 +561,7 @@ impl Posts {
         self.any.store(!files.is_empty(), SeqCst);
     }
 
-    /// Carries out what nobody has asked for, and ends postings that are over.
+    /// Carries out posted writes for which no request has come, and ends postings that are over.
     pub(crate) fn tick(&self) {
         for posted in self.all() {
             posted.with(|work| match work.posting.as_ref().is_some_and(Posting::is_over) {
@@ -570,7 +571,7 @@ impl Posts {
         }
     }
 
-    /// The mount ends: everything is carried out.
+    /// Called when the mount ends: everything is carried out.
     pub(crate) fn end(&self) {
         for posted in self.all() {
             let rest = posted.with(|work| posted.stop(work));

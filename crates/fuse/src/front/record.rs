@@ -9,8 +9,8 @@
 //!
 //! Invariants:
 //!
-//! * Without recordings, a call costs one look at a number. With a recording, a call of another process costs a look at
-//!   what is known of its thread.
+//! * Without recordings, a call costs one look at a number. With a recording, a call of another process costs one
+//!   look-up of the record of its thread.
 //! * `/proc` of a caller is read only for requests whose caller holds no lock for which `/proc` would wait (`may_ask`).
 //!   A page fault, `munmap` and `execve` hold such locks while they read and write pages, set times, and close
 //!   descriptors.
@@ -38,7 +38,7 @@ const NAME_NS: u64 = 1_000_000_000;
 const CALLERS_MAX: usize = 1 << 16;
 const HANDLES_MAX: usize = 1 << 20;
 
-/// What is known of a thread.
+/// The record of a thread.
 struct Told {
     id: u64,
     first_ns: u64,
@@ -61,7 +61,7 @@ thread_local! {
 
 /// State of a mount's recordings.
 pub(crate) struct Records {
-    /// What callers' environments say.
+    /// The settings in the environments of callers.
     pub(crate) environments: Environments,
     /// Variables that name a job, which are read at the same time.
     jobs: Vec<String>,
@@ -157,7 +157,7 @@ impl Records {
         all.insert(tid, Told { id: recording.id(), first_ns, read_ns: now_ns, pid, program });
     }
 
-    /// A call was answered on its own thread. `size`: that of the file that an open has opened.
+    /// Called when a call was answered on its own thread. `size`: that of the file that an open has opened.
     pub(crate) fn ends(&self, mut recorded: Recorded, size: Option<u64>) {
         let call = &mut recorded.call;
         if matches!(call.op, Kind::Open | Kind::Create) && call.result >= 0 {

@@ -62,7 +62,7 @@ impl Rollbacks {
         failed.end > size && !is_truncating(tid)
     }
 
-    /// The handle is closed.
+    /// Called when the handle is closed.
     pub fn closed(&self, handle: Handle) {
         if self.any.load(SeqCst) {
             let mut failed = self.failed.lock();

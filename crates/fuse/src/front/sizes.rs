@@ -1,11 +1,11 @@
-//! `Sizes`: makes the kernel go by the sizes that programs were shown.
+//! `Sizes`: makes the kernel use the sizes that programs were shown.
 //!
 //! Linux gives an inode's attributes a version. Another answer, a write, a truncate or an invalidation moves the
 //! version, and Linux then keeps no answer to a question from before. The program that called `stat` gets the answer
 //! nevertheless. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek` to the
-//! end go by the size that the kernel keeps. In a test, programs set the size of a file, requested it, mapped the file
-//! and touched its last byte. One of thirty was ended by SIGBUS. While another mount appended records, one of six reads
-//! on this mount ended before a record whose append had returned. Therefore:
+//! end use the size that the kernel has cached. In a test, programs set the size of a file, requested it, mapped the
+//! file and touched its last byte. One of thirty was ended by SIGBUS. While another mount appended records, one of six
+//! reads on this mount ended before a record whose append had returned. Therefore:
 //!
 //! * Some answers may be crossed by something that leaves the kernel with another size (`known`). Such an answer is
 //!   given only when the kernel has its size. To achieve that, a thread of the mount calls `statx` on its own mount, so
@@ -261,7 +261,7 @@ impl Sizes {
         Some(is_done)
     }
 
-    /// Waits until the kernel goes by the size that the file has now, `most` at the longest.
+    /// Waits until the kernel uses the present size of the file, `most` at the longest.
     pub(crate) fn tell_now(&self, ino: Ino, most: Duration) {
         self.wait_for(ino, What::Ask, most);
     }
@@ -392,8 +392,8 @@ impl Sizes {
         self.with(attr.ino, |known| known.shows_aside(answer, monotonic_ns(), is_changing))
     }
 
-    /// Waits until the kernel goes by the size of a file, and returns whether it does. `is_changing`: whether a change
-    /// of the file by this mount is under way.
+    /// Waits until the kernel uses the size of a file, and returns whether it does. `is_changing`: whether a change of
+    /// the file by this mount is under way.
     pub(crate) fn sees_to(&self, tid: u32, ino: Ino, is_changing: impl Fn() -> bool) -> bool {
         let began_ns = monotonic_ns();
         // Answers that the kernel keeps in any case have to arrive first.

@@ -42,8 +42,8 @@ const WANTED_FOR_LOCKS: u64 = flag::POSIX_LOCKS | flag::FLOCK_LOCKS;
 /// MiB call of 1 MiB pieces into two rounds.
 const BACKGROUND_MAX: u16 = 128;
 /// Read-ahead of the kernel, in bytes, for open files whose reads it serves: streams of small calls arrive in requests
-/// of this size. The kernel also reads so much around each first fault of a mapping, so it is not the largest request.
-/// The kernel starts with less, and INIT can only lower that. So a mount by root raises it elsewhere as well
+/// of this size. The kernel also reads this much around each first fault of a mapping, so it is not the largest
+/// request. The kernel starts with less, and INIT can only lower that. So a mount by root raises it elsewhere as well
 /// (`MountPoint::raise_read_ahead`).
 pub(super) const READ_AHEAD_BYTES: u32 = 1 << 20;
 /// Bytes of a page in the protocol's page counts.

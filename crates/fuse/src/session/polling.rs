@@ -4,7 +4,7 @@
 //! at a time waits three times as long if the reader thread sleeps between two calls as if it polls. Longer calls gain
 //! little, and the work for them in the background (connections, servers) needs the core. With polling after every
 //! request, writes of 16 MiB through a socket lost a fifth on two cores. So a reader thread polls only after a request
-//! that it has answered quickly, and less often the more often polling was in vain.
+//! that it has answered quickly, and less often the more often it has polled without a result.
 //!
 //! Owns: this rule. Does not own: which other work needs the core (`Spin`), the device.
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Polling does not follow a request that took longer than this, which is about the time to wake a core.
 const QUICK_NS: u64 = 30_000;
-/// If polling is in vain again and again, at least one in this many quick requests is still followed by polling.
+/// However often polling has had no result, at least one in this many quick requests is followed by polling.
 const ONE_IN_MAX: u32 = 64;
 
 /// The polling of one reader thread.

@@ -133,7 +133,7 @@ impl Pool {
         s.count_new_reader();
     }
 
-    /// A counted thread has ended, or could not be started.
+    /// Called when a counted thread has ended, or could not be started.
     pub(super) fn thread_ended(&self, counted_as_reading: bool) {
         let mut s = self.state.lock();
         s.threads -= 1;
@@ -141,9 +141,9 @@ impl Pool {
         self.tell_if_empty(&mut s);
     }
 
-    /// A thread has read a request of `bytes` bytes. `queued`: a request of another caller was waiting when the last
-    /// one was done. `urgent`: the request is about the kernel's own pages. `share`: the request counts against this
-    /// user's share.
+    /// Called when a thread has read a request of `bytes` bytes. `queued`: a request of another caller was waiting when
+    /// the last one was done. `urgent`: the request is about the kernel's own pages. `share`: the request counts
+    /// against this user's share.
     pub(super) fn request_read(&self, bytes: usize, queued: bool, urgent: bool, share: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if s.watch_asleep {
@@ -195,8 +195,8 @@ impl Pool {
         }
     }
 
-    /// The handler of a thread is about to wait, so another thread has to read. `user`: the user of its request, when
-    /// it waits for the first time.
+    /// Called when the handler of a thread is about to wait, so another thread has to read. `user`: the user of its
+    /// request, when it waits for the first time.
     pub(super) fn will_block(&self, user: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if let Some(uid) = user {
@@ -269,7 +269,8 @@ impl Pool {
         Some(parked)
     }
 
-    /// A working thread has finished. Returns another request to handle. With `None` the thread counts as reading.
+    /// Called when a working thread has finished. Returns another request to handle. With `None` the thread counts as
+    /// reading.
     pub(super) fn work_done(&self) -> Option<Parked> {
         let mut s = self.state.lock();
         // A thread beyond the bound accepts only page requests, so that it is not kept from them for long.
@@ -303,7 +304,7 @@ impl Pool {
         Idle::Woken
     }
 
-    /// The mount has ended: wakes all threads, so that they find out.
+    /// Called when the mount has ended: wakes all threads, so that they find out.
     pub(super) fn end(&self) {
         let mut s = self.state.lock();
         s.ended = true;
@@ -350,7 +351,7 @@ impl Pool {
         self.state.lock().watch_running = true;
     }
 
-    /// The watch has ended, or could not be started.
+    /// Called when the watch has ended, or could not be started.
     pub(super) fn watch_ended(&self) {
         let mut s = self.state.lock();
         s.watch_running = false;
@@ -478,9 +479,9 @@ mod tests {
         assert!(pool.work_done().is_none(), "whoever read it works");
     }
 
-    /// Goal: requests of one user that wait leave threads for those of others, however many they are. They continue
-    /// when one of the same user's requests is done. Method: at most nine threads. First one user's requests wait, then
-    /// another's, then a third one's.
+    /// Goal: waiting requests of one user leave threads for the requests of other users, however many they are. They
+    /// continue when one of the same user's requests is done. Method: at most nine threads. First one user's requests
+    /// wait, then another's, then a third one's.
     #[test]
     fn each_user_has_a_share() {
         let pool = Pool::new(9, 1, 2);

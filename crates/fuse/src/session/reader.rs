@@ -202,9 +202,9 @@ impl Reader {
                 self.work(&device);
                 continue;
             }
-            // One caller that calls again at once is served best by one thread. So only requests of other callers count
-            // as a queue. The kernel's own requests (thread id 0), such as the RELEASE behind a close, do not count as
-            // a caller's.
+            // If the same caller calls again at once, one thread serves it best. So only requests of other callers
+            // count as a queue. The kernel's own requests (thread id 0), such as the RELEASE behind a close, do not
+            // count as a caller's.
             let queued = at_once && tid != self.last_tid && tid != 0;
             if tid != 0 {
                 self.same_tid = if tid == self.last_tid { self.same_tid.saturating_add(1) } else { 0 };

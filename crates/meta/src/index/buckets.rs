@@ -3,9 +3,9 @@
 //! Owns: this filter. Does not own: the contents of a bucket, which only a walk over the directory finds.
 //!
 //! Two names of a directory with the same hash are rare, and yet a new name needs another cookie then. The trees of
-//! names cannot be searched by hash, so the filter keeps 40 bits for each name: of a hash over directory and bucket.
-//! If it does not have these bits, the bucket is empty. If it has them, the directory has to be walked. With n names on
-//! a target this happens in vain for one new name in 2^40 / n. 8 of the 40 bits choose one of 256 tables, so that no
+//! names cannot be searched by hash, so the filter keeps 40 bits for each name: of a hash over directory and bucket. If
+//! it does not have these bits, the bucket is empty. If it has them, the directory has to be walked. With n names on a
+//! target, the walk is unnecessary for one new name in 2^40 / n. 8 of the 40 bits choose one of 256 tables, so that no
 //! single step has to grow all of them.
 //!
 //! 8 of the 40 bits choose one of 256 tables, so that no step is as long as growing all. The others are the number that
@@ -122,7 +122,7 @@ impl Buckets {
         self.tables.get(table).is_some_and(|table| table.find(number).is_some())
     }
 
-    /// A bucket gets a name.
+    /// Called when a bucket gets a name.
     pub(super) fn add(&mut self, dir: u64, bucket: u64) {
         if self.tables.is_empty() {
             self.tables.resize(TABLES, Table::default());

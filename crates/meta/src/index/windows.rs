@@ -104,7 +104,7 @@ impl Windows {
         self.0.pop();
     }
 
-    /// An entry is new or has another value.
+    /// Called when an entry is new or has another value.
     pub(super) fn insert(&mut self, dir: u64, cookie: u64, name: &[u8], bits: u64) {
         for window in self.0.iter_mut().filter(|window| window.covers(dir, cookie)) {
             window.bytes += bytes_of(name);
@@ -116,7 +116,7 @@ impl Windows {
         self.0.retain(|window| window.bytes <= WINDOW_BYTES_MAX);
     }
 
-    /// An entry is gone. The windows of a directory without entries go as well.
+    /// Called when an entry is gone. The windows of a directory without entries go as well.
     pub(super) fn remove(&mut self, dir: u64, cookie: u64, is_empty: bool) {
         if is_empty {
             self.0.retain(|window| window.dir != dir);

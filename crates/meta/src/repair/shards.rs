@@ -1,9 +1,9 @@
 //! Repair of directories in shards: each shard is one of its directory, and has its attributes.
 //!
-//! Owns: lists of shards, shards that are missing or belong to nobody. Does not own: names in shards, which are those
-//! of any directory.
+//! Owns: lists of shards, and shards that are missing or belong to no directory. Does not own: names in shards, which
+//! are those of any directory.
 //!
-//! Names that lie where nobody looks for them are removed: beside the shards of a directory, or in a wrong shard. So
+//! Names that no lookup would find are removed: names in a directory that has shards, and names in a wrong shard. So
 //! what they lead to gets a name in `lost+found`.
 
 use super::Work;
@@ -70,7 +70,7 @@ impl Work<'_, '_> {
         found
     }
 
-    /// Removes the names that nobody finds: of directories that have shards, and of shards in which they do not belong.
+    /// Removes the names that no lookup would find: those in directories that have shards, and those in a wrong shard.
     fn drop_unfound(&mut self, dirs: &BTreeSet<Ino>, listed: &BTreeMap<Ino, (usize, usize)>) {
         let is_unfound = |dir: &Ino, name: &[u8]| match listed.get(dir) {
             Some((place, count)) => Name::new(name).is_ok_and(|name| name.shard(*count) != *place),

@@ -93,8 +93,8 @@ impl Story {
     }
 }
 
-/// Goal: a list decides about access, follows chmod and is followed by the permission bits; only who owns the inode
-/// changes it. Method: a file that is shared with a friend and a team.
+/// Goal: an access control list decides about access, follows chmod, and is followed by the permission bits; only the
+/// owner of the inode may change it. Method: a file that is shared with a friend and a team.
 #[test]
 fn lists_decide() {
     let mut s = Story::new();
@@ -126,8 +126,8 @@ fn lists_decide() {
     s.check();
 }
 
-/// Goal: what a new inode inherits, on both targets; the umask counts only without a default list. Method: a directory
-/// with and without one.
+/// Goal: a new inode inherits the right lists and mode, on both targets; the umask counts only without a default list.
+/// Method: a directory with and without one.
 #[test]
 fn lists_are_inherited() {
     let mut s = Story::new();
@@ -206,8 +206,8 @@ fn flags_forbid() {
     s.check();
 }
 
-/// Goal: what is damaged on the disk is refused or found and mended. Method: an item that is no list; an inode that
-/// forgot its list.
+/// Goal: damage on the disk is refused, or found and repaired. Method: an item that is no list; an inode that forgot
+/// its list.
 #[test]
 fn damage_is_found() {
     let mut s = Story::new();

@@ -51,7 +51,8 @@ fn what_is_made_in_a_tree_belongs_to_it() {
     assert_eq!(c.stores[0].accounts().count(), 0);
 }
 
-/// Goal: nothing is moved or linked into a tree or out of it, but a tree may be renamed where it lies. Method: a table.
+/// Goal: no file can be moved or linked into a tree or out of it, but the tree itself may be renamed within its
+/// directory. Method: a table.
 #[test]
 fn nothing_crosses_the_border_of_a_tree() {
     let (mut c, [tree, other, dir, file]) = trees();

@@ -446,7 +446,7 @@ fn attributes_are_few_enough_for_a_record() {
         count += 1;
     }
     assert!((1500..2100).contains(&count), "{count}");
-    // As a record has them: 6 bytes and the key for each.
+    // The key has the form that a record has: 6 bytes and the key for each.
     let key =
         |i: usize| crate::codec::ItemKey::Xattr { local: f.local(), name: format!("user.{i:x}").as_bytes().into() };
     let bytes: usize = (0..count).map(|i| 6 + key(i).encode().len()).sum();
@@ -529,7 +529,8 @@ fn life_of_a_spread_file() {
     assert_eq!((inode.size, inode.times.mtime, inode.times.ctime, inode.blocks), (60, at(made + 31), at(made + 31), 8));
 }
 
-/// Goal: plans that were overtaken are told so. Method: parts whose assumptions do not hold.
+/// Goal: plans that were overtaken by another change are refused with the reason. Method: parts whose assumptions do
+/// not hold.
 #[test]
 fn conflicts_are_told_apart() {
     let mut s = Story::new();

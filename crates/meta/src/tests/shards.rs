@@ -154,8 +154,8 @@ fn removal_meets_new_shards() {
     assert_eq!(verify_cluster(&[&store]), Vec::<String>::new());
 }
 
-/// Goal: what is damaged in a directory with shards is found, and mended so that no file is lost. Method: one damage
-/// after the other to a directory with a file in each shard; repair, and where the files are afterwards.
+/// Goal: damage to a directory with shards is found, and is repaired so that no file is lost. Method: one damage after
+/// the other to a directory with a file in each shard; repair, and where the files are afterwards.
 #[test]
 fn damaged_shards_are_mended() {
     type Damage = fn(&mut MetaStore, Ino, &[Ino]);

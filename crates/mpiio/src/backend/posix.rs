@@ -33,11 +33,11 @@ const GROUP_WANTED: libc::c_ulong = 0x8004_4108;
 /// Whether blocks go past the kernel's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direct {
-    /// Never.
+    /// Direct I/O is never used.
     Off,
     /// Direct I/O is used if the file system permits it.
     On,
-    /// On an AmphiFS mount, which has a cache of its own.
+    /// Direct I/O is used on an AmphiFS mount, which has a cache of its own.
     Automatic,
 }
 
@@ -118,7 +118,7 @@ impl PosixFile {
 
     /// Requests a lock to write these bytes; false: another mount holds a conflicting one.
     fn lock_ahead(&self, offset: u64, bytes: u64) -> bool {
-        /// As docs/IOCTL.md has it.
+        /// The argument of the lock-ahead call, as docs/IOCTL.md describes it.
         #[repr(C)]
         struct Ahead {
             offset: u64,
@@ -407,7 +407,7 @@ impl Backend for PosixFile {
     }
 
     fn group_join(&self, group: u64) -> Outcome {
-        /// As docs/IOCTL.md has it.
+        /// The argument of the call to join a group, as docs/IOCTL.md describes it.
         #[repr(C)]
         struct Join {
             group: u64,

@@ -11,7 +11,7 @@ use crate::team::Team;
 pub struct Unasked {
     /// Runs that are idle for this long are written back in the background; 0 means never.
     pub(super) idle_ms: u64,
-    /// So much is read ahead of a rank that reads in order.
+    /// The number of bytes that are read ahead of a rank that reads in order.
     pub(super) prefetch_bytes: u64,
     /// 1: nodes keep copies of pages of other nodes that they read again.
     pub(super) copies: u64,

@@ -53,7 +53,7 @@ impl CachedFile {
         load_at(self.segment().header().job.served.load(Relaxed), self.locks.pace.seconds())
     }
 
-    /// The node of the rank behind this proxy has this load now.
+    /// Called when the node of the rank behind this proxy has this load now.
     pub fn asked_by(&mut self, load: u64) {
         self.moves.client_load = u32::try_from(load).unwrap_or(u32::MAX);
     }

@@ -77,8 +77,8 @@ impl CachedFile {
         self.refer(page)
     }
 
-    /// A page that the present call holds shared was read from its frame. If that was for another node which has read
-    /// it before, it shall have a copy.
+    /// Called when a page that the present call holds shared was read from its frame. If that was for another node
+    /// which has read it before, it shall have a copy.
     pub(super) fn offer_copy(&mut self, page: u64, frame: u32) -> Outcome {
         let Some(node) = self.moves.client.filter(|_| self.keeps_copies()) else { return Ok(()) };
         let seen = self.segment().meta(page)?.seen.fetch_or(1 << node, Relaxed);
@@ -93,7 +93,7 @@ impl CachedFile {
         Ok(if self.keeps_copies() { self.segment().meta(page)?.copies.load(SeqCst) } else { 0 })
     }
 
-    /// The node is about to have a copy of a page that is locked shared.
+    /// Called when the node is about to have a copy of a page that is locked shared.
     pub(super) fn add_copy(&self, page: u64, node: usize) -> Outcome {
         self.segment().meta(page)?.copies.fetch_or(1 << node, SeqCst);
         Ok(())

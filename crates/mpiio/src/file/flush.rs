@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Release;
 /// A page that would be written in more parts than these is written as one part, if no other process writes the file,
 /// or the file system was asked for a lock.
 const FEW_PARTS: usize = 8;
-/// So often, in parts that leave, the file system is told to expect more of them.
+/// After this many parts that are written back, the file system is told again to expect more of them.
 const PARTS_EXPECTED: usize = 16;
 
 impl CachedFile {

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 /// How often the thread checks whether a program waits.
 pub const WATCH: Duration = Duration::from_millis(100);
-/// For so many checks it waits for pages that calls hold, about two seconds.
+/// It waits for pages that calls hold for this many checks, about two seconds.
 const YIELD_LOOKS: u32 = 20;
 
 /// No group is wanted, or it cannot be had.
@@ -76,7 +76,7 @@ impl CachedFile {
     }
 
     /// One check. Leaves the group if an outside process waits for the file and everything has been written, or all
-    /// attempts were made. `looks`: how many checks found a waiting process in vain.
+    /// attempts were made. `looks`: the number of checks that found a waiting process and could not yield.
     pub fn yield_group(&mut self, looks: &mut u32) -> Outcome {
         if self.segment().header().group_state.load(SeqCst) != MEMBER {
             return Ok(());

@@ -57,12 +57,12 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// As ranges of a message.
+    /// The information as ranges of a message.
     pub fn encode(self) -> [Extent; 2] {
         [Extent { offset: self.page, length: self.place.0 }, Extent { offset: self.copies, length: 0 }]
     }
 
-    /// From such, with the ranges behind it.
+    /// Decodes such ranges; returns also the ranges behind them.
     pub fn decode(extents: &[Extent]) -> Option<(Stop, &[Extent])> {
         let ([page, copies], rest) = extents.split_first_chunk()?;
         Some((Stop { page: page.offset, place: Place(page.length), copies: copies.offset }, rest))
@@ -263,7 +263,7 @@ impl CachedFile {
         Ok(offered)
     }
 
-    /// The taker has accepted these of the offered pages. The others stay.
+    /// Called when the taker has accepted these of the offered pages. The others stay.
     pub fn handed_over(&mut self, taken: &[u64]) -> Outcome {
         let mut result = Ok(());
         for Leaving { page, frame, place, relief } in std::mem::take(&mut self.moves.leaving) {

@@ -212,7 +212,7 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Reads the pages that are missing with one request, and from them what is wanted.
+    /// Reads the missing pages with one request, and copies the requested bytes from them.
     fn read_missing(&mut self, missing: &mut Missing, memory: &mut [u8]) -> Outcome {
         let Some(&(first, frame, _)) = missing.pages.first() else { return Ok(()) };
         if !self.settings.readable {

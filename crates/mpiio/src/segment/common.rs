@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 pub struct MeetingCell {
     /// Number of the present round; the ranks sleep on it.
     pub round: AtomicU32,
-    /// Ranks that have come to it.
+    /// The number of ranks that have arrived at it.
     pub arrived: AtomicU32,
     /// The largest value of the present round and of the one before, by turns.
     pub largest: [AtomicI32; 2],

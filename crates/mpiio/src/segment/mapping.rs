@@ -56,7 +56,7 @@ impl Mapping {
                 libc::munmap(room, length + huge);
                 return Err(error);
             }
-            // Where these fail, addresses stay reserved.
+            // If these calls fail, addresses stay reserved.
             if before > 0 {
                 libc::munmap(room, before);
             }

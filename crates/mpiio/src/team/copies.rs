@@ -1,4 +1,4 @@
-//! Copies of pages, over all nodes: who wants to write a page makes the nodes that have copies of it drop them.
+//! Copies of pages, over all nodes: before a write of a page, the nodes that have copies of it drop them.
 //!
 //! Owns the order of these messages. The rank that writes has a connection to each leader, so it sends the messages
 //! itself, while it holds the page exclusively at its node. There it waits for the calls that read the copy. A copy

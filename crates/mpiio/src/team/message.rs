@@ -29,7 +29,7 @@ pub const MAX_DATA: usize = 2 << 30;
 /// The number of a step that is the whole call: its locks go before the reply, and no `Release` follows.
 pub const WHOLE_CALL: u64 = 1;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -53,7 +53,7 @@ pub enum Kind {
     PointerAdd,
     /// Sets it.
     PointerSet,
-    /// Reads it.
+    /// Reads the shared pointer.
     Pointer,
     /// The counters of the proxy, as data.
     Stats,
@@ -111,7 +111,7 @@ const KINDS: [Kind; 21] = [
 /// A message as it came.
 #[derive(Debug)]
 pub struct Message {
-    /// What it is.
+    /// The kind of the message.
     pub kind: Kind,
     /// First number.
     pub number: u64,
@@ -149,7 +149,7 @@ pub fn send(to: &mut impl Write, kind: Kind, numbers: (u64, u64), extents: &[Ext
     to.write_all(data).map_err(lost)
 }
 
-/// What a head says.
+/// The contents of a head.
 struct Head {
     kind: Kind,
     numbers: (u64, u64),
@@ -183,7 +183,8 @@ pub fn receive(from: &mut impl Read) -> Outcome<Message> {
     receive_within(from, MAX_EXTENTS, MAX_DATA)
 }
 
-/// Receives the first message of a connection, of a stranger who may announce anything: no more than a greeting takes.
+/// Receives the first message of a connection. The peer is unknown and may announce any length, so no more is accepted
+/// than a greeting needs.
 pub fn receive_hello(from: &mut impl Read) -> Outcome<Message> {
     receive_within(from, 1, 0)
 }

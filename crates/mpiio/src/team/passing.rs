@@ -55,7 +55,7 @@ const PAUSE_ANSWER: Duration = Duration::from_millis(1);
 /// Longest pause of a leader: short for a request, and long enough to cost less than a hundredth of a core.
 const PAUSE_LEADER: Duration = Duration::from_millis(10);
 
-/// So often a leader looks for questions, which can wait.
+/// The interval at which a leader checks for questions, which can wait.
 const QUESTIONS_LOOK: Duration = Duration::from_millis(50);
 
 /// A pause is this part of the time since something came.
@@ -67,13 +67,13 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// After how long a silent process is asked, and after how long it counts as ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Silence {
-    /// After so long he is asked.
+    /// A peer that is silent for this long is asked whether it lives.
     pub ask: Duration,
-    /// After so long he is gone.
+    /// A peer that is silent for this long counts as ended.
     pub gone: Duration,
 }
 
-/// As with sockets.
+/// The same intervals as with sockets.
 pub const SILENCE: Silence = Silence { ask: Duration::from_secs(10), gone: Duration::from_secs(40) };
 
 /// A library that passes messages between numbered ranks. Messages from one rank with one tag arrive in the order in
@@ -99,7 +99,7 @@ impl Heard {
         Heard { silent: Duration::ZERO, last: now() }
     }
 
-    /// The silence so far, behind a step that was to take so long.
+    /// The silence so far, after a step that should have taken this long.
     fn silent(&mut self, step: Duration) -> Duration {
         self.silent += self.last.elapsed().min(step + Duration::from_secs(1));
         self.last = now();
@@ -175,7 +175,7 @@ impl Assembly {
 /// An answer to the question whether a process is there, for which a thread waits or once waited.
 struct Question {
     passing: Arc<dyn Passing>,
-    /// Who is asked.
+    /// The rank that is asked.
     whom: i32,
     tag: i32,
     asked: bool,
@@ -214,7 +214,7 @@ pub struct ToLeader {
     leader: i32,
     silence: Silence,
     question: Question,
-    /// What ended the connection.
+    /// The error that ended the connection.
     ended: Option<Error>,
 }
 
@@ -312,7 +312,7 @@ struct ToRank {
     local: u64,
     silence: Silence,
     inbox: Receiver<Message>,
-    /// To the leader of its node.
+    /// The question to the leader of the rank's node whether the rank lives.
     question: Question,
     /// The rank knows that the connection has ended.
     parted: bool,
@@ -383,7 +383,7 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Serves from now on.
+    /// Starts serving.
     pub fn start(passing: Arc<dyn Passing>, serving: Serving) -> Outcome<Dispatcher> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = stop.clone();
@@ -417,7 +417,7 @@ struct Client {
 struct Desk {
     passing: Arc<dyn Passing>,
     serving: Serving,
-    /// Proxies that were given out.
+    /// For each proxy, whether it was given out.
     seen: Vec<bool>,
     clients: BTreeMap<i32, Client>,
     threads: Vec<JoinHandle<()>>,
@@ -466,7 +466,7 @@ impl Desk {
                 let waits = message.kind.has_reply();
                 let taken = client.inbox.as_ref().is_some_and(|inbox| inbox.send(message).is_ok());
                 if !taken && waits {
-                    // Nobody serves it.
+                    // No thread serves this rank.
                     let _ = post(&*self.passing, (from, REPLY), Kind::Bye, (0, 0), &[], &[]);
                 }
             }

@@ -129,7 +129,7 @@ pub fn serve(mut link: impl Link, mut proxy: CachedFile) {
     proxy.leave();
 }
 
-/// What a reply says.
+/// The contents of a reply.
 #[derive(Default)]
 struct Answer {
     number: u64,

@@ -132,7 +132,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
                 files.iter_mut().for_each(|f| f.drop_clean().unwrap());
                 files[0].refresh_size().unwrap();
             }
-            // Another length.
+            // The file gets another length.
             _ => {
                 files.iter_mut().enumerate().for_each(|(r, f)| f.flush_share(r as u32, ranks).unwrap());
                 files.iter_mut().for_each(|f| f.drop_clean().unwrap());

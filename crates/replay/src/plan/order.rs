@@ -1,8 +1,8 @@
-//! Which step waits for which: those that it followed on the same name, node, open file or bytes.
+//! The order of steps: a step waits for those that it followed on the same name, node, open file or bytes.
 //!
 //! While a step is planned, each object that it touches adds the steps that touched it before; `take` returns those of
 //! them for which its thread must wait. A thread's own steps are in order anyway. A thread that begins waits for the
-//! last step that had ended by then, since somebody must have started it.
+//! last step that had ended by then, since some thread must have started it.
 
 use crate::plan::places::{NodeId, Place, Slot};
 use amphi_trace::spans::Spans;
@@ -21,7 +21,7 @@ impl Touched {
     }
 }
 
-/// For a range of bytes: who wrote it last and who has read it since, with the ends of these calls.
+/// For a range of bytes: the last write and the reads since, with the ends of these calls.
 #[derive(Clone, Debug, Default)]
 struct Bytes {
     write: Option<Timed>,
@@ -52,13 +52,13 @@ pub(super) struct Order {
     wanted: BTreeMap<usize, usize>,
     ranges: Vec<Range>,
     bytes: BTreeMap<NodeId, Spans<Bytes>>,
-    /// The last change of a name, and who has used it since.
+    /// The last change of a name, and the steps that have used it since.
     changes: BTreeMap<Place, At>,
     uses: BTreeMap<Place, Touched>,
-    /// Who made or renamed a node last, and who has used it since.
+    /// The step that made or renamed a node last, and the steps that have used it since.
     made: BTreeMap<NodeId, At>,
     node_uses: BTreeMap<NodeId, Touched>,
-    /// Who opened it, and who has used it.
+    /// The step that opened it, and the steps that have used it.
     slots: BTreeMap<Slot, (At, Touched)>,
     /// Last steps of all threads, and the last one to end, by its end.
     last: Touched,
@@ -68,7 +68,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// The planning of a call begins that began then.
+    /// Begins the planning of a call that began at this time.
     pub(super) fn begins(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.wanted.clear();
@@ -85,7 +85,7 @@ impl Order {
         touched.0.iter().for_each(|(thread, n)| self.want((*thread, *n)));
     }
 
-    /// The open file has to be open. Those who use it beside each other do not wait for each other.
+    /// Makes the step wait for the open of this file. Those who use it beside each other do not wait for each other.
     pub(super) fn uses_slot(&mut self, slot: Slot) {
         if let Some((opened, _)) = self.slots.get(&slot) {
             let opened = *opened;
@@ -104,7 +104,7 @@ impl Order {
         self.used_node(node, at);
     }
 
-    /// Everybody who uses it is done.
+    /// Makes the step wait for all steps that use the open file.
     pub(super) fn closes_slot(&mut self, slot: Slot) {
         self.uses_slot(slot);
         if let Some((_, users)) = self.slots.get(&slot).cloned() {
@@ -152,7 +152,7 @@ impl Order {
         self.made.insert(node, at);
     }
 
-    /// The node has to be there.
+    /// Makes the step wait until the node exists.
     pub(super) fn uses_node(&mut self, node: NodeId) {
         if let Some(made) = self.made.get(&node).copied() {
             self.want(made);
@@ -163,7 +163,7 @@ impl Order {
         self.node_uses.entry(node).or_default().add(at);
     }
 
-    /// Everybody who used the node by its path, or names in it, is done.
+    /// Makes the step wait for all steps that used the node by its path, or names in it.
     pub(super) fn removes(&mut self, node: NodeId) {
         self.uses_node(node);
         if let Some(users) = self.node_uses.get(&node).cloned() {

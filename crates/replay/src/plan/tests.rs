@@ -54,7 +54,7 @@ impl Story {
     }
 }
 
-/// Goal: threads that hand names, open files and bytes on to each other do so in the replay. Method: each step by
+/// Goal: threads that pass names, open files and bytes to each other do so in the replay as well. Method: each step by
 /// another thread, with nothing but these to order them.
 #[test]
 fn threads_wait_for_each_other() {
@@ -72,8 +72,8 @@ fn threads_wait_for_each_other() {
     assert_eq!((plan.threads(), plan.skipped.len()), (6, 0), "{:?}", plan.skipped);
 }
 
-/// Goal: what the program found is there: files of their sizes with bytes where they are read, names that are removed
-/// or looked up. Method: a program that finds everything.
+/// Goal: files that the program found exist before the replay: files of their sizes, with bytes where they are read,
+/// and names that are removed or looked up. Method: a program that finds everything.
 #[test]
 fn what_was_found_is_made() {
     let mut story = Story::default();
@@ -152,7 +152,7 @@ fn names_stay_inside() {
     assert_eq!((plan.calls(), plan.nodes.len()), (0, 1));
 }
 
-/// Goal: the replay tells when bytes are not those that were written, and when a call fails. Method: a file that
+/// Goal: the replay reports bytes that differ from those that were written, and calls that fail. Method: a file that
 /// somebody changes between making and replaying.
 #[test]
 fn wrong_bytes_are_found() {

@@ -4,8 +4,8 @@
 //! own: the master's answers, the consequences of its silence (`master_lease`).
 //!
 //! While the master cannot be reached, a server that has an earlier cluster map serves with that map. A server without
-//! one keeps trying to reach the master. A session that the master does not know has ended. A session that only the
-//! master knows has begun while this server was down or cut off.
+//! one keeps trying to reach the master. A session that the master does not know has ended. If only the master knows a
+//! session, it began while this server was down or cut off.
 
 use crate::cluster::peers::Cluster;
 use crate::config::ServerConfig;
@@ -49,13 +49,13 @@ pub(crate) struct Heard {
 pub(crate) enum Trouble {
     /// The refusal is final.
     Refused(String),
-    /// Not now: a later request may succeed.
+    /// The master does not take the server in now; a later request may succeed.
     Later(String),
     /// Another process speaks for the server.
     Taken(String),
 }
 
-/// Asks the master once.
+/// Sends the request to the master once.
 async fn ask_once<E: Env>(env: &E, config: LinkConfig, op: Request) -> std::result::Result<Reply, Trouble> {
     let asked = async {
         let link = Link::connect(env.clone(), config, Rc::new(Plain)).await.map_err(|e| {
@@ -363,7 +363,7 @@ impl<E: Env> Cluster<E> {
     /// First releases what ended sessions hold, then starts sessions that have begun.
     async fn settle_sessions(&self, heard: Heard) -> Result<u64> {
         for ended in heard.ended {
-            // It is not known how the session ended.
+            // This server does not know how the session ended.
             self.forget_here(ended, false).await?;
         }
         for (session, record) in heard.sessions {
@@ -372,7 +372,7 @@ impl<E: Env> Cluster<E> {
         Ok(heard.version)
     }
 
-    /// A session begins here, unless it has ended already.
+    /// Called when a session begins here, unless it has ended already.
     pub(crate) async fn start_here(&self, session: SessionId, record: SessionRecord) -> Result<PeerReply> {
         let before = self.as_follower.begin_of(session).filter(|start| *start != record.start);
         if let Some(start) = before {
@@ -479,7 +479,7 @@ impl<E: Env> Cluster<E> {
     /// Lets a mount in whose session is known here or to the master. Whether it is the session of its last connection
     /// to this server. The same session may have ended and begun again since.
     ///
-    /// Errors: why not.
+    /// Errors: the reason why the mount is not admitted.
     pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {
         match self.know_session(session).await? {
             Some(start) => Ok(self.as_follower.connect(session, start)),

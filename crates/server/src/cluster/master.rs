@@ -83,7 +83,7 @@ impl<E: Env> Cluster<E> {
             }
             let now_ns = self.worker.now_ns();
             if self.as_master.is_promised_to_another(server.id, now_ns) {
-                // Both servers would get the same numbers: first come, first served.
+                // Both servers would get the same numbers, so the one that asked first gets them.
                 return Err(Errno::Again);
             }
             return Ok(match crate::membership::map::new_targets(&map, new_targets) {
@@ -203,7 +203,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// The sessions have changed: every server compares its sessions at its next beat.
+    /// Called when the sessions have changed: every server compares its sessions at its next beat.
     pub(crate) fn sessions_changed(&self) {
         self.as_master.sessions_changed();
     }
@@ -244,7 +244,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// A session begins on the other servers.
+    /// Called when a session begins on the other servers.
     pub(crate) async fn start_elsewhere(self: &Rc<Self>, session: SessionId, record: &SessionRecord) {
         if !self.is_master() {
             return;

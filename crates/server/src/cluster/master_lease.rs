@@ -41,7 +41,7 @@ impl<E: Env> Cluster<E> {
         self.switch(true).await
     }
 
-    /// A session was cut off here and may continue using tokens until they end.
+    /// Called when a session was cut off here and may continue using tokens until they end.
     pub(crate) fn note_cut_off(&self) {
         self.lease.note_cut_off(self.worker.now_ns());
     }
@@ -63,7 +63,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// `PeerRequest::Company`.
+    /// Handles `PeerRequest::Company`.
     pub(crate) async fn told_company(&self, change: u64) -> Result<PeerReply> {
         self.lease.note_company(change);
         let _turn = self.as_follower.changing.take().await;

@@ -47,7 +47,7 @@ const WAITING_MAX: usize = 512;
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a task that waits for the lock on moving directories checks whether the master can be reached.
 const LOCK_LOOK: Duration = Duration::from_secs(1);
-/// Which server this is.
+/// The identity of this server.
 pub(crate) struct ServerIdentity {
     /// The server, as the cluster map describes it.
     pub(crate) info: RefCell<ServerInfo>,
@@ -140,7 +140,7 @@ impl<E: Env> Cluster<E> {
         self.me.info.borrow().id
     }
 
-    /// The targets have been recovered: questions of others are answered.
+    /// Called when the targets have been recovered: questions of others are answered.
     pub fn set_ready(&self) {
         self.ready.set(true);
     }
@@ -254,7 +254,7 @@ impl<E: Env> Cluster<E> {
         Err(Errno::Io)
     }
 
-    /// Asks another server.
+    /// Sends a request to another server.
     pub async fn ask_server(self: &Rc<Self>, server: u64, question: PeerRequest) -> Result<PeerReply> {
         self.ask_on(Lane::Urgent, server, question).await
     }

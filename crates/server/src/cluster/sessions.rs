@@ -1,7 +1,7 @@
 //! `SessionManager`: clients and their sessions, as worker 0 sees them, which accepts their connections.
 //!
 //! Owns: admission (`admission`), which session has which connections, how long a disconnected session is kept,
-//! eviction, and the requests that concern the whole server. Does not own: what a target knows of a session
+//! eviction, and the requests that concern the whole server. Does not own: the record of a session at a target
 //! (`session`), connections and the requests on them (`front`: each worker has one).
 //!
 //! A session is logged on every target before its client is welcomed. A session's begin is recorded on target 0 last,
@@ -83,7 +83,7 @@ pub struct SessionManager<E: Env> {
     front: Rc<Front<E>>,
     facts: ServerFacts,
     sessions: RefCell<BTreeMap<SessionId, Entry>>,
-    /// Who is let in.
+    /// The admission of clients.
     admission: AdmissionState,
     /// Whether there is one mount or several.
     rule: Rule,
@@ -256,7 +256,7 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// A session has ended on another server, so its connection is closed.
+    /// Called when a session has ended on another server, so its connection is closed.
     pub fn leave(&self, session: SessionId) {
         let entry = self.sessions.borrow_mut().remove(&session);
         entry.iter().flat_map(Entry::lines).for_each(|line| self.cut(*line, "the session has ended"));
@@ -382,8 +382,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// A connection has replaced another one of the same number. If the same worker serves both, that worker has
-    /// already closed the earlier one.
+    /// Called when a connection has replaced another one of the same number. If the same worker serves both, that
+    /// worker has already closed the earlier one.
     fn replaced(&self, before: Option<Line>, by: Line) {
         if let Some(before) = before.filter(|before| before.worker != by.worker) {
             self.cut(before, "a newer connection of the session took over");
@@ -401,7 +401,7 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Targets of this server whose questions to a session go by a connection.
+    /// Targets of this server whose questions to a session are sent on this connection.
     fn targets_by(&self, session: SessionId, conn: ConnId) -> Vec<TargetId> {
         let sessions = self.sessions.borrow();
         let Some(entry) = sessions.get(&session) else { return Vec::new() };

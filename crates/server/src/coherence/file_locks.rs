@@ -104,7 +104,7 @@ impl Inner {
 }
 
 impl FileLockTable {
-    /// Without locks.
+    /// A table without locks.
     pub fn new() -> FileLockTable {
         let locks = FileLocks::new(FileLockLimits::default());
         let (waits, asked, postponed, converted, news) = Default::default();
@@ -164,7 +164,7 @@ impl FileLockTable {
         again == Ok(Outcome::Held)
     }
 
-    /// Gives up a range.
+    /// Releases a range.
     pub fn unlock(&self, session: SessionId, owner: FileLockOwner, ino: Ino, range: ByteRange) -> Result<()> {
         let inner = &mut *self.inner.borrow_mut();
         let result = inner.locks.unlock(owner_of(session, owner), ino, range);
@@ -203,7 +203,7 @@ impl FileLockTable {
         lost
     }
 
-    /// The session has ended: its locks and requests go.
+    /// Called when the session has ended: its locks and requests go.
     pub fn drop_session(&self, session: SessionId) {
         let inner = &mut *self.inner.borrow_mut();
         inner.locks.drop_session(session);
@@ -217,7 +217,7 @@ impl FileLockTable {
         inner.pump();
     }
 
-    /// All sessions have presented their locks, so postponed requests may be sent again.
+    /// Called when all sessions have presented their locks, so postponed requests may be sent again.
     pub fn recovered(&self) {
         let inner = &mut *self.inner.borrow_mut();
         for lock in std::mem::take(&mut inner.converted) {
@@ -241,7 +241,8 @@ impl FileLockTable {
         (!std::mem::replace(&mut inner.watched, true)).then_some(next)
     }
 
-    /// The checks that were due have been made. Returns when the next one is due. `None`: no request needs a check.
+    /// Called when the checks that were due have been made. Returns when the next one is due. `None`: no request needs
+    /// a check.
     pub fn watch(&self, now_ns: u64) -> Option<u64> {
         let inner = &mut *self.inner.borrow_mut();
         inner.locks.handle_timeout(now_ns);

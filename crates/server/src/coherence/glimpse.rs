@@ -60,7 +60,7 @@ impl Drop for Open<'_> {
 }
 
 impl Glimpses {
-    /// Questions of `target`, which has been started so often.
+    /// Questions of `target`, which has been started this many times.
     pub fn new(target: TargetId, starts: u16) -> Glimpses {
         let common = (u64::from(target.0) << TARGET_SHIFT) | (u64::from(starts) << START_SHIFT);
         Glimpses { asked: Rc::default(), common, last: Rc::default() }
@@ -105,12 +105,12 @@ impl Glimpses {
         drop(gone);
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn end_session(&self, session: SessionId) {
         self.end(|a| a.session == session);
     }
 
-    /// The session has returned locks. The objects contain everything that it knew.
+    /// Called when the session has returned locks. The objects contain everything that it knew.
     pub fn end_locks(&self, session: SessionId, locks: &[u64]) {
         if !self.asked.borrow().is_empty() {
             self.end(|a| a.session == session && locks.contains(&a.lock.0));

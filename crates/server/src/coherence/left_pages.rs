@@ -6,7 +6,7 @@
 //! whole, with neighbouring bytes as they were when it was read. The target therefore notes which bytes other mounts
 //! change after the lock was returned, and leaves these bytes out when such a page is written back.
 //!
-//! Owns: these notes, for each file and session. Does not own: what a mount knows of its kernel's pages (client,
+//! Owns: these notes, for each file and session. Does not own: a mount's record of its kernel's pages (client,
 //! `ops/pages`). Invariants: a byte is noted before its change may be seen, until just before a page that contains it
 //! is read anew. A note that may be incomplete (too many ranges, a restart of the server) is given up. A write-back
 //! that names it is refused, and the mount reports that to its programs. Bounds: `FILES_MAX` notes for a session,
@@ -63,7 +63,7 @@ impl LeftPages {
         }
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn drop_session(&mut self, session: SessionId) {
         self.left.retain(|(_, of), _| *of != session);
     }
@@ -83,7 +83,7 @@ impl LeftPages {
         }
     }
 
-    /// The session is about to read pages anew.
+    /// Called when the session is about to read pages anew.
     pub fn renewed(&mut self, ino: Ino, session: SessionId, token: u64, pages: ByteRange) {
         if let Some(left) = self.left.get_mut(&(ino, session)).filter(|left| left.token == token) {
             left.changed.remove(pages);

@@ -122,7 +122,7 @@ impl Locks {
         }
     }
 
-    /// Other limits from now on.
+    /// Uses these limits from now on.
     pub fn tune(&self, limits: LockLimits) {
         self.inner.borrow_mut().space.tune(limits);
     }
@@ -300,7 +300,7 @@ impl Locks {
         inner.pump();
     }
 
-    /// The session has ended: its locks are released, and its waiting requests fail.
+    /// Called when the session has ended: its locks are released, and its waiting requests fail.
     pub fn drop_session(&self, now_ns: u64, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
         inner.kept.retain(|(of, _), _| *of != session);

@@ -1,7 +1,7 @@
 //! `Questions`: questions to mounts for whose answers a request waits, for a moment.
 //!
 //! Owns: unanswered queries of a target to mounts, and which sessions left one unanswered recently. Does not own: the
-//! content of the questions, and to whom they are sent (the requests).
+//! content and the receivers of the questions (the requests).
 //!
 //! Bounds: a request waits for `WAIT` at most. A session that does not answer in that time is *silent*: no request
 //! waits for it during `SILENCE`. Until it has answered one, it gets at most `SILENT_MAX` queries, so that unread
@@ -78,7 +78,7 @@ impl Questions {
         asked
     }
 
-    /// The session has answered.
+    /// Called when the session has answered.
     pub fn answered(&self, session: SessionId, id: u64) {
         let inner = &mut *self.0.borrow_mut();
         inner.silent.remove(&session);
@@ -89,7 +89,7 @@ impl Questions {
         }
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn end_session(&self, session: SessionId) {
         let inner = &mut *self.0.borrow_mut();
         inner.silent.remove(&session);

@@ -84,7 +84,8 @@ pub struct Changing {
 }
 
 impl Changing {
-    /// Has to be called in the step in which the change is applied. The number for the answer to whom it belongs.
+    /// Has to be called in the step in which the change is applied. Returns the number for the answer to the session of
+    /// the change.
     pub fn end(&mut self) -> Option<u64> {
         if !std::mem::replace(&mut self.ended, true) {
             match self.id {
@@ -179,7 +180,7 @@ impl Tokens {
         Changing { tokens: self.clone(), id: None, number: None, ended: false }
     }
 
-    /// Names of a directory that somebody may cache.
+    /// Names of a directory for which tokens are granted.
     pub fn names_of(&self, dir: Ino) -> Vec<TokenKey> {
         self.inner.borrow().space.names_of(dir)
     }
@@ -227,14 +228,14 @@ impl Tokens {
         inner.pump();
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn drop_session(&self, session: SessionId, end: SessionEnd) {
         let mut inner = self.inner.borrow_mut();
         inner.space.drop_session(session, end);
         inner.pump();
     }
 
-    /// The session knows of the restart.
+    /// Called when the session knows of the restart.
     pub fn present(&self, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
         inner.space.present(session);

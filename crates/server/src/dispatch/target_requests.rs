@@ -134,7 +134,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         }
         TargetRequest::SessionAbsent(session) => {
             if target.sessions.count() > 1 {
-                // From now on other sessions may have what it held.
+                // From now on other sessions may get what the session held.
                 target.reclaim.forget(session);
             }
             ops::present(worker, target, session);

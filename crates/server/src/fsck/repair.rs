@@ -39,7 +39,7 @@ pub(super) struct Basis {
 }
 
 impl Basis {
-    /// The basis for a zone as it was read.
+    /// The data that a repair needs about the zone of this report.
     pub fn of(zone: &amphi_zone::Report) -> Basis {
         let (notes, digest) = (zone.notes.clone(), digest(&zone.items));
         Basis { folder: 0, notes, has_operations: false, has_undecoded: false, digest }

@@ -1,4 +1,4 @@
-//! How often servers exchange beats.
+//! The interval between beats of servers.
 //!
 //! Owns: the times. Does not own: the beats (`cluster::follower`), and the consequences of missing ones
 //! (`cluster::master`, `cluster::master_lease`).

@@ -44,7 +44,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Who asked.
+    /// The server that sent the request.
     pub(crate) fn server(&self) -> u64 {
         self.server
     }
@@ -58,7 +58,7 @@ impl Callers {
     /// A server wants in. Returns whether its session is known, and which locks on moving directories an earlier run of
     /// it left.
     ///
-    /// Errors: why not.
+    /// Errors: the reason of the refusal.
     pub(crate) fn admit(&self, hello: &Hello) -> Result<(bool, Vec<u64>), String> {
         let name = PeerName::parse(&hello.name).ok_or("this is no name of a server")?;
         let mut sessions = self.sessions.borrow_mut();
@@ -101,7 +101,7 @@ impl Callers {
         }
     }
 
-    /// A connection has ended; with `Bye` the session has.
+    /// Called when a connection has ended; with `Bye` the session has.
     pub(crate) fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool) -> Vec<u64> {
         let mut sessions = self.sessions.borrow_mut();
         let Some(caller) = sessions.get_mut(&session) else { return Vec::new() };
@@ -148,7 +148,7 @@ impl Callers {
         None
     }
 
-    /// A request has been executed.
+    /// Called when a request has been executed.
     pub(crate) fn finish(&self, ticket: Ticket, answer: Answer) {
         if let Some(route) = self.route_of(&ticket, &answer) {
             // Without a connection the answer waits for the request to be sent again.
@@ -168,8 +168,8 @@ impl Callers {
         }
     }
 
-    /// The caller has got a lock on moving directories. Returns false if the caller is gone for good, or has given the
-    /// request up.
+    /// Called when the caller has got a lock on moving directories. Returns false if the caller will not come back, or
+    /// has given the request up.
     pub(crate) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session).filter(|caller| caller.answers.is_last(ticket.id));

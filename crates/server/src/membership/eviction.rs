@@ -1,4 +1,4 @@
-//! Why a session was ended that did not end itself.
+//! The reasons for which a session was ended that did not end itself.
 //!
 //! Owns: the kinds of evictions, and the reason after a loss of power. Does not own: which server evicts which session
 //! (`cluster::sessions`, `cluster::follower`).

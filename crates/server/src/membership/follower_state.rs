@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 /// The sessions that a follower knows.
 pub struct FollowerState {
     known: RefCell<BTreeMap<SessionId, SessionRecord>>,
-    /// To which begin of a session its last connection belonged.
+    /// For each session, the begin to which its last connection belonged.
     connected: RefCell<BTreeMap<SessionId, u64>>,
     /// Sessions begin and end, and tokens are granted or not, one after the other.
     pub changing: Turns,
@@ -48,12 +48,12 @@ impl FollowerState {
         self.begin(session, record);
     }
 
-    /// A session begins here.
+    /// Called when a session begins here.
     pub fn begin(&self, session: SessionId, record: SessionRecord) {
         self.known.borrow_mut().insert(session, record);
     }
 
-    /// Everything that a session had on this server is released.
+    /// Called when everything that a session had on this server is released.
     pub fn forget(&self, session: SessionId) {
         self.known.borrow_mut().remove(&session);
     }
@@ -88,22 +88,22 @@ impl FollowerState {
         self.connected.borrow_mut().insert(session, begin) == Some(begin)
     }
 
-    /// To which begin the last connection of a session belonged.
+    /// The begin to which the last connection of a session belonged.
     pub fn connected_begin_of(&self, session: SessionId) -> Option<u64> {
         self.connected.borrow().get(&session).copied()
     }
 
-    /// A session has ended so long ago that no requests about it arrive.
+    /// Called when a session has ended so long ago that no requests about it arrive.
     pub fn forget_connection(&self, ended: Begun) {
         self.connected.borrow_mut().retain(|id, begin| (*id, *begin) != ended);
     }
 
-    /// A session was ended, and the master has to be informed.
+    /// Called when a session was ended, and the master has to be informed.
     pub fn begin_evicting(&self) {
         self.evicting.set(self.evicting.get() + 1);
     }
 
-    /// The master has been informed of one such session.
+    /// Called when the master has been informed of one such session.
     pub fn end_evicting(&self) {
         assert!(self.evicting.get() > 0, "the master was informed of an eviction that never began");
         self.evicting.set(self.evicting.get().saturating_sub(1));

@@ -61,7 +61,7 @@ fn check_ranges(what: &str, ranges: &[IdRange]) -> Result<(), String> {
         _ => true,
     };
     for (at, a) in ranges.iter().enumerate() {
-        // The last number of all stands for none in Linux.
+        // The largest number means "none" in Linux.
         if [a.client, a.server].iter().any(|first| last(*first, a.count).is_none_or(|last| last == u32::MAX)) {
             return Err(format!("the range of {what} {}:{}:{} is empty or too long", a.client, a.server, a.count));
         }
@@ -479,7 +479,8 @@ pub(crate) mod tests {
         assert!(counts_from(&entry("k", 1), "nonsense", false), "no ranges: from anywhere");
     }
 
-    /// Goal: numbers go there and back, and those outside have none. Method: a table.
+    /// Goal: numbers are mapped to the server's and back, and numbers outside the ranges have no mapping. Method: a
+    /// table.
     #[test]
     fn numbers_go_there_and_back() {
         let ranges = [range(1000, 50_000, 10), range(0, 49_000, 1)];

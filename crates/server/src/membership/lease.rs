@@ -23,7 +23,7 @@ pub(crate) struct MasterLease {
     company: Cell<u64>,
     /// Switches of the targets here.
     switches: Cell<u64>,
-    /// Until when targets grant no tokens, monotonic ns. `None` means that they grant tokens.
+    /// The time until which targets grant no tokens, monotonic ns. `None` means that they grant tokens.
     alone_until_ns: Cell<Option<u64>>,
     /// Until this time tokens of sessions that were cut off may be in use, monotonic ns.
     orphans_until_ns: Cell<u64>,
@@ -37,7 +37,7 @@ pub(crate) fn ns(d: Duration) -> u64 {
 }
 
 impl MasterLease {
-    /// A beat that was sent at `sent_ns` has been answered.
+    /// Called when a beat that was sent at `sent_ns` has been answered.
     pub(crate) fn hear(&self, sent_ns: u64) {
         self.heard_ns.set(self.heard_ns.get().max(sent_ns));
     }
@@ -47,12 +47,12 @@ impl MasterLease {
         Duration::from_nanos(now_ns.saturating_sub(self.heard_ns.get()))
     }
 
-    /// A session was cut off, and may continue using tokens until they end.
+    /// Called when a session was cut off, and may continue using tokens until they end.
     pub(crate) fn note_cut_off(&self, now_ns: u64) {
         self.orphans_until_ns.set(now_ns + ns(TOKEN_LIFE + TOKEN_MARGIN));
     }
 
-    /// The master has switched to company.
+    /// Called when the master has switched to company.
     pub(crate) fn note_company(&self, change: u64) {
         self.company.set(self.company.get().max(change));
     }
@@ -70,7 +70,7 @@ impl MasterLease {
         alone.is_some_and(|change| change > self.company.get()) && now_ns >= self.orphans_until_ns.get()
     }
 
-    /// Until when targets grant no tokens. `None` means that they grant tokens.
+    /// The time until which targets grant no tokens. `None` means that they grant tokens.
     pub(crate) fn alone_until_ns(&self) -> Option<u64> {
         self.alone_until_ns.get()
     }

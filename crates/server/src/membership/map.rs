@@ -53,7 +53,7 @@ pub fn called(server: &ServerInfo) -> String {
 
 /// Numbers for `count` new targets.
 ///
-/// Errors: why there are none.
+/// Errors: the reason why there are none.
 pub fn new_targets(map: &ClusterMap, count: u16) -> Result<Vec<TargetId>, String> {
     let pool = map.pool();
     if usize::from(pool) + usize::from(count) > TARGETS_MAX {
@@ -133,7 +133,7 @@ pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMa
 pub struct Belonging {
     /// Cluster of the zones.
     pub cluster: u64,
-    /// The server; none if its first start did not get so far.
+    /// The server; `None` if its first start ended before that.
     pub home: Option<HomeRecord>,
     /// The map as kept last.
     pub map: Option<ClusterMap>,

@@ -22,7 +22,7 @@ struct Heard {
     targets: Vec<TargetStatus>,
 }
 
-/// What the master knows.
+/// The state of the master.
 pub struct MasterState {
     heard: RefCell<BTreeMap<u64, Heard>>,
     /// Changes with every session.
@@ -50,7 +50,8 @@ impl MasterState {
         }
     }
 
-    /// A message shows that a server lives, and that it has the map of `epoch`. Without `targets` they are unchanged.
+    /// Called when a message shows that a server lives, and that it has the map of `epoch`. Without `targets` they are
+    /// unchanged.
     pub fn hear(&self, server: u64, at_ns: u64, epoch: u64, targets: Vec<TargetStatus>) {
         let mut heard = self.heard.borrow_mut();
         let before = heard.get(&server).map(|h| h.targets.clone());
@@ -79,7 +80,7 @@ impl MasterState {
         self.sessions_version.get()
     }
 
-    /// The sessions have changed.
+    /// Called when the sessions have changed.
     pub fn sessions_changed(&self) {
         self.sessions_version.set(self.sessions_version.get().wrapping_add(1));
     }
@@ -89,12 +90,12 @@ impl MasterState {
         self.promised.get().is_some_and(|(other, until_ns)| other != server && now_ns < until_ns)
     }
 
-    /// A server gets numbers of new targets, which nobody else gets until then.
+    /// Called when a server gets numbers of new targets, which nobody else gets until then.
     pub fn promise(&self, server: u64, until_ns: u64) {
         self.promised.set(Some((server, until_ns)));
     }
 
-    /// A server has joined. If the numbers were reserved for it, they are its own now.
+    /// Called when a server has joined. If the numbers were reserved for it, they are its own now.
     pub fn keep_promise(&self, server: u64) {
         if self.promised.get().is_some_and(|(promised, _)| promised == server) {
             self.promised.set(None);
@@ -111,7 +112,7 @@ impl MasterState {
         self.begins.borrow_mut().extend(begins);
     }
 
-    /// A session has ended. Returns its begin.
+    /// Called when a session has ended. Returns its begin.
     pub fn forget_begin(&self, session: SessionId) -> Option<u64> {
         self.begins.borrow_mut().remove(&session)
     }

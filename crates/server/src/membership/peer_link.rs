@@ -1,4 +1,4 @@
-//! How servers connect to each other: their names, the settings of a link, and the reasons of refusals.
+//! The connections of servers to each other: their names, the settings of a link, and the reasons of refusals.
 //!
 //! Owns: these, as plain values. Does not own: the connections (`cluster::peers`, `callers`).
 
@@ -22,7 +22,7 @@ pub struct PeerName {
     pub server: u64,
     /// Random number of the server's run.
     pub boot: u64,
-    /// For people.
+    /// The name, for messages to people.
     pub name: String,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for PeerName {
 }
 
 impl PeerName {
-    /// Reads what `Display` wrote.
+    /// Parses the form that `Display` writes.
     pub fn parse(text: &str) -> Option<PeerName> {
         let mut parts = text.splitn(3, ' ');
         let mut number = || u64::from_str_radix(parts.next()?, 16).ok();

@@ -39,9 +39,9 @@ pub enum PeerRequest {
     Evict {
         /// The session.
         session: Begun,
-        /// Why.
+        /// The reason as text.
         why: String,
-        /// Why the session is ended.
+        /// The reason for which the session is ended.
         how: Eviction,
     },
     /// `Done`: other mounts have come, by the master's switch with this number, so tokens are granted from now on.
@@ -50,7 +50,7 @@ pub enum PeerRequest {
     Tune {
         /// Name or pattern.
         pattern: String,
-        /// Value.
+        /// The value.
         value: String,
     },
     /// `Keys`: the registry of keys as the receiver has it.

@@ -47,14 +47,14 @@ pub(crate) struct Tuned {
 }
 
 impl Tuned {
-    /// These (name, value, help) were set.
+    /// Called when these (name, value, help) were set.
     pub(crate) fn note(&self, rows: &[(String, String, String)]) {
         let change = self.changes.get() + 1;
         self.changes.set(change);
         self.values.borrow_mut().extend(rows.iter().map(|(name, value, _)| (name.clone(), (value.clone(), change))));
     }
 
-    /// A run of a server begins, in which the server has none of the changes.
+    /// Called when a run of a server begins, in which the server has none of the changes.
     pub(crate) fn begins(&self, server: u64) {
         let mut servers = self.servers.borrow_mut();
         let known = servers.entry(server).or_default();
@@ -75,7 +75,7 @@ impl Tuned {
         (!values.is_empty()).then(|| Portion { values, change: self.changes.get(), run })
     }
 
-    /// A server has taken all of a portion, unless a run has begun since.
+    /// Called when a server has taken all of a portion, unless a run has begun since.
     pub(crate) fn told(&self, server: u64, portion: &Portion) {
         let mut servers = self.servers.borrow_mut();
         let known = servers.entry(server).or_default();

@@ -1,8 +1,8 @@
 //! Asking the writers of a file for what they have not written back yet.
 //!
 //! Owns: in which order holders of an object's locks get a glimpse, and how their answers are combined. Does not own:
-//! which glimpses are unanswered (`coherence::glimpse`), who holds a lock (`coherence::locks`), the state of the
-//! objects (`amphi_data`).
+//! unanswered glimpses (`coherence::glimpse`), holders of locks (`coherence::locks`), the state of the objects
+//! (`amphi_data`).
 //!
 //! No task waits here while it holds a name or a byte range. A mount that leaves a glimpse unanswered is evicted.
 
@@ -34,7 +34,7 @@ pub async fn gathered_with_writers<E: Env>(
     for one in join_all(objects.iter().map(|&object| glimpse(worker, target, object, asker))).await {
         sum.join(&one);
     }
-    // Not their sizes as of now: part of what was written since may have landed.
+    // The sum leaves out the sizes that this target has now: they may contain a part of what was written since.
     sum.join(&Gathered { size: 0, ..target.gathered(ino) });
     sum
 }
@@ -66,7 +66,7 @@ async fn glimpse<E: Env>(
     sum
 }
 
-/// Adds what writers of one object know. It begins at the highest lock and continues down to a holder who knows of a
+/// Adds what writers of one object know. It begins at the highest lock and continues down to a holder that reports a
 /// byte at or above its lock's start. Returns whether all answers describe one moment: when that holder answered, no
 /// holder above it had written anything.
 async fn ask_all<E: Env>(

@@ -114,7 +114,8 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::WrittenBatch(results))
     }
 
-    /// As many parts from `from` on as one record can name. These are all parts, unless the log is small.
+    /// The range of as many parts from `from` on as one record can name. These are all remaining parts, unless the log
+    /// is small.
     fn step_from(&self, parts: &[BatchPart], from: usize) -> Range<usize> {
         let room = self.target.record_blocks_max() * BLOCK_BYTES;
         let mut bytes = 0;

@@ -58,7 +58,7 @@ fn runs_of(plan: &ReadPlan) -> Vec<Run> {
 pub(super) struct Fetch {
     run: Run,
     at: usize,
-    /// Whether somebody requested the run.
+    /// Whether a request needs the run.
     is_asked: bool,
     expected: Vec<Expected>,
     way: OnTheWay,

@@ -1,4 +1,4 @@
-//! Which objects the contention report in an answer concerns.
+//! The objects that the contention report in an answer concerns.
 //!
 //! Owns: which objects of a request its answer reports about (in every reply to a lock, a read and a write). Does not
 //! own: when an object is contended (`amphi_dlm`), how the client reacts.

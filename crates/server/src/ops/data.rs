@@ -314,7 +314,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Step::Done(reply))
     }
 
-    /// Whether there is so much free space that mounts may let writes return before they are answered.
+    /// Whether free space is so ample that mounts may let writes return before they are answered.
     pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.count() as u64;
         let wanted = self.worker.tunables.get(Tunable::RoomyBytes).saturating_mul(mounts + 1);

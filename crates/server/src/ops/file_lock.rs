@@ -103,7 +103,7 @@ impl<E: Env> RequestCx<E> {
     /// `Request::RepresentFileLocks`.
     pub fn represent_file_locks(&self, locks: &[FileLockSpec], converted: &[FileLockSpec]) -> Result<Reply> {
         locks.iter().chain(converted).try_for_each(|lock| self.file_lock_target(lock.ino))?;
-        // What lies outside the tree of the session is lost to it.
+        // Locks on files outside the session's tree are reported as lost.
         let within = |at: &usize| self.may_present(locks[*at].ino);
         let (kept, mut lost): (Vec<usize>, Vec<usize>) = (0..locks.len()).partition(within);
         let presented: Vec<FileLockSpec> = kept.iter().map(|at| locks[*at]).collect();
@@ -117,7 +117,7 @@ impl<E: Env> RequestCx<E> {
     }
 }
 
-/// The session has ended: its locks and requests go.
+/// Called when the session has ended: its locks and requests go.
 pub fn drop_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     target.coherence.file_locks.drop_session(session);
     tell(worker, target);

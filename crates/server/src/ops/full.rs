@@ -1,6 +1,6 @@
 //! Writes that find no room in their target.
 //!
-//! Owns: what is done before such a write is refused, and how overwrites continue in a full target. Does not own: how a
+//! Owns: the steps before such a write is refused, and how overwrites continue in a full target. Does not own: how a
 //! write is carried out (`data`), which blocks are kept back (`amphi_data`).
 //!
 //! An overwrite needs new blocks as well. Parts of blocks, blocks with checksums, and all blocks while there are

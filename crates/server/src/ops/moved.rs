@@ -7,8 +7,9 @@
 //! other mount is informed of the name, and makes its kernel look the name up. The change is answered when all have
 //! done so, or after a short time (`coherence::questions`).
 //!
-//! Owns: who is told. Does not own: how a mount makes its kernel look the name up. Invariant: nothing that a mount may
-//! need to look is held meanwhile, neither names nor tokens nor the lock on moving directories.
+//! Owns: the choice of the mounts that are notified. Does not own: how a mount makes its kernel look the name up.
+//! Invariant: nothing that a mount may need to look is held meanwhile, neither names nor tokens nor the lock on moving
+//! directories.
 
 use crate::counters::add;
 use crate::worker::request::RequestCx;

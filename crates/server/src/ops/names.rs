@@ -71,7 +71,7 @@ impl<E: Env> RequestCx<E> {
             }
             let child = found?;
             match self.leads_within(child).await {
-                // As below.
+                // The name is looked up again, as below.
                 Err(Errno::Stale) => continue,
                 other => other?,
             }

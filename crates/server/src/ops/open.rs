@@ -49,7 +49,7 @@ pub struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// Under which an open for another target is remembered.
+    /// The session, target and slot under which an open for another target is remembered.
     fn slot(&self) -> Option<((SessionId, TargetId, u16), u64)> {
         self.by.map(|(target, id)| ((self.session, target, id.slot), id.seq))
     }
@@ -116,7 +116,7 @@ fn register<E: Env>(target: &Target<E>, ino: Ino, how: &Opening<'_>) -> Result<(
     if let Some((slot, seq)) = how.slot() {
         target.files.note_opened_for(slot, seq, ino);
         if target.reclaim.is_pending(how.session) {
-            // The client of the session does not know of this open yet, so it cannot present it.
+            // The client of the session has not received the answer to this open yet, so it cannot present it.
             target.files.note_early(how.session, ino, how.access);
         }
     }
@@ -146,8 +146,8 @@ fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access,
     meta.check_open(cred, ino, Want { read: access.read && !exec, write: access.write, exec })
 }
 
-/// An open of the inode has ended. Destroys the inode if it has no name and no open, and settles its size if no session
-/// has it open for writing any more.
+/// Called when an open of the inode has ended. Destroys the inode if it has no name and no open, and settles its size
+/// if no session has it open for writing any more.
 pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.objects.spread)) else { return };
     if nlink == 0 {
@@ -190,7 +190,7 @@ fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, sessio
     });
 }
 
-/// The session has presented its opens, or has ended.
+/// Called when the session has presented its opens, or has ended.
 pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     target.coherence.tokens.present(session);
     worker.send_revocations(target);

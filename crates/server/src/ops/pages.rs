@@ -1,4 +1,4 @@
-//! Requests about pages that a mount could not take back before it gave its locks back.
+//! Requests about pages that a mount could not drop before it returned its locks.
 //!
 //! Owns: how they are read anew and written back. Does not own: the record of changes below pages (`left_pages`).
 

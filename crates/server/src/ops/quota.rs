@@ -239,7 +239,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// The owner of an inode has changed: its objects go with it, here and elsewhere.
+    /// Called when the owner of an inode has changed: its objects go with it, here and elsewhere.
     pub(super) fn moved_to_owner(&self, ino: Ino) {
         let (owner, wide, layout) = {
             let meta = self.target.meta.borrow();

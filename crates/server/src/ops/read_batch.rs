@@ -64,7 +64,7 @@ type Granted = (u64, ByteRange);
 
 /// How a part gets its lock.
 enum Lock {
-    /// A new lock, if no other lock is in the way.
+    /// A new lock, if no other lock conflicts.
     Free,
     /// The lock is held already.
     Held(Granted),

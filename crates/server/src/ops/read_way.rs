@@ -4,10 +4,10 @@
 //! (`cached_read`), recognising adjacent reads (`amphi_object::read_pattern`).
 //!
 //! Kept blocks are served from memory. Otherwise a sole mount caches what it reads itself, and large reads are sent
-//! from the disk to the mount without a copy. Of the other reads, one without another read nearby loads nothing. So
-//! random reads cost no more than without the cache, and reading everything once fills no memory. A read near another
-//! one loads the 64 KiB around it. Nearby reads of several mounts load the whole mebibyte around them, and the next
-//! reads find it.
+//! from the disk to the mount without a copy. Of the other reads, one that has no other read nearby loads nothing but
+//! its own bytes. So random reads cost no more than without the cache, and reading everything once fills no memory. A
+//! read near another one loads the 64 KiB around it. Nearby reads of several mounts load the whole mebibyte around
+//! them, and the next reads find it.
 //!
 //! The advice of a program is followed. What it reads once is not kept. What it reads in sequence loads its mebibyte
 //! from the first read on. What it reads at random is kept without its surroundings.

@@ -85,7 +85,7 @@ impl<E: Env> RequestCx<E> {
         for _ in 0..PLAN_TRIES {
             let found = match self.gather_rename(from, to).await {
                 Err(Errno::Stale) if self.facts_anywhere(from.0).await.is_ok() => match self.place(to.0, &to.1).await {
-                    // One of the named inodes is gone: start again.
+                    // One of the named inodes is gone, so the rename starts again.
                     Ok(_) => continue,
                     Err(e) => return Err(e),
                 },

@@ -1,4 +1,4 @@
-//! Which objects a session may access: those of files that it has open.
+//! The objects that a session may access: those of files that it has open.
 //!
 //! Owns: the checks before a request on file data. Does not own: opens (`crate::session::opens`), what a target has
 //! learnt about sessions that access its stripes of other targets' files (`crate::session::rights`), locks.
@@ -9,8 +9,8 @@
 //! closed a file could as well have kept it open. An answer stays valid: the layout of a spread file is fixed, and an
 //! answer that was under way while the objects were destroyed is not stored. A session that is still to reconnect to
 //! the inode's target after a restart is waited for: a mount reaches the targets of a server by several connections,
-//! and which of them is back first is chance. To refuse its request as one for a file that has gone would let a write
-//! that goes to several targets fail in the middle.
+//! and which of them is back first is chance. If its request were refused like one for a file that does not exist, a
+//! write that goes to several targets would fail in the middle.
 //!
 //! Invariant: an object is created only while its inode exists (and is marked as spread, unless the object is stripe
 //! 0), and only on the target that the layout names. So the destruction of the inode finds it. Each change checks

@@ -1,7 +1,7 @@
 //! `scrub_agent`: reads all file data of a target, so that damage is found before a program needs the bytes.
 //!
-//! Owns: what is read next, the pace, checksums for blocks that have none. Does not own: what is done about damage
-//! (`checksums`).
+//! Owns: the order of reading, the pace, and checksums for blocks that have none. Does not own: what is done about
+//! damage (`checksums`).
 //!
 //! It reads the objects in their order, a chunk of `CHUNK_BLOCKS` at a time and never more than
 //! `server.scrub_bytes_per_s`, and begins again `PAUSE` after its end. Blocks that were written without checksums get

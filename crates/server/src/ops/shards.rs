@@ -1,7 +1,7 @@
 //! Directories whose names lie in shards: giving a directory shards, and changing what they have in common.
 //!
-//! Owns: these two operations, and who is told of shards when. Does not own: what a shard is (`amphi_meta`), the steps
-//! over several targets (`tx`), which shard a client asks.
+//! Owns: these two operations, and the rule when clients are told of shards. Does not own: what a shard is
+//! (`amphi_meta`), the steps over several targets (`tx`), which shard a client asks.
 //!
 //! A shard is a directory, so all operations on names work on it as on any other one. Requests that name a name in the
 //! directory itself are refused with `Remote`.
@@ -37,8 +37,8 @@ pub(super) fn check(op: &Request) -> Result<()> {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// `Request::Shards`. Whoever knows of the shards changes names that others may not cache as names of the directory
-    /// itself any more; so nobody is told before those are gone, also after a restart.
+    /// `Request::Shards`. A client that knows the shards changes names which other clients may have cached as names of
+    /// the directory itself. So the answer is sent only when those cached names are gone, also after a restart.
     pub async fn shards(&self, dir: Ino) -> Result<Reply> {
         if !self.target.reclaim.is_over() && !planted::is(Mistake::ShardsToldAtStart) {
             self.target.recovered().await;
@@ -87,7 +87,7 @@ impl<E: Env> RequestCx<E> {
             let Ran::Done(reply) = self.run_parts(parts, &[], None, async |_| Ok(Reply::Inode(view))).await? else {
                 continue;
             };
-            // None is granted any more, so these are all.
+            // No further token is granted now, so these are all tokens of names.
             let names = self.target.coherence.tokens.names_of(dir).into_iter();
             let names = names.map(|key| Changed::alone(key).unknown()).collect();
             self.change(|| names).await.end();

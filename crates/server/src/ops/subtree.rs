@@ -152,8 +152,8 @@ impl<E: Env> RequestCx<E> {
         if self.tree.is_none_or(|tree| tree.has(project)) { Ok(()) } else { Err(Errno::Access) }
     }
 
-    /// Whether an inode may get another project. No inode may leave a tree to which a key is bound, so that nobody can
-    /// open the border of such a tree in this way.
+    /// Whether an inode may get another project. No inode may leave a tree to which a key is bound, so that no client
+    /// can get files into or out of such a tree in this way.
     ///
     /// Errors: `Busy` if not.
     pub(super) async fn keep_border(&self, ino: Ino, project: u32) -> Result<()> {

@@ -50,7 +50,7 @@ pub(super) struct State {
     pub is_roomy: bool,
     /// Estimated time of a disk write, ns.
     pub disk_ns: u64,
-    /// In how many of a hundred of the last turns the worker found work waiting.
+    /// The percentage of the worker's last turns in which it found work waiting.
     pub busy_percent: u8,
     /// Cores that the server may use.
     pub cores: u16,

@@ -42,7 +42,7 @@ impl OpenFiles {
         self.opened_for.borrow_mut().insert(slot, (seq, ino));
     }
 
-    /// The open of this slot was cancelled.
+    /// Called when the open of this slot was cancelled.
     pub fn forget_opened_for(&self, slot: OpenSlot) {
         self.opened_for.borrow_mut().remove(&slot);
     }
@@ -66,7 +66,7 @@ impl OpenFiles {
         }
     }
 
-    /// A session has ended. Returns the inodes that it had open.
+    /// Called when a session has ended. Returns the inodes that it had open.
     pub fn end_session(&self, session: SessionId) -> Vec<Ino> {
         let touched = self.open.borrow_mut().drop_session(session);
         self.rights.borrow_mut().forget_session(session);

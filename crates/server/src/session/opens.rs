@@ -42,8 +42,8 @@ impl Opens {
         self.inodes.keys().copied()
     }
 
-    /// One open of the session ends. Returns false if the session had none: its server restarted and it did not present
-    /// the open again.
+    /// Called when one open of the session ends. Returns false if the session had none: its server restarted and it did
+    /// not present the open again.
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
         let Some(count) = sessions.get_mut(&session) else { return false };
@@ -83,8 +83,8 @@ impl Opens {
         assert!(self.closed.len() <= CLOSED_MAX, "{} closed files are noted, at most {CLOSED_MAX}", self.closed.len());
     }
 
-    /// With which access a session has an inode open, or had it lately. Only closed files record whether they were open
-    /// for reading, because any open permits reading here.
+    /// The access for which a session has an inode open, or had it open lately. Only closed files record whether they
+    /// were open for reading, because any open permits reading here.
     pub fn access(&self, session: SessionId, ino: Ino) -> Option<Access> {
         let open = self.inodes.get(&ino).and_then(|s| s.get(&session)).map(|c| c.writing > 0);
         let closed = self.closed.get(&(ino, session)).map(|a| a.write);
@@ -129,7 +129,7 @@ impl Opens {
         self.inodes.get(&ino).is_some_and(|s| s.keys().any(|other| *other != session))
     }
 
-    /// The session has ended: its opens end. Returns the inodes concerned.
+    /// Called when the session has ended: its opens end. Returns the inodes concerned.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<Ino> {
         self.closed.retain(|(_, of), _| *of != session);
         self.closed_order.retain(|(_, of)| *of != session);

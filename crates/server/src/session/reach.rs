@@ -5,8 +5,8 @@
 //! (`ops::subtree`).
 //!
 //! A tree is a project. Every inode has a project, a new inode gets that of its directory, and only a copy can cross
-//! the border of a tree. So the inode alone says whether it is in the tree, however it is named. It does not matter how
-//! a session learnt its number.
+//! the border of a tree. So whether an inode is in the tree depends only on the inode, however the request names it. It
+//! does not matter how a session learnt its number.
 
 use amphi_types::{Account, AccountKind, Errno, Ino, Result};
 use amphi_wire::Request;
@@ -23,7 +23,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Of an entry of the registry of keys.
+    /// The tree of an entry of the registry of keys.
     pub fn of(subtree: &Subtree) -> Tree {
         Tree { root: subtree.root, project: subtree.project }
     }
@@ -34,7 +34,7 @@ impl Tree {
     }
 }
 
-/// On what terms a request is executed.
+/// The conditions under which a request is executed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
     /// The request is refused if it has not begun by this time (monotonic ns), because its client has stopped waiting.
@@ -69,7 +69,7 @@ pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
         | Request::MakeTmp { dir, .. }
         | Request::Unlink { dir, .. }
         | Request::RmDir { dir, .. } => inodes([*dir]),
-        // Whoever could change the project of an inode could take it out, or others in.
+        // A session that could change the project of an inode could move the inode out of the tree, or others into it.
         Request::SetAttr { set, .. } if set.project.is_some() => Reach::Beyond,
         Request::GetAttr { ino }
         | Request::GetAttrNow { ino }

@@ -67,12 +67,13 @@ impl Reclaim {
         }
     }
 
-    /// A session has presented its opens, or has ended. Returns whether it was pending. If so, `wake` has to follow.
+    /// Called when a session has presented its opens, or has ended. Returns whether it was pending. If so, `wake` has
+    /// to follow.
     pub fn settle(&self, session: SessionId) -> bool {
         self.pending.borrow_mut().remove(&session)
     }
 
-    /// Wakes who waits, if no session is pending any more.
+    /// Wakes the waiting tasks, if no session is pending any more.
     pub fn wake(&self) {
         if self.is_over() {
             for waiting in self.waiting.take() {
@@ -92,7 +93,7 @@ impl Reclaim {
         is_late
     }
 
-    /// Everything that follows from it has been done as well.
+    /// Called when the end of a session has been reported and everything that follows from it was done.
     pub fn end_saying(&self, session: SessionId) {
         self.done.borrow_mut().insert(session);
     }
@@ -107,7 +108,7 @@ impl Reclaim {
         self.eligible.borrow().contains(&session)
     }
 
-    /// A session begins again, and no other session has had what it held.
+    /// Called when a session begins again, and no other session has had what it held.
     pub fn make_eligible(&self, session: SessionId) {
         self.eligible.borrow_mut().insert(session);
     }

@@ -56,7 +56,7 @@ impl Right {
 pub struct Rights(BTreeMap<(Ino, SessionId), Option<Right>>);
 
 impl Rights {
-    /// The objects of the inode are about to go.
+    /// Called when the objects of the inode are about to go.
     pub fn forget_file(&mut self, ino: Ino) {
         let of_file = (ino, SessionId(0))..=(ino, SessionId(u64::MAX));
         let gone: Vec<_> = self.0.range(of_file).map(|(key, _)| *key).collect();
@@ -71,7 +71,7 @@ impl Rights {
         self.0.range_mut(of_file).filter_map(|(_, right)| right.as_mut()).for_each(|right| right.owner = owner);
     }
 
-    /// The session has ended.
+    /// Called when the session has ended.
     pub fn forget_session(&mut self, session: SessionId) {
         self.0.retain(|(_, of), _| *of != session);
     }
@@ -81,7 +81,7 @@ impl Rights {
         self.0.get(&(ino, session)).and_then(Option::as_ref)
     }
 
-    /// The inode's target is being asked.
+    /// Called when the inode's target is being asked.
     pub fn asking(&mut self, ino: Ino, session: SessionId) {
         if self.0.len() >= RIGHTS_MAX {
             self.0.clear();

@@ -89,7 +89,7 @@ pub enum Begin {
 const WAITING_MAX: usize = 4;
 
 impl Slots {
-    /// A request arrives.
+    /// Called when a request arrives.
     pub fn begin(&mut self, session: SessionId, id: RequestId) -> Begin {
         let slot = self.slots.entry((session, id.slot)).or_insert(Slot {
             logged: false,
@@ -121,7 +121,7 @@ impl Slots {
         Begin::New(slot.kept_open.take())
     }
 
-    /// The request has been executed: the waiting connection gets its answer.
+    /// Called when the request has been executed: the waiting connection gets its answer.
     pub fn finish(&mut self, session: SessionId, id: RequestId, answer: &Answer) {
         let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return };
         let answered = Live::Answered { seq: id.seq, answer: answer.clone() };
@@ -144,8 +144,8 @@ impl Slots {
         }
     }
 
-    /// The answer is about to be logged under the slot's key. Returns false if it must not be logged: a later request
-    /// of the slot has arrived, and the record belongs to that one.
+    /// Called when the answer is about to be logged under the slot's key. Returns false if it must not be logged: a
+    /// later request of the slot has arrived, and the record belongs to that one.
     pub fn log(&mut self, session: SessionId, id: RequestId) -> bool {
         let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return false };
         let last = matches!(slot.live, Live::Running { seq, .. } | Live::Answered { seq, .. } if seq == id.seq);
@@ -184,7 +184,7 @@ impl Slots {
         self.slots.iter().find(|(_, slot)| of(slot)).map(|((session, _), _)| *session)
     }
 
-    /// The session has ended. Forgets its slots, and returns which of them have an item.
+    /// Called when the session has ended. Forgets its slots, and returns which of them have an item.
     pub fn end_session(&mut self, session: SessionId) -> Vec<u16> {
         let keys: Vec<(SessionId, u16)> =
             self.slots.range((session, 0)..=(session, u16::MAX)).map(|(key, _)| *key).collect();

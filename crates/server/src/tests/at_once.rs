@@ -21,7 +21,7 @@ fn what_was_removed_is_not_shown() {
     });
 }
 
-/// Goal: a session that has ended is told nothing. Method: a request that is sent after the goodbye.
+/// Goal: nothing is sent to a session that has ended. Method: a request that is sent after the goodbye.
 #[test]
 fn ended_sessions_are_told_nothing() {
     with_server(99, 1, 1, async |_, c| {

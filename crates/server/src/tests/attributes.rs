@@ -43,7 +43,7 @@ async fn story(place: &Place, seed: u64) {
         let value = vec![step as u8; rng.below([40, 400, 6000][step as usize % 3]) as usize];
         match rng.below(8) {
             0..3 => {
-                // Whoever reads meanwhile gets the value before or the one behind the change.
+                // A reader meanwhile gets the value before or the one after the change.
                 let change = c.call(set(ino, attr, &value));
                 let (changed, first, second) = join3(change, get(&c, ino, attr), get(&c, ino, attr)).await;
                 assert_eq!(changed, Ok(Reply::Done), "{step}");
@@ -84,8 +84,8 @@ fn values_are_what_was_set() {
     plant(None);
 }
 
-/// Goal: a value that cannot be read from the disk is an error for who asks for it, and for nobody else, as long as it
-/// cannot be read. Method: values beyond the log of a target, read while the disk refuses reads, and after that.
+/// Goal: while a value cannot be read from the disk, a request for it fails, and all other requests succeed. Method:
+/// values beyond the log of a target, read while the disk refuses reads, and after that.
 #[test]
 fn an_unreadable_value_is_an_error() {
     plant(Some(Mistake::NoValueKept));

@@ -288,7 +288,7 @@ fn swept(ino: Ino, i: usize, round: u8) -> Part {
 /// The mounts that exist when batches are swept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mounts {
-    /// With one session, its batches are written through to the disk.
+    /// The server has one session, so it writes batches through to the disk.
     One,
     /// Two: most parts are accepted into memory.
     Two,

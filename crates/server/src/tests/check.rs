@@ -347,8 +347,8 @@ fn damages_of_records(a: &Folder) -> Vec<(String, Vec<Planted>)> {
     ]
 }
 
-/// Goal: a promise without a decision is no damage: it is told as work of the next start, which forgets it. Method: an
-/// intent of a change that would be impossible in any case, without any other fault.
+/// Goal: a promise without a decision is no damage: the report names it as work for the next start, which discards it.
+/// Method: an intent of a change that would be impossible in any case, without any other fault.
 #[test]
 fn an_undecided_promise_is_no_damage() {
     let place = Place::new(132, 2, 1);

@@ -124,7 +124,7 @@ impl World {
         Ok(mount)
     }
 
-    /// Everything together, as it lies.
+    /// Checks everything together, as it lies on the disks.
     async fn fsck(&self) -> crate::Report {
         let folders: Vec<_> = (0..self.targets.len()).map(|at| (self.node(at), "data".to_string())).collect();
         crate::fsck_folders(&folders, crate::CheckData::Yes).await.expect("readable")

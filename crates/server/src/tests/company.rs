@@ -222,7 +222,7 @@ fn own_changes_need_no_revocation() {
         let (result, tokens) = a.told(Request::SetAttr { ino: f, set }).await;
         assert!(result.is_ok() && tokens.changed > Some(new) && tokens.attributes.is_some(), "{tokens:?}");
         assert_eq!(a.held.pushes.borrow().iter().filter(|p| matches!(p, Push::Revoke { .. })).count(), 0);
-        // It cannot know which inode the name leads to.
+        // The client cannot know which inode the name leads to.
         waits_for(a, &[TokenKey::Attributes(f)], a.unlink(Ino::ROOT, "f")).await.unwrap();
     });
 }
@@ -472,7 +472,7 @@ fn the_absent_keep_their_locks() {
                 env.sleep(Duration::from_secs(7)).await;
                 assert_eq!(granted.get(), None);
                 place.sim.heal("far", "server");
-                // It has presented its lock, which is called back now.
+                // The client has presented its lock, which is called back now.
                 let back = a.held.pushed(|p| matches!(p, Push::Callback { .. }).then(|| p.clone())).await;
                 assert_eq!(granted.get(), None, "its lock holds");
                 a.reply(&back).await;
@@ -634,8 +634,8 @@ fn progress_renews_the_deadline() {
     });
 }
 
-/// Goal: a change of data takes the attributes from others although its session has not opened the file. Method: one
-/// mount caches, and the other one writes, punches and allocates without an open.
+/// Goal: a change of data revokes the attributes from other mounts, although its session has not opened the file.
+/// Method: one mount caches, and the other one writes, punches and allocates without an open.
 #[test]
 fn writes_without_an_open_are_changes() {
     with_two(75, 1, 1, async |_, a, b| {

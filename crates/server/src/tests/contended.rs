@@ -1,4 +1,4 @@
-//! Which replies report that an object is contended: all replies about locks and data, and those of batches for each
+//! The replies that report that an object is contended: all replies about locks and data, and those of batches for each
 //! part.
 
 use super::locks::{ask, counter, join_group, locked, make, set, with_three};

@@ -120,7 +120,8 @@ fn a_time_that_is_set_outranks_earlier_writes() {
     });
 }
 
-/// Goal: bytes of any offset and length read back, beside concurrent requests. Method: a model of the file in memory.
+/// Goal: bytes of any offset and length are read back as written, also while concurrent requests run. Method: a model
+/// of the file in memory.
 #[test]
 fn writes_match_a_model() {
     with_server(21, 2, 2, async |place, c| {

@@ -81,8 +81,9 @@ async fn settle(place: &Place) {
 const R: LockMode = LockMode::Read;
 const W: LockMode = LockMode::Write;
 
-/// Goal: sessions exclude each other, in all families. A wait occupies no slot, its grant is pushed, and a repeated
-/// request reports it, even twice. Method: two sessions, on targets of this worker and of another one.
+/// Goal: locks of different sessions exclude each other, in all families of locks. A wait occupies no slot, its grant
+/// is pushed, and a repeated request reports it, even twice. Method: two sessions, on targets of this worker and of
+/// another one.
 #[test]
 fn sessions_exclude_each_other() {
     for workers in [1, 2] {
@@ -264,7 +265,7 @@ fn refused_requests_ask_for_closes() {
             let (mine, other) =
                 (lock(ino, family, 1, LockMode::Write, 0, 10), lock(ino, family, 2, LockMode::Read, 5, 6));
             assert_eq!(a.set(mine, 1, false).await, Ok(true));
-            // Nothing is being closed.
+            // No descriptor is being closed.
             let told = async {
                 let (id, of) = a.held.pushed(question).await;
                 assert_eq!(of, ino);

@@ -189,7 +189,7 @@ fn news_of_a_failed_flush_survive_the_connection() {
             for times in 1..4 {
                 place.sim.heal("far", "server");
                 pause().await;
-                // Which of them fails first is the disk's to say.
+                // The disk decides which of the two fails first.
                 assert_eq!(
                     [told(&a, f), told(&a, g)].iter().filter(|n| **n == times).count(),
                     1,

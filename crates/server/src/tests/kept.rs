@@ -1,4 +1,4 @@
-//! Locks that a client was asked for and needs longer.
+//! Locks that are called back and that the client needs for longer.
 
 use super::*;
 use amphi_types::ByteRange;

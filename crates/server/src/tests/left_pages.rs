@@ -1,4 +1,4 @@
-//! Pages that a mount could not take back before its locks went.
+//! Pages that a mount could not drop before it returned the locks on them.
 
 use super::*;
 use amphi_types::{ByteRange, SetAttr, Timespec};

@@ -18,7 +18,7 @@ pub(super) fn with_three(seed: u64, story: impl AsyncFnOnce(&Place, [Client; 3],
         let clients: [Client; 3] = clients.try_into().ok().expect("three");
         let made = clients[0].call(make("f")).await;
         let Ok(Reply::Made { inode, lock: Some(lock), .. }) = made else { panic!("{made:?}") };
-        // It stays open; the lock that was granted with it is returned.
+        // The file stays open; the lock that was granted with the open is returned.
         clients[0].call(Request::LockCancel { locks: vec![lock] }).await.expect("given back");
         let ino = inode.attr.ino;
         clients[0].held.opens.borrow_mut().push((ino, RW));

@@ -39,8 +39,8 @@ fn a_mount_does_not_outlive_lost_power() {
     }
 }
 
-/// Goal: a session that was admitted is known after a loss of power, however soon that comes, so its end is certain.
-/// Method: power fails directly after a mount was admitted, and the mount is counted among those evicted.
+/// Goal: a session that was admitted is still known after a loss of power, however soon that happens, so its end can be
+/// reported. Method: power fails directly after a mount was admitted, and the mount is counted among those evicted.
 #[test]
 fn who_was_let_in_is_remembered() {
     for seed in 110..118 {

@@ -97,7 +97,7 @@ fn a_shared_file_is_read_once() {
             }
             let before = counter(&clients[0], "data_disk_reads").await;
             for n in 0..RECORDS {
-                // Another one than the one that wrote it.
+                // The reader is another client than the writer.
                 let found = get(&clients[((n + 1) % alone) as usize], f, record(n)).await;
                 assert!(found == *bytes(n as u8, n * RECORD, RECORD as usize), "record {n}");
             }

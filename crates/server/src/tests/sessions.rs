@@ -163,7 +163,7 @@ fn ended_processes_do_not_hold_the_mount() {
         first.held.deaf.set(true);
         let refused = place.client(2).await.err().expect("the first has not answered").to_string();
         assert!(refused.contains("try again"), "{refused}");
-        // Its connection may live a little longer than its process.
+        // A client's connection may live a little longer than its process.
         gone.store(true, std::sync::atomic::Ordering::Relaxed);
         let second = place.client(2).await.expect("at once");
         assert_eq!(second.stat(f).await, Err(Errno::Stale), "its opens are closed");

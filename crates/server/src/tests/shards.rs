@@ -70,8 +70,8 @@ fn names_lie_in_shards() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: what is set of a directory holds in all of its shards, when the answer is there. Method: permissions, flags,
-/// group and an access list of the directory; then names in each shard by somebody else.
+/// Goal: attributes that were set on a directory hold in all of its shards when the answer arrives. Method:
+/// permissions, flags, group and an access list of the directory; then names in each shard by somebody else.
 #[test]
 fn shards_have_what_the_directory_has() {
     let place = Place::new(901, 3, 1);
@@ -196,8 +196,8 @@ fn shards_wait_for_every_mount() {
 }
 
 /// Goal: a name made in a shard while the directory is removed, or the directory getting shards at that time, comes
-/// before the removal or after it. Method: both at once, with different distances in time; one succeeds, and the zones
-/// are one whole.
+/// before the removal or after it. Method: both calls at once, with different delays; one of them succeeds, and the
+/// zones are consistent.
 #[test]
 fn removals_meet_names_and_shards() {
     for distance in 0..DISTANCES {

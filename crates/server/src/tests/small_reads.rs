@@ -71,7 +71,7 @@ fn small_files_are_read_once() {
             let kept = mounts > 1 && bytes_kept != "0";
             assert_eq!(reads[1..].iter().all(|n| *n == 0), kept, "{reads:?}");
             assert_eq!(counter(&others[0], "read_cache_bytes").await > 0, kept);
-            // One is overwritten, flushed or not.
+            // A file is overwritten, once without and once with a sync.
             for (n, sync) in [(7, false), (8, true)] {
                 let writer = &others[others.len() - 1];
                 let ino = files[n].1;

@@ -119,7 +119,7 @@ fn requests_make_no_hop() {
                     _ => 0,
                 };
                 assert_eq!(hops, expected, "{workers} workers, at most {most} connections");
-                // Without hops a worker reads what it executes.
+                // A worker reads from the connection what it executes itself, without hops.
                 assert_eq!(made() - made_before, ROUNDS * 4 / u64::from(workers), "the share of worker 0");
                 if mount.lines.len() > 1 {
                     mount.lines[1].stat(Ino::ROOT).await.expect("any connection reaches any target");

@@ -175,8 +175,7 @@ fn execution_is_not_reading() {
     });
 }
 
-/// Goal: directory moves that cross each other never make a loop, whatever their order. Method: both at once, many
-/// seeds.
+/// Goal: concurrent moves of directories never make a loop, whatever their order. Method: both at once, many seeds.
 #[test]
 fn crossing_moves_make_no_loop() {
     for seed in 0..20 {

@@ -131,8 +131,8 @@ fn golden(story: Story, pause: Duration) -> (Vec<Tree>, u64) {
     (trees, ops)
 }
 
-/// Goal: a client that lives through a crash at any write gets every answer once and right. Method: kill the process at
-/// every write. The scenario must end as without a crash, and the zones must be sound.
+/// Goal: a client that stays connected through a crash of the server at any write gets every answer once, and the right
+/// one. Method: kill the process at every write. The scenario must end as without a crash, and the zones must be sound.
 #[test]
 fn every_answer_survives_a_kill() {
     answers_survive_kills(Story::Directories);
@@ -154,7 +154,7 @@ fn answers_survive_kills(story: Story) {
             let c = place.client(1).await.unwrap();
             place.sim.crash_at("server", nth, CrashKind::Process);
             let done = Cell::new(0);
-            // Its last crash may come during the final comparison.
+            // The last crash may come during the final comparison.
             let story = async {
                 scenario(story, (&place, &c), Duration::ZERO, &done, None).await.expect("every step is answered");
                 let tree = c.tree(Ino::ROOT).await.unwrap();

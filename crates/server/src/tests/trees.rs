@@ -16,7 +16,7 @@ async fn counted(c: &Client, name: &str) -> u64 {
 
 /// Goal: in sole mode, a listing includes the attributes of directories on any target of the server, equal to those of
 /// stat. In shared mode it includes only those on the same target. Method: directories over four targets and two
-/// workers. One is removed and one is changed. Then a second client connects.
+/// workers. One directory is removed, and names are made in two others. Then a second client connects.
 #[test]
 fn listings_bring_directories_of_all_targets() {
     with_server(411, 4, 2, async |place, c| {
@@ -55,7 +55,7 @@ fn emptied_directories_are_made_stable_where_removals_follow() {
             let name = format!("d{i}");
             (amphi_types::layout::directory_target(Ino::ROOT, name.as_bytes(), 4) == TargetId(1)).then_some(name)
         };
-        // As many as the log takes without a checkpoint, which syncs too.
+        // The names are as many as the log takes without a checkpoint, because a checkpoint syncs too.
         let names: Vec<String> = (0..).filter_map(apart).take(10).collect();
         let mut early = Vec::new();
         for name in &names {
@@ -68,7 +68,7 @@ fn emptied_directories_are_made_stable_where_removals_follow() {
             for (i, file) in ["a", "b"].into_iter().enumerate() {
                 let before = counted(c, "disk_syncs").await;
                 c.unlink(dir, file).await.unwrap();
-                // As long as a program takes to come to the directory.
+                // The pause is about the time after which a program comes to the directory.
                 env.sleep(Duration::from_millis(20)).await;
                 syncs[i] = counted(c, "disk_syncs").await - before;
             }

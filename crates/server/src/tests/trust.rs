@@ -39,9 +39,9 @@ impl Place {
     }
 }
 
-/// Goal: another user of the machine who may connect can act only as himself. He makes nothing as root, names no other
-/// user and no group to which he does not belong, is no administrator and no server, and takes over no session. Method:
-/// a table of requests of such a client, compared with those of root's client.
+/// Goal: another user of the machine who may connect can act only under his own user id. He makes nothing as root,
+/// names no other user and no group to which he does not belong, is no administrator and no server, and takes over no
+/// session. Method: a table of requests of such a client, compared with those of root's client.
 #[test]
 fn a_user_is_himself() {
     with_server(80, 2, 1, async |place, root| {
@@ -52,7 +52,7 @@ fn a_user_is_himself() {
         root.inode(Request::SetAttr { ino: secret, set: set(0o600) }).await.unwrap();
         let c = place.users_client(5, Role::Mount).await.expect("let in");
         c.opens.set(false);
-        // As root, by the words of the request: it counts as the user's.
+        // The request names root, but counts as one of the user.
         assert_eq!(c.make(Ino::ROOT, "no", Make::Dir).await, Err(Errno::Access));
         let f = c.make(dir, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         let attr = c.stat(f).await.unwrap();
@@ -106,8 +106,9 @@ fn a_user_is_himself() {
     });
 }
 
-/// Goal: a mount touches the data of files that it has open, as it has them open. Method: every request on data from a
-/// session that has not opened the file, has opened it for reading or for writing, or has closed it.
+/// Goal: a mount can access the data only of files that it has open, and only with the access of the open. Method:
+/// every request on data from a session that has not opened the file, has opened it for reading or for writing, or has
+/// closed it.
 #[test]
 fn data_needs_an_open() {
     with_server(81, 2, 2, async |place, one| {

@@ -95,7 +95,7 @@ pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed>
                 keys.push(joint(TokenKey::Listing(*dir), dir_named(dir)));
             }
             Part::TouchDir { dir, .. } => keys.push(joint(TokenKey::Attributes(*dir), dir_named(dir))),
-            // No client knows this inode yet.
+            // No client knows an inode that is just being made, so nothing is revoked.
             Part::MakeInode(_) | Part::SetAcls { .. } | Part::SetProject { .. } => {}
             Part::Link { ino }
             | Part::Unlink { ino, .. }

@@ -59,8 +59,8 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added if
-    /// the session has ended meanwhile, or has given the request up and uses its slot for a later one, because nobody
-    /// will send the request again.
+    /// the session has ended meanwhile, or has given the request up and uses its slot for a later one, because the
+    /// request will not be sent again.
     pub fn seal(&self, txn: &mut Txn, reply: &Reply, open: Option<(Ino, Access)>) {
         self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
     }

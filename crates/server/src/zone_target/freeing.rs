@@ -1,8 +1,8 @@
 //! `Freeing`: blocks that become free when the record that freed them is stable.
 //!
-//! Owns: which blocks wait for which record, and when there are so many that these records are made stable. The next
-//! writes should reuse these blocks rather than blocks that were never written (`amphi_data::alloc`). Does not own: the
-//! operations that free blocks, and making them available (`release`).
+//! Owns: the blocks that wait for each record, and the rule at how many waiting blocks these records are made stable.
+//! The next writes should reuse these blocks rather than blocks that were never written (`amphi_data::alloc`). Does not
+//! own: the operations that free blocks, and making them available (`release`).
 //!
 //! Invariant: records are in the order of the log, so blocks become free from the front.
 
@@ -53,7 +53,7 @@ impl Freeing {
         self.blocks.borrow().back().map(|(lsn, _)| *lsn)
     }
 
-    /// Whether `bytes` that wait are so many that their records are made stable.
+    /// Whether `bytes` that wait are enough to make their records stable.
     pub fn is_much(&self, bytes: u64) -> bool {
         bytes >= self.reuse_bytes.get()
     }

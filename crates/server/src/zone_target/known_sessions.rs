@@ -81,7 +81,7 @@ impl KnownSessions {
         }
     }
 
-    /// Everything that a stopped session has is released.
+    /// Called when everything that a stopped session has was released.
     pub fn forget(&self, session: SessionId) {
         self.stopped.borrow_mut().remove(&session);
         self.left_last.set(self.alive.borrow().is_empty().then_some(session));

@@ -9,7 +9,7 @@
 //! Owns: the rule when that pays. Programs that fill and empty the same directory again and again would cause a sync
 //! each time. So the sync is started only where directories that became empty before were removed.
 
-/// Most syncs in vain after removals.
+/// Most syncs after removals that turned out to be unnecessary.
 const TRUST_MAX: u32 = 8;
 
 /// Recent directories of one target that became empty, and whether they were removed then.

@@ -19,7 +19,7 @@ pub enum NameKey {
     Inode(Ino),
     /// An entry of a directory of this target.
     Entry(Ino, Name),
-    /// The shards that a directory is getting, of which nobody is told yet.
+    /// The shards that a directory is getting and that are not reported to clients yet.
     Shards(Ino),
 }
 

@@ -40,7 +40,7 @@ pub struct TargetQuota {
 }
 
 impl TargetQuota {
-    /// With the limits that a start has found.
+    /// The state with the limits that a start has found.
     pub fn of(standings: Vec<(Account, Standing)>, starts: u64) -> TargetQuota {
         let quota = TargetQuota::default();
         {

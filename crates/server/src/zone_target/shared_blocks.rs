@@ -100,7 +100,7 @@ impl SharedBlocks {
         blocks.into_iter().flatten().map(enter).collect()
     }
 
-    /// Whether nobody writes.
+    /// Whether no write is under way.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.tails.borrow().is_empty()

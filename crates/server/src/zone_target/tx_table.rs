@@ -15,9 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How a promise is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// By a record of the participant in the log.
+    /// The promise is a record of the participant in the log.
     Logged,
-    /// In memory: the coordinator's decision will contain the changes, and this server has both targets.
+    /// The promise is in memory only: the coordinator's decision will contain the changes, and this server has both
+    /// targets.
     Held,
 }
 
@@ -31,8 +32,8 @@ pub struct Prepared {
     pub promise: Promise,
     /// Held until the outcome is known.
     pub guard: Guard<NameKey>,
-    /// Until it ends, clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens
-    /// are granted before that promise is finished.
+    /// The change of names and attributes for which clients cache nothing until it ends. A promise of an earlier run
+    /// has none: no tokens are granted before that promise is finished.
     pub changing: Option<Changing>,
 }
 
@@ -63,7 +64,7 @@ pub struct TxTable {
 }
 
 impl TxTable {
-    /// With the intents found at recovery. Their names are locked by `hold_recovered`.
+    /// The table with the intents that were found at recovery. Their names are locked by `hold_recovered`.
     pub fn new(id: TargetId, starts: u64, recovered: Vec<Intent>) -> TxTable {
         let mut txs = TxTable {
             id,

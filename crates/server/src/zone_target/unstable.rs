@@ -57,7 +57,7 @@ pub struct Unstable {
     samples: RefCell<VecDeque<(Lsn, u64)>>,
     /// Bytes that the next record makes count.
     next: RefCell<Vec<(ObjectId, u64)>>,
-    /// Bytes by object. `None` stands for bytes of objects that are not recorded.
+    /// Bytes by object. The key `None` has the bytes of objects that are not recorded.
     objects: RefCell<BTreeMap<Option<ObjectId>, Parts>>,
     /// Up to which record everything was stable when objects were last dropped.
     forgotten: Cell<Lsn>,

@@ -28,7 +28,7 @@ impl Memory {
         Some(post(&self.head, &self.slots, claim, Post { offset: 0, len: 8, handle: 0 }, || true))
     }
 
-    /// The mount takes what is there.
+    /// The mount takes the posted writes.
     fn drain(&self, first: u64) -> Vec<u64> {
         let mut all = Vec::new();
         let (first, tail) = span(&self.head, &self.slots, first);

@@ -127,7 +127,7 @@ fn a_late_fill_shows_nothing() {
     });
 }
 
-/// Goal: a size is shown only if it did not change since it was read. Method: every interleaving of a change with a
+/// Goal: a size is shown only if it has not changed since it was read. Method: every interleaving of a change with a
 /// thread that shows the size, which reads it after it took its ticket.
 #[test]
 fn an_old_size_is_not_shown() {

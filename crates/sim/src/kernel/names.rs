@@ -38,7 +38,7 @@ impl Kernel {
                 let (life, lending) = self.lend(rule, asked, &attr);
                 let name_life = lending.as_ref().map_or(Duration::ZERO, Lending::life);
                 if !self.tell(asked, &attr, life).await {
-                    // Of a file that has gone meanwhile there is nothing to cache.
+                    // If the file has gone meanwhile, there is no size to cache.
                     let _ = self.size(ctx, attr.ino).await;
                 }
                 let until_ns = self.now_ns() + name_life.as_nanos() as u64;

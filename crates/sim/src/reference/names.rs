@@ -36,7 +36,7 @@ impl Reference {
             Op::Chown { ino, uid, gid } => self.chown(cred, *ino, *uid, *gid),
             Op::SetTimes { ino, mtime } => {
                 if cred.uid != 0 && self.node(*ino)?.uid != cred.uid {
-                    // A user who may write may set the present time, only the owner a given one.
+                    // A user who may write may set the present time; only the owner may set any other time.
                     match mtime {
                         Some(_) => return Err(Errno::Perm),
                         None => self.may(cred, *ino, 2)?,
@@ -245,7 +245,7 @@ impl Reference {
         self.bind(dir, name, ino);
         self.effects.push(Effect::Links(ino, nlink));
         if first {
-            // A file of O_TMPFILE comes to be seen.
+            // A file of O_TMPFILE gets a name.
             self.effects.push(Effect::Attr(ino));
         }
         Ok(Outcome::Attr(self.seen(ino)?))

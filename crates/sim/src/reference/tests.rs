@@ -130,7 +130,8 @@ fn content() {
     );
 }
 
-/// Goal: permissions, sticky directories and groups decide as POSIX says. Method: three users on one directory.
+/// Goal: permissions, sticky directories and groups have the effects that POSIX specifies. Method: three users on one
+/// directory.
 #[test]
 fn permissions() {
     let mut s = Story::new();

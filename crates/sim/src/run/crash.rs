@@ -1,4 +1,4 @@
-//! Which servers crash with the mounts at the end of an episode, and in the middle of what.
+//! The servers that crash together with the mounts at the end of an episode, and during which operation.
 //!
 //! Owns: the choice of victims. Does not own: the state that has to be there afterwards (`survive`).
 

@@ -1,6 +1,7 @@
 //! Faults that no program may notice: servers are killed and come back, connections break, links are cut for a while.
 //!
-//! Owns: which, whom they meet, how long they last. Does not own: what ends an episode (`run`).
+//! Owns: the choice of faults, of the nodes that they affect, and of their durations. Does not own: what ends an
+//! episode (`run`).
 //!
 //! Rules. A server is back within some seconds, beside what starting takes. A mount and a server are cut off from each
 //! other for less than the deadline of callbacks, since a silent mount is ended after that. Two servers are cut off

@@ -5,8 +5,8 @@
 //!
 //! A short stop may have no effect. After a long stop the mount may have been ended: then other mounts continued
 //! without its locks, its calls fail, and it neither writes nor shows old data. Then it is mounted anew. A killed mount
-//! is gone at once, but its session stays until servers end it: other mounts wait for its locks until then, and no
-//! longer. Each of its calls that the kill cut off happens once or not at all, until its session has ended. It is
+//! is gone at once, but its session stays until servers end it: until then, and no longer, other mounts wait for its
+//! locks. Each of its calls that the kill cut off happens once or not at all, until its session has ended. It is
 //! mounted anew at once or when the others are idle.
 
 use super::{Checked, Faults, LIFE, Mounts, Run, line};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// After this time other mounts continue, whatever the stopped mount held: a group lock is kept as long as its session.
 const OTHERS_GO_ON: Duration = GRACE.saturating_add(CALLBACK_DEADLINE.saturating_mul(2));
-/// Then they make calls within so long: no faults occur while a mount is stopped for long.
+/// Then they make calls within this time: no faults occur while a mount is stopped for long.
 const CALLS_WITHIN: Duration = Duration::from_secs(20);
 
 /// The fate of a mount while the others continue.

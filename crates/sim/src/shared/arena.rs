@@ -10,7 +10,8 @@
 //!
 //! Groups. In a group of its own a task is the only member and makes any calls. In the common file each member has
 //! cells of its own, as members order their calls themselves: it writes to them, and reads its writes since it joined.
-//! While a task is in a group it calls by that open file alone: by another one it would wait for itself.
+//! While a task is in a group it calls only through the open file that is a member: through another one it would wait
+//! for itself.
 //!
 //! Stopped and killed mounts. A mount that is to be killed, or stopped for longer than others wait for it, writes
 //! directly only: data that only it has in its cache would be lost with it. A call of it that fails after the stop ends

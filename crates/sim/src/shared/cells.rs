@@ -95,7 +95,7 @@ impl Row {
         Ok(())
     }
 
-    /// Makes a call. `end_file` is open to append; with `by_open` a truncate goes by the open file.
+    /// Makes a call. `end_file` is open to append; with `by_open` a truncate uses the open file.
     ///
     /// Errors: the call's, or what it returned that no call may.
     pub async fn perform(

@@ -321,7 +321,7 @@ impl Sharer {
         Ok(())
     }
 
-    /// As when the file is closed.
+    /// Releases all locks, as a close of the file does.
     pub(super) async fn unlock_all(&mut self) -> Told {
         if !self.area.borrow().claims.has(self.task) {
             return Ok(());

@@ -48,7 +48,7 @@ impl Record {
         bytes
     }
 
-    /// The write has returned, and its bytes have got so far.
+    /// Called when the write has returned, and its bytes have got as far as `reach`.
     pub fn end_write(&mut self, tag: u64, now: u64, reach: Reach) {
         let Some(w) = self.writes.iter_mut().find(|w| w.tag == tag) else { return };
         w.end = now;
@@ -147,7 +147,7 @@ const HEAD: usize = 16;
 /// The records appended to a file.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
-    /// By tag: length of the bytes behind the head, begin, end.
+    /// For each tag: the length of the bytes behind the head, the begin and the end.
     appended: BTreeMap<u64, (u64, u64, u64)>,
 }
 

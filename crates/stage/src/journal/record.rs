@@ -40,7 +40,7 @@ pub(crate) enum Record {
     /// A piece is durable.
     Piece {
         number: u32,
-        /// In pieces of `Begin::piece_bytes`.
+        /// The index of the piece, in units of `Begin::piece_bytes`.
         index: u64,
         crc: u32,
     },

@@ -165,7 +165,7 @@ fn visit(
     }
     match kind {
         FileType::RegularFile => {
-            // Only what has data is read, so that a file of terabytes is compared as well.
+            // Only ranges with data are read, so that a file of terabytes is compared as well.
             let file = fs::File::open(&own).expect("open");
             let (mut at, size) = (0, s.st_size as u64);
             text.push_str(&format!(" size {size}"));

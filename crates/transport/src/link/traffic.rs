@@ -102,7 +102,7 @@ pub(super) async fn read<E: Env, H: LinkEvents<E>>(
                 return ending;
             }
             match hand_over(&link, &mut inb, &*events) {
-                // One round for the caller, which may make another call, and one for the writer.
+                // The task yields twice: once for the caller, which may make another call, and once for the writer.
                 Ok(true) => step_aside(2).await,
                 Ok(false) => {}
                 Err(ending) => return ending,

@@ -163,7 +163,7 @@ impl Opener {
             DATA if in_place => Ok(Opened::InPlace(end)),
             DATA => Ok(Opened::Out(end)),
             ALERT => Err(ChannelError::Ended),
-            // Neither end sends any once the exchange is over.
+            // A handshake record after the key exchange is an error: neither end sends any.
             HANDSHAKE => Err(ChannelError::Foreign),
             _ => Err(ChannelError::Foreign),
         }

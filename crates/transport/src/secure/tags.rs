@@ -7,8 +7,8 @@
 //! payload stays where it is. The direction has a key of its own; counter and part are the nonce.
 //!
 //! Invariants: counters begin at 0 and increase by one with each frame, on both sides, so the tag of a frame that is
-//! repeated, left out or moved does not match. The right tag is never told, and tags are compared in constant time (by
-//! the library).
+//! repeated, left out or moved does not match. The expected tag is never revealed, and tags are compared in constant
+//! time (by the library).
 
 #[cfg(test)]
 use super::plant;

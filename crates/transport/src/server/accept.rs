@@ -216,7 +216,7 @@ async fn greet<E: Env, H: Handler>(
         return Err(handshake::refuse(&mut out, e.to_string()).await);
     }
     let place = if peer.in_process { None } else { handler.place(&hello, &welcome, &peer) };
-    // Others than mounts send nothing that is worth it.
+    // Only mounts send payloads that are large enough for shared memory to be worth it.
     let memory = inb.has_memory() && hello.role == Role::Mount;
     guest.admit(&mut out, welcome, memory, auth).await?;
     let peer = Peer { memory, ..peer };
@@ -403,7 +403,7 @@ async fn watch<E: Env>(env: E, conn: Rc<ConnState>) {
 
 /// Sends what is queued until the connection ends.
 async fn write<E: Env>(mut out: Outbound<E>, conn: Rc<ConnState>) {
-    // One guard for the whole life of the connection, because a guard is as large as the future in it.
+    // One guard serves for the whole life of the connection, because a guard is as large as the future in it.
     let ended = conn.cut.guard(write_all(&mut out, &conn)).await;
     if let Some(ending) = ended {
         conn.cut.cut(ending);

@@ -185,7 +185,7 @@ enum Attack {
     Insert,
 }
 
-/// The direction of a unit.
+/// The direction in which a unit (a frame or a record of the stream) travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     ToServer,
@@ -516,7 +516,7 @@ fn proofs_of_one_channel_are_worth_nothing_in_another() {
                             continue;
                         };
                         assert!(agree_for_tests(&mut to_server, &mut from_server, Hands::Client, &challenge).await);
-                        // With the client it may have a channel of any level.
+                        // The relay has a channel of any level with the client.
                         let told = Challenge { secure: inner, ..challenge };
                         let _ = to_client.send(Message::Challenge(told)).await;
                         if !agree_for_tests(&mut to_client, &mut from_client, Hands::Server, &told).await {

@@ -21,7 +21,7 @@ fn connections_are_served_elsewhere() {
         place.run(async {
             place.server.place.set(Some(3));
             let link = place.connect().await;
-            // It was welcomed, and is not read yet.
+            // The client was welcomed, but nothing is read from it yet.
             let (early, ()) = futures_util::join!(parent(&link, 5), async {
                 place.until(|| !place.server.parcels.borrow().is_empty()).await;
                 place.client_env().sleep(Duration::from_millis(1)).await;

@@ -132,7 +132,7 @@ pub fn tunables(text: &str) -> BTreeMap<String, String> {
 }
 
 impl FileFacts {
-    /// With what the texts say.
+    /// The facts, completed from these texts.
     ///
     /// Errors: a sentence that names the unreadable text.
     pub fn read(mut self, texts: FileTexts<'_>) -> Result<FileFacts, String> {

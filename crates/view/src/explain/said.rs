@@ -122,7 +122,7 @@ impl Explanation {
         out
     }
 
-    /// As JSON, schema `amphi.explain/1`; within the version fields are only added.
+    /// The explanation as JSON, schema `amphi.explain/1`; within the version fields are only added.
     pub fn json(&self) -> Value {
         let ways: Vec<Value> = self
             .ways

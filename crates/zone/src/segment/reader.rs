@@ -151,7 +151,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         Ok(self.present())
     }
 
-    /// The change that `next` continued to, if it has not come to the end.
+    /// The change to which `next` continued, if there was one.
     pub fn present(&self) -> Option<Change<'_>> {
         Change::take(&mut &self.carry[self.at..self.end])
     }

@@ -25,7 +25,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// As the root names it.
+    /// The segment as the root names it.
     pub fn named(&self) -> NamedSegment {
         let slot = self.slots.get(self.index_page).filter(|_| self.index_bytes > 0);
         NamedSegment {

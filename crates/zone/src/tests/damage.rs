@@ -302,7 +302,7 @@ fn a_merge_rebuilds_what_it_reads() {
         let at = zone.shared().geometry.slot_offset(slot) + 4096;
         sim.poke(NODE, PATH, at, &[0x99; 512]).unwrap();
     }
-    // As large as what it merges.
+    // The changes are as large as the segments that the merge reads.
     for i in 0..80 {
         let t = txn(&format!("I5-{i}"), &vec![i as u8; 6000]);
         apply(&mut model, &t);

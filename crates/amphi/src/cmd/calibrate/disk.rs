@@ -1,4 +1,4 @@
-//! What the disk of a folder can do, past the kernel's cache.
+//! The throughput of a folder's disk, past the kernel's cache.
 //!
 //! Owns: one file without a name in that folder, which goes with its descriptor however the process ends; threads that
 //! keep the disk busy. Does not own: anything that a server does.
@@ -26,7 +26,7 @@ const SMALL: usize = 4 << 10;
 const LARGE_AT_A_TIME: u64 = 8;
 const SMALL_AT_A_TIME: u64 = 32;
 
-/// What requests do.
+/// The direction of requests.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Read,
@@ -106,7 +106,8 @@ impl<'a> Scratch<'a> {
         });
         ended.during(|| format!("measure the disk of {}", self.folder.display()))?;
         if way == Way::Write {
-            // What a device keeps in a cache of its own is no rate that it can hold.
+            // The device may have taken the writes into a cache of its own. The time of a sync counts, so that the
+            // result is a rate that the device can hold.
             fdatasync(&self.fd).during(|| format!("sync in {}", self.folder.display()))?;
         }
         let seconds = Clocks.now_ns().saturating_sub(begun).max(1) as f64 / 1e9;

@@ -1,4 +1,4 @@
-//! What messages and payload between this machine and each server of a cluster can do.
+//! The latency and throughput of the links between this machine and each server of a cluster.
 //!
 //! Owns: the measurements, over connections of their own. Does not own: connecting (`reach`).
 //!

@@ -1,4 +1,4 @@
-//! How fast one core copies memory that is in no cache of the processor.
+//! The rate at which one core copies memory that is in no cache of the processor.
 
 use amphi_client::Clock;
 use amphi_host::clock::Machine as Clocks;
@@ -9,7 +9,7 @@ const BYTES: usize = 128 << 20;
 /// Bytes of one copy, as a large request has them.
 const PIECE: usize = 1 << 20;
 
-/// Bytes a second.
+/// Measures the rate of copies, in bytes per second.
 pub(super) fn copy_bytes_per_s(long: Duration) -> f64 {
     let (from, mut to) = (vec![1u8; BYTES], vec![2u8; BYTES]);
     let begun = Clocks.now_ns();

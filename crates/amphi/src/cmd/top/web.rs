@@ -1,9 +1,10 @@
 //! `amphi top --web`: the samples of the last minutes for the page of `amphi_view::page`.
 //!
-//! Owns: taking samples while somebody looks, keeping them, their address and token. Does not own: HTTP (`crate::web`),
+//! Owns: taking samples while a page is open, keeping them, their address and token. Does not own: HTTP (`crate::web`),
 //! the page.
 //!
-//! Bounds: `KEPT` samples, less than 10 MB; a mount is left alone when nobody has asked for `UNWATCHED`.
+//! Bounds: `KEPT` samples, less than 10 MB; if no page has requested samples for `UNWATCHED`, the mount is not queried
+//! any more.
 
 use super::looks::{Looks, name_of};
 use crate::web::{Page, Served, Site, check_open, serve_tcp};
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 /// Samples that a page can still get: 5 minutes at one a second.
 const KEPT: usize = 300;
-/// How long nobody asks before the mount is left alone.
+/// If no page has requested samples for this time, the mount is not queried any more.
 const UNWATCHED: Duration = Duration::from_secs(30);
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 16;
@@ -44,11 +45,11 @@ struct State {
     failed: Option<String>,
 }
 
-/// What pages ask for.
+/// The samples that pages request.
 #[derive(Default)]
 struct Samples {
     state: Mutex<State>,
-    /// Whether somebody has asked since the last check.
+    /// Whether a page has requested samples since the last check.
     asked: AtomicBool,
 }
 
@@ -129,7 +130,7 @@ pub(super) fn serve(addr: SocketAddr, path: &Path, interval: Duration, token: Op
     serve_tcp(addr, Served { site: samples, token }, |at| println!("ready http://{at}/{hash}"))
 }
 
-/// Takes samples while somebody asks for them.
+/// Takes samples while pages request them.
 fn take(path: &Path, interval: Duration, samples: &Samples) {
     let ended = RealEnv::run(Duration::ZERO, |env| async move {
         let name = name_of(path);
@@ -147,7 +148,7 @@ fn take(path: &Path, interval: Duration, samples: &Samples) {
     tracing::error!("no samples any more: {e}");
 }
 
-/// Takes samples until nobody has asked for some time, or the mount does not answer.
+/// Takes samples until no page has requested them for some time, or the mount does not answer.
 async fn watch(env: &RealEnv, path: &Path, name: &str, interval: Duration, samples: &Samples) -> Outcome {
     let now = || Duration::from_nanos(env.now().0);
     let mut looks = Looks::begin(path, env.clone())?;
@@ -167,8 +168,8 @@ async fn watch(env: &RealEnv, path: &Path, name: &str, interval: Duration, sampl
 mod tests {
     use super::*;
 
-    /// Goal: a page gets each sample once, the last ones of them, and all that are kept after `amphi top` was started
-    /// again; tokens differ. Method: more samples than are kept.
+    /// Goal: a page gets each sample once, at first the latest ones, and after a restart of `amphi top` all that are
+    /// kept; two programs have different tokens. Method: more samples than are kept.
     #[test]
     fn samples_are_given_once() {
         let samples = Samples::default();

@@ -38,7 +38,7 @@ struct Entry {
 }
 
 impl Overwrites {
-    /// `pages` are about to be read.
+    /// Called when `pages` are about to be read.
     pub(super) fn note(&mut self, pages: ByteRange) {
         self.remember(pages);
         for entry in self.under_way.iter_mut().filter(|e| e.in_place && e.range.overlaps(&pages)) {
@@ -55,7 +55,7 @@ impl Overwrites {
         }
     }
 
-    /// All pages are being dropped.
+    /// Called when all pages are being dropped.
     pub(super) fn forget(&mut self) {
         self.read.clear();
     }

@@ -22,7 +22,7 @@ pub(crate) struct Taking {
     pub(crate) again: Vec<ByteRange>,
     /// Number of requests under way without a lock.
     pub(crate) free: usize,
-    /// By target: how many of these requests rely on a lock that is being returned.
+    /// For each target, the number of these requests that rely on a lock which is being returned.
     pub(crate) protected: BTreeMap<TargetId, usize>,
     /// Targets that note what others change, and the numbers of their notes.
     pub(crate) notes: BTreeMap<TargetId, u64>,

@@ -122,8 +122,8 @@ mod tests {
         model(guarded, &[[0, 0], [1, 1]], true);
     }
 
-    /// Goal: if two writes without the lock come one after the other, no read sees the second without the first.
-    /// Method: every interleaving.
+    /// Goal: if one thread makes two writes without the lock one after the other, no read sees the second one without
+    /// the first. Method: every interleaving.
     #[test]
     fn unguarded_writes_are_seen_in_order() {
         let two = |file: &TwoUnits| {

@@ -25,7 +25,7 @@ pub(super) enum Stage<E: Env> {
     Closed,
     /// Being opened: calls wait.
     Opening,
-    /// The connection is being opened for so long that calls fail.
+    /// The connection has been opening for so long that calls fail.
     Failing,
     /// The connection exists, and repairs itself.
     Open(Rc<Link<E>>),
@@ -113,7 +113,7 @@ impl<E: Env> Seat<E> {
         self.info.borrow().targets.contains(&target)
     }
 
-    /// The connection has broken, or has been made again.
+    /// Called when the connection has broken, or has been made again.
     pub(crate) fn set_broken(&self, broken: bool) {
         self.broken.set(broken);
     }
@@ -149,7 +149,7 @@ impl<E: Env> Seat<E> {
         }
     }
 
-    /// The server is no longer in the map, so requests that wait for it fail.
+    /// Called when the server is no longer in the map, so requests that wait for it fail.
     pub(super) fn leave(&self, env: &E) {
         self.parts.borrow().iter().for_each(|part| part.leave(env));
         self.set_gone();

@@ -1,7 +1,7 @@
 //! Several connections to one server: one for each of its workers.
 //!
-//! Owns: opening the connections beside the first one, and which targets use which connection. Does not own: which
-//! worker serves a connection (`Welcome::links` says how many connections are useful).
+//! Owns: opening the connections beside the first one, and which targets use which connection. Does not own: the choice
+//! of the worker that serves a connection (`Welcome::links` says how many connections are useful).
 //!
 //! A further connection is a `Seat` of its own with targets of its own, as if it led to another server. Everything that
 //! is true of servers other than the master is true of it (`links`). Its lease, its breaks and its recovery concern

@@ -69,7 +69,8 @@ pub(super) fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, 
         return;
     }
     let limits = limits_of(mount, open, range);
-    // Another thread is at it: missing one step of a stream does no harm worth waiting for.
+    // Another thread is updating the read-ahead state. Missing one step of a stream costs less than waiting for that
+    // thread.
     let plan = match open.streams.readahead.try_lock() {
         Some(mut state) => next_ahead(mount, open, &mut state, range, size, limits),
         None => return,

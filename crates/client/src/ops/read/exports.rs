@@ -29,7 +29,7 @@ const SMALL_UNITS: u64 = 4;
 /// used at most for this time.
 const LEASE_NS: u64 = 2_000_000_000;
 
-/// Until when exports may be used, by the clock of leases. 0 means that they may not be used any more.
+/// The time until which exports may be used, by the clock of leases. 0 means that they may not be used any more.
 pub(crate) fn lease_end_ns(mount: &Mount) -> u64 {
     let sharing = &mount.coherence.sharing;
     if sharing.is_lost() {
@@ -127,7 +127,7 @@ fn access(mount: &Mount, open: &OpenFile, export: &Export) {
     let is_due = || open.file.access_is_due(mount.wall());
     export.set_due(is_due());
     if is_due() {
-        // A change has come in between.
+        // The cache has changed since.
         export.set_due(true);
     }
 }

@@ -1,4 +1,4 @@
-//! Reads in company of other mounts.
+//! Reads in shared mode.
 //!
 //! Owns: at which size a read is cut, and the locks that make it atomic. Invariants: no bytes beyond the end of the
 //! file are returned. The size at which a read is cut is either one that the file had at a moment at which all locks
@@ -257,7 +257,7 @@ async fn unless_damaged(
     for (piece, _) in &got {
         if mode == Mode::Buffered {
             match piece.fetch.put(piece.range.intersect(&inside), &piece.bytes) {
-                // There is no space: this read bypasses the cache.
+                // The cache has no space: this read bypasses it.
                 Ok(()) | Err(Errno::NoSpace) => {}
                 Err(e) => return Err(e),
             }

@@ -174,8 +174,8 @@ pub(super) async fn set(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8], text: &str) 
             let (pattern, value) = text
                 .split_once('=')
                 .ok_or_else(|| mount.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
-            // Nothing is changed anywhere before the value is known to be valid here; then tunables of servers, which
-            // may be out of reach, are set first.
+            // Before anything is changed, the value is checked here; then the tunables of servers, which may be
+            // unreachable, are set first.
             let near = Tunables::check(pattern, value).map_err(|text| mount.complain(text))?;
             let far = if means_server(pattern) {
                 server_tunables(mount, ctx, pattern, Some(value)).await.inspect_err(|e| {

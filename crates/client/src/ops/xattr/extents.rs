@@ -80,7 +80,7 @@ pub(super) struct UnstableBytes {
     pub(super) sending: u64,
     /// Bytes in the memory of the servers, written by any mount.
     pub(super) accepted: u64,
-    /// On the servers' disks, and not synced; of any mount.
+    /// The number of bytes on the servers' disks that are not synced, whichever mount has written them.
     pub(super) unsynced: u64,
 }
 

@@ -12,7 +12,7 @@ pub(crate) fn mode_text(mode: IoMode) -> &'static str {
     }
 }
 
-/// Reads an I/O mode.
+/// Parses an I/O mode.
 pub(crate) fn mode_of(text: &str) -> Option<IoMode> {
     [IoMode::Auto, IoMode::Buffered, IoMode::Direct].into_iter().find(|m| mode_text(*m) == text)
 }
@@ -26,7 +26,7 @@ pub(crate) fn kernel_cache_text(asked: KernelCache) -> &'static str {
     }
 }
 
-/// Reads who serves reads.
+/// Parses the setting of who serves reads.
 pub(crate) fn kernel_cache_of(text: &str) -> Option<KernelCache> {
     [KernelCache::Auto, KernelCache::On, KernelCache::Off].into_iter().find(|k| kernel_cache_text(*k) == text)
 }
@@ -40,7 +40,7 @@ pub(crate) fn checksums_text(asked: DataChecksums) -> &'static str {
     }
 }
 
-/// Reads whether blocks get checksums.
+/// Parses the setting of checksums.
 pub(crate) fn checksums_of(text: &str) -> Option<DataChecksums> {
     [DataChecksums::Auto, DataChecksums::On, DataChecksums::Off].into_iter().find(|c| checksums_text(*c) == text)
 }
@@ -86,7 +86,7 @@ pub(crate) fn text(layout: &Layout) -> String {
 /// Parses a layout. Values that are not given stay as in `old`. If only a pattern is given, the other values get the
 /// defaults of that pattern. A count of 0 or `all` means every target.
 ///
-/// Errors: a sentence.
+/// Errors: a sentence that explains what is wrong.
 pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
     let mut words = text.trim().split(',');
     let all = old.pool.max(1);

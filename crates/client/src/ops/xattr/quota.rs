@@ -3,7 +3,7 @@
 //! Read, on any inode: `quota.KIND.ID` (JSON; `KIND` is `user`, `group` or `project`), `quota` or `quota.after.KIND.ID`
 //! (JSON, all accounts, as many as fit), `project` (of the inode, 0: none). Write: `quota` = `KIND ID` and any of
 //! `bytes=`, `soft_bytes=`, `inodes=`, `soft_inodes=`, `grace_s=` (0: no limit; what is left out stays), `project` = a
-//! number or `new`. The servers decide who may.
+//! number or `new`. The servers check the permission.
 
 use super::control;
 use crate::api::Ctx;
@@ -144,15 +144,15 @@ pub(super) async fn set(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, name: &[u8], te
     }
 }
 
-/// The bytes that hexadecimal digits stand for.
+/// Decodes hexadecimal digits.
 fn unhex(digits: &str) -> Option<Vec<u8>> {
     let digit = |c: u8| (c as char).to_digit(16).map(|d| d as u8);
     let pairs = digits.as_bytes().chunks(2);
     pairs.map(|pair| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?)).collect()
 }
 
-/// Of an inode, or with `NUMBER of NAME` (in hexadecimal digits) of what lies in a directory under that name: symbolic
-/// links and special files have no such attributes of their own.
+/// Sets the project of an inode. With `NUMBER of NAME` (in hexadecimal digits) it sets that of the entry with this name
+/// in the directory: symbolic links and special files cannot have such attributes themselves.
 async fn set_project(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, text: &str) -> Result<()> {
     let (text, name) = match text.split_once(" of ") {
         Some((number, name)) => (number, Some(unhex(name).ok_or(Errno::Inval)?)),

@@ -9,7 +9,7 @@ use crate::mount::Mount;
 use crate::telemetry::record::Wanted;
 use amphi_types::{Errno, Result};
 
-/// With the number of a recording and that of a block.
+/// The name of a block of a recording continues with the number of the recording and that of the block.
 const BLOCK: &str = "record.";
 
 /// Whether this is the name of a block.

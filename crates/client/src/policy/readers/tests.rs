@@ -37,7 +37,7 @@ struct Open {
     pieces: Pieces,
     /// The stream is long enough that its bytes tell how the file is read.
     long: bool,
-    /// The mount serves it in any case, as it does for who writes too.
+    /// The mount serves the file in any case, as it does for programs that also write.
     forced: bool,
 }
 

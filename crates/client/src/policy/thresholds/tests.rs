@@ -186,9 +186,9 @@ fn trials_cost_little_in_any_world() {
     }
 }
 
-/// Goal: the threshold does not move for data that is used again, for requests that other rules decide, and for sizes
-/// out of reach. Reads never go direct below the default. A threshold that has moved is shown. Method: direct carries
-/// twice as much of everything.
+/// Goal: the threshold does not move because of data that is used again, requests that other rules decide, and requests
+/// of sizes beyond its range. Reads never go direct below the default. A threshold that has moved is shown. Method:
+/// direct requests of all sizes have twice the throughput.
 #[test]
 fn other_rules_come_first() {
     let faster = |mode| if mode == Mode::Direct { 2e9 } else { 1e9 };

@@ -34,7 +34,7 @@ pub(super) struct Batch {
     parts: Vec<ReadPart>,
 }
 
-/// Enters a question for those of `plan` that are not at hand. The caller notes how busy the table is.
+/// Records requests for those files of `plan` that are not cached. The caller notes how busy the table is.
 pub(super) fn begin(
     mount: &Arc<Mount>,
     state: &mut State,

@@ -52,7 +52,7 @@ pub(crate) fn asks(mount: &Arc<Mount>, cred: &Cred, ino: Ino, flags: OpenFlags) 
 }
 
 impl Question {
-    /// The file has been opened: its close may keep it.
+    /// Called when the file has been opened: its close may keep it.
     pub(crate) fn opened(mut self) {
         self.end(true);
     }
@@ -72,7 +72,7 @@ impl Drop for Question {
     }
 }
 
-/// A file is closed. Whether its open is kept: then it is not to be closed.
+/// Called when a file is closed. Whether its open is kept: then it is not to be closed.
 pub(crate) fn keep(mount: &Arc<Mount>, open: &OpenFile) -> bool {
     let file = &open.file;
     if !super::takes_over(open.flags) || open.member() != 0 {

@@ -23,11 +23,11 @@ const INODES_MAX: usize = 32_768;
 
 #[derive(Default)]
 pub(crate) struct State {
-    /// By inode: the number of the caching mode (`Sharing::rule`) in which the inode was shown.
+    /// For each inode, the number of the caching mode (`Sharing::rule`) in which the inode was shown.
     pub(crate) young: BTreeMap<Ino, u64>,
     pub(crate) old: BTreeMap<Ino, u64>,
     pub(crate) under_way: usize,
-    /// Until when the server may still carry out a call whose answer was lost, in boot ns.
+    /// The time until which the server may still carry out a call whose answer was lost, in boot ns.
     pub(crate) unsure_until_ns: u64,
 }
 

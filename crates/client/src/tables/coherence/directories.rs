@@ -111,7 +111,7 @@ impl State {
         self.begin(dir);
     }
 
-    /// A removal of a directory from `dir` has ended. `removed` is that directory, if the answer names it.
+    /// Called when a removal of a directory from `dir` has ended. `removed` is that directory, if the answer names it.
     pub(crate) fn ended_removal(&mut self, dir: Ino, rule: u64, after: Option<(u64, Attr)>, removed: Option<Ino>) {
         self.removals -= 1;
         match removed {
@@ -132,7 +132,8 @@ impl State {
         }
     }
 
-    /// The change of one inode has ended. `after`: the attributes that the answer brought, if they may be used.
+    /// Called when the change of one inode has ended. `after`: the attributes that the answer brought, if they may be
+    /// used.
     pub(crate) fn ended(&mut self, ino: Ino, rule: u64, after: Option<(u64, Attr)>) {
         self.events += 1;
         let Some(entry) = self.entries.get_mut(&ino) else { return };

@@ -82,7 +82,7 @@ pub(crate) struct FileLockTable {
 }
 
 impl FileLockTable {
-    /// The server has news of a waiting request.
+    /// Called when the server has news of a waiting request.
     pub(crate) fn news(&self, number: u64) {
         let asking = self.state.lock().asking.get(&number).cloned();
         if let Some(asking) = asking {
@@ -90,8 +90,8 @@ impl FileLockTable {
         }
     }
 
-    /// A connection to a server was made or lost. News may have been lost with it, so all waiting requests are sent
-    /// again.
+    /// Called when a connection to a server was made or lost. News may have been lost with it, so all waiting requests
+    /// are sent again.
     pub(crate) fn state_changed(&self, was_down: bool, is_down: bool) {
         match (was_down, is_down) {
             (false, true) => drop(self.down.fetch_add(1, SeqCst)),

@@ -48,7 +48,7 @@ impl Lease {
 #[derive(Default)]
 pub(crate) struct Leases {
     by_target: RwLock<Vec<Arc<Lease>>>,
-    /// Until this moment none of the leases expires.
+    /// The time until which none of the leases expires.
     pub(crate) all_until_ns: AtomicU64,
 }
 
@@ -64,8 +64,8 @@ impl Leases {
         self.all_until_ns.store(end, Relaxed);
     }
 
-    /// A message has arrived. After a long silence a message may be an old one that waited in a buffer. Then only an
-    /// answer counts.
+    /// Called when a message has arrived. After a long silence a message may be an old one that waited in a buffer.
+    /// Then only an answer counts.
     pub(crate) fn hear(&self, lease: &Lease, boot_ns: u64) {
         let heard = lease.heard_ns.load(Relaxed);
         if lease.in_touch(boot_ns) && boot_ns >= heard.saturating_add(COARSE_NS) {

@@ -8,8 +8,8 @@
 //! Invariants: attributes get a timeout only if the value that this mount caches under their token shows exactly the
 //! same attributes when the timeout is given. The record is made while the token cannot go, so a revocation of the
 //! token finds the record. Invalidating attributes waits for nothing: the kernel drops them, and takes no answer to a
-//! question from before. One exception: an inode that the kernel does not know may be just becoming known by an answer
-//! that was given a moment ago. So the invalidation is repeated until that answer has arrived.
+//! question from before. There is one exception: the kernel may be just learning of an inode by an answer that was
+//! given a moment ago. So the invalidation is repeated until that answer has arrived.
 //!
 //! After an invalidation an inode *rests*. Linux drops the answers to requests from before the invalidation, and a
 //! `read` that has made such a request uses the earlier size. So no answer gets a timeout, and no second invalidation
@@ -28,8 +28,8 @@ use std::time::Duration;
 
 /// Most inodes whose attributes have a timeout.
 const LENT_MAX: usize = 131_072;
-/// The kernel counts the timeout from the moment when it has the answer, which may be later by so much. The server's
-/// own margin is longer.
+/// The kernel counts the timeout from the moment when it receives the answer, which may be this much later. The
+/// server's own margin is longer.
 const LATE_NS: u64 = 500_000_000;
 /// After this time an answer has reached the kernel.
 const ARRIVED_NS: u64 = 250_000_000;
@@ -48,7 +48,7 @@ struct Loan {
 /// The events since an inode's attributes were invalidated.
 #[derive(Clone, Copy)]
 enum Rest {
-    /// No answer was given.
+    /// The attributes were not given in an answer.
     Unasked,
     /// The first answer, which has no timeout, was given at this moment.
     Answered(u64),

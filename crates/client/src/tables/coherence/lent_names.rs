@@ -22,8 +22,8 @@ use std::time::Duration;
 
 /// Most names that are cached.
 const LENT_MAX: usize = 65_536;
-/// The kernel counts the timeout from the moment when it has the answer, which may be later by so much. The front end
-/// checks whether the answer was that late.
+/// The kernel counts the timeout from the moment when it receives the answer, which may be this much later. The front
+/// end checks whether the answer was that late.
 pub(crate) const LATE_NS: u64 = 500_000_000;
 /// A timeout below this is not worth the walk of the lookup thread.
 const LIFE_MIN_NS: u64 = 1_000_000_000;
@@ -200,7 +200,7 @@ impl LentNames {
         (loan.lent.shows == NameShows::Nothing).then_some(loan.number)
     }
 
-    /// The front end has shown that nothing of this loan is cached any more.
+    /// Called when the front end has shown that nothing of this loan is cached any more.
     pub(crate) fn is_over(&self, key: TokenKey, number: u64) {
         let state = &mut *self.state.lock();
         assert!(number <= state.last_number, "loan {number} ends, and {} is the last one", state.last_number);
@@ -221,7 +221,7 @@ impl LentNames {
         self.state.lock().loans.values().filter(|loan| now_ns < loan.until_ns).map(|loan| loan.lent.clone()).collect()
     }
 
-    /// These names have been invalidated.
+    /// Called when these names have been invalidated.
     pub(crate) fn taken(&self, going: &[Going]) {
         going.iter().for_each(|one| self.is_over(one.key, one.number));
     }

@@ -8,7 +8,7 @@
 use amphi_dlm::CANCEL_BATCH;
 use amphi_types::Ino;
 
-/// Files belong to one neighbourhood if their inode numbers are at most so far apart.
+/// Files are in one neighbourhood if their inode numbers differ by at most this.
 pub(crate) const REACH: u64 = 4096;
 /// Callbacks in a neighbourhood before further locks are returned, and for how long they count, ns.
 const SURE: u32 = 2;
@@ -33,7 +33,7 @@ struct Walk {
 pub(crate) struct Walks(Vec<Walk>);
 
 impl Walks {
-    /// A lock of this file was called back. Returns how many locks of nearby files should be returned too.
+    /// Called when a lock of this file was called back. Returns how many locks of nearby files should be returned too.
     pub(crate) fn asked(&mut self, now_ns: u64, ino: Ino) -> usize {
         self.0.retain(|walk| now_ns.saturating_sub(walk.at_ns) < LULL_NS);
         let near = |walk: &&mut Walk| walk.last.0.abs_diff(ino.0) <= REACH;

@@ -86,7 +86,7 @@ impl Locks {
         f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(*self.limits.lock())))
     }
 
-    /// These group locks were returned or lost.
+    /// Called when these group locks were returned or lost.
     pub(crate) fn left(&self, locks: &[(TargetId, LockId)]) {
         self.leaving.lock().retain(|lock| !locks.contains(lock));
         self.answered.notify();

@@ -77,7 +77,7 @@ pub(crate) struct NewDirectories {
 }
 
 impl NewDirectories {
-    /// A request that makes a directory is about to be sent. The result goes to `made`.
+    /// Called when a request that makes a directory is about to be sent. The result goes to `made`.
     pub(crate) fn making(&self) -> u64 {
         let state = &mut *self.state.lock();
         if state.making == 0 {
@@ -113,7 +113,7 @@ impl NewDirectories {
         }
     }
 
-    /// A request that may make a name in `dir` is about to be sent.
+    /// Called when a request that may make a name in `dir` is about to be sent.
     pub(crate) fn name(&self, dir: Ino, hash: u64) {
         let state = &mut *self.state.lock();
         if let Some(names) = state.directories.get_mut(&dir) {
@@ -138,7 +138,7 @@ impl NewDirectories {
         state.directories.get(&dir).is_some_and(|names| names.rule == rule && !names.hashes.contains(&hash))
     }
 
-    /// The directory was removed.
+    /// Called when the directory was removed.
     pub(crate) fn removed(&self, dir: Ino) {
         self.state.lock().forget(dir);
     }

@@ -60,7 +60,7 @@ impl Shards {
         self.any.store(true, Relaxed);
     }
 
-    /// The directory was removed.
+    /// Called when the directory was removed.
     pub(crate) fn removed(&self, dir: Ino) {
         if self.has(dir) {
             self.lists.write().remove(&dir);

@@ -99,7 +99,7 @@ impl Sharing {
         *self.bell.lock() = bell;
     }
 
-    /// Sole mode ends, or the session.
+    /// Called when sole mode ends, or the session.
     pub(crate) fn ring(&self) {
         let bell = self.bell.lock().clone();
         if let Some(bell) = bell {

@@ -30,8 +30,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// A walk counts as ended so long after its last lookup. The operation comes directly after the walk, unless the thread
-/// has to wait for a processor.
+/// A walk counts as ended this long after its last lookup. The operation comes directly after the walk, unless the
+/// thread has to wait for a processor.
 const WALK_NS: u64 = 5_000_000_000;
 /// Most look-ups of one walk for which inodes are held. This is more than the longest path has names.
 const LOOKUPS_MAX: u32 = 4096;
@@ -100,8 +100,8 @@ impl Walks {
         });
     }
 
-    /// The operation of `thread` has found its inode, so its walk has ended. For threads that cannot be distinguished,
-    /// only time ends a walk.
+    /// Called when the operation of `thread` has found its inode, so its walk has ended. For threads that cannot be
+    /// distinguished, only time ends a walk.
     #[inline]
     pub(crate) fn ended(&self, thread: u32) {
         if self.count.load(SeqCst) > 0 && thread != 0 {

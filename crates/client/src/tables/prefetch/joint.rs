@@ -9,9 +9,9 @@
 //! the file is read ahead in large pieces, as if one process read all of it.
 //!
 //! Streams belong together if they have the same stride and length and are near each other. They form a sequence if
-//! they cover at least half of the bytes between two records of one of them. So at most as much is fetched in vain as
-//! is used. If much more is fetched in vain (because the others have stopped), more reads in a row are required before
-//! anything is fetched again, twice as many each time.
+//! they cover at least half of the bytes between two records of one of them. So the fetched bytes that are not used are
+//! at most as many as the used ones. If many more bytes are fetched without use (because the other processes have
+//! stopped), more consecutive reads are required before anything is fetched again, twice as many each time.
 //!
 //! Near is meant in bytes, not in reads. Processes drift apart: they may start 50 ms after each other, or share a core
 //! and read a hundred cached records in one time slice. Nothing brings processes that have drifted apart back together.
@@ -28,16 +28,16 @@ use std::collections::VecDeque;
 const FILES_MAX: usize = 64;
 /// Most open files of each that are tracked.
 const MEMBERS_MAX: usize = 64;
-/// Streams are near each other within so many strides, or within so many bytes if that is more and a window may be as
-/// large.
+/// Streams are near each other within this many strides, or within this many bytes if that is more and a window may be
+/// as large.
 const NEAR_STRIDES: u64 = 32;
 const NEAR_BYTES: u64 = 32 << 20;
 /// Least reads in a row that are required after the sequence was doubted.
 const CAUTION_MIN: u64 = 32;
 /// First window, in bytes.
 const WINDOW_MIN: u64 = 1 << 20;
-/// How many bytes may be fetched in vain before the sequence is doubted, as a multiple of the bytes that were used.
-/// `WASTE_MIN` bytes are ignored.
+/// Before the sequence is given up, this multiple of the used bytes may be fetched without use. `WASTE_MIN` bytes are
+/// ignored.
 const WASTE_FACTOR: u64 = 4;
 const WASTE_MIN: u64 = 16 << 20;
 /// Most reads in a row that are required before anything is fetched again.
@@ -60,7 +60,7 @@ struct Joint {
     /// The largest window that was ever allowed; members may be that far apart.
     reach: u64,
     window: u64,
-    /// Everything between these two offsets is fetched.
+    /// The byte range between these two offsets is being fetched as a whole.
     ahead_from: u64,
     ahead_to: u64,
     planned_bytes: u64,
@@ -201,10 +201,10 @@ mod tests {
         (fetched, missed)
     }
 
-    /// Goal: ranks of one mount that read alternately form one sequence, without gaps. They do so also if other mounts
-    /// read half of the records, and again when the ranks begin anew. If they read less than half, each stream is read
-    /// ahead by itself, and so are two streams that read the same records. Method: records of two, four and eight
-    /// ranks.
+    /// Goal: ranks of one mount that read alternate records form one sequence, without gaps. They do so also if other
+    /// mounts read half of the records, and again when the ranks begin anew. If they read less than half, each stream
+    /// is read ahead by itself, and so are two streams that read the same records. Method: records of two, four and
+    /// eight ranks.
     #[test]
     fn ranks_in_turn_are_one_sequence() {
         for (ranks, own) in [(2, 2), (4, 4), (4, 2), (8, 4)] {

@@ -47,12 +47,12 @@ impl KeptOpens {
         self.kept.len()
     }
 
-    /// A request that opens a file is about to be sent.
+    /// Called when a request that opens a file is about to be sent.
     pub(crate) fn begin(&mut self, ino: Ino) {
         self.asking.entry(ino).or_default().questions += 1;
     }
 
-    /// A request that opens a file was answered. Returns whether the inode stayed unchanged meanwhile.
+    /// Called when a request that opens a file was answered. Returns whether the inode stayed unchanged meanwhile.
     pub(crate) fn end(&mut self, ino: Ino) -> bool {
         let Some(asking) = self.asking.get_mut(&ino) else { return false };
         assert!(asking.questions > 0, "{ino}: an open is answered that was not requested");
@@ -64,14 +64,14 @@ impl KeptOpens {
         !spoiled
     }
 
-    /// The file was opened for this opener, and nothing has changed since.
+    /// Called when the file was opened for this opener, and nothing has changed since.
     pub(crate) fn note(&mut self, ino: Ino, opener: Opener) {
         if self.openers.len() < KEPT_MAX || self.openers.contains_key(&ino) {
             self.openers.insert(ino, opener);
         }
     }
 
-    /// The file is closed. Returns its opener if nothing has changed since the open.
+    /// Called when the file is closed. Returns its opener if nothing has changed since the open.
     pub(crate) fn closes(&mut self, ino: Ino) -> Option<Opener> {
         self.openers.remove(&ino)
     }
@@ -98,8 +98,8 @@ impl KeptOpens {
         self.kept.remove(&ino)
     }
 
-    /// The inode is changed, so an earlier open of it is not used any more. Returns the kept open, to be closed outside
-    /// the lock.
+    /// Called when the inode is changed, so an earlier open of it is not used any more. Returns the kept open, to be
+    /// closed outside the lock.
     pub(crate) fn spoil(&mut self, ino: Ino) -> Option<Kept> {
         if let Some(asking) = self.asking.get_mut(&ino) {
             asking.spoiled = true;

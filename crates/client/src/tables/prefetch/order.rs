@@ -12,8 +12,8 @@
 //!
 //! After three files in an order the next [8] files are fetched. Whenever half of them were used, twice as many are
 //! fetched, up to a bound. If a reader takes longer than [4 s] for what was fetched, fewer are fetched, because they
-//! are not kept for long. When more was fetched in vain than used, nothing is fetched for the directory for [10 s], and
-//! twice as long each time.
+//! are not kept for long. When more files were fetched without use than were used, nothing is fetched for the directory
+//! for [10 s], and twice as long each time.
 //!
 //! Bound: `NAMES_MAX` names of a directory, about 250 bytes each. Of a longer listing the latest names are kept.
 
@@ -40,7 +40,7 @@ const STRANGERS_FIRST: usize = 4;
 const STRANGERS_LATER: usize = 64;
 /// A reader that takes longer than this for half a window gets a smaller one.
 const SLOW_NS: u64 = 4_000_000_000;
-/// Up to this number, files that were fetched in vain are ignored.
+/// Up to this number, files that were fetched and not used are ignored.
 const WASTE_MIN: u64 = 32;
 /// How long nothing is fetched after prefetching was useless, at first and at most.
 const PAUSE_NS: u64 = 10_000_000_000;
@@ -82,7 +82,7 @@ struct Benefit {
 }
 
 impl Benefit {
-    /// Notes that a file was fetched in vain. Returns whether nothing is fetched for a while from now on.
+    /// Notes that a file was fetched and not used. Returns whether nothing is fetched for a while from now on.
     fn note_wasted(&mut self, now_ns: u64) -> bool {
         self.wasted += 1;
         let is_useless = self.wasted > WASTE_MIN + self.used;
@@ -162,8 +162,9 @@ impl Directory {
         self.by_inode.contains_key(&ino)
     }
 
-    /// A file of this directory is opened. Returns whether the names should be requested, because too many files were
-    /// not known. If that does not help, it is tried again after twice as many, up to a quarter of the names.
+    /// Called when a file of this directory is opened. Returns whether the names should be requested, because too many
+    /// files were not known. If that does not help, it is tried again after twice as many, up to a quarter of the
+    /// names.
     pub(crate) fn wants_names(&mut self, ino: Ino) -> bool {
         if self.knows(ino) {
             self.familiar += 1;
@@ -182,12 +183,12 @@ impl Directory {
         true
     }
 
-    /// A fetched file was used.
+    /// Called when a fetched file was used.
     pub(crate) fn note_used(&mut self) {
         self.benefit.used += 1;
     }
 
-    /// A fetched file was not used.
+    /// Called when a fetched file was not used.
     pub(crate) fn note_wasted(&mut self, now_ns: u64) {
         if self.benefit.note_wasted(now_ns) {
             self.streams.clear();
@@ -229,8 +230,8 @@ impl Directory {
         }
     }
 
-    /// A file is opened for reading. Returns the files to fetch, in the order in which they are expected. No reader
-    /// gets more than `window_max` files ahead.
+    /// Called when a file is opened for reading. Returns the files to fetch, in the order in which they are expected.
+    /// No reader gets more than `window_max` files ahead.
     pub(crate) fn on_open(&mut self, now_ns: u64, ino: Ino, window_max: usize) -> Vec<(Name, Ino)> {
         let Some(at) = self.by_inode.get(&ino).copied() else { return Vec::new() };
         self.clock += 1;

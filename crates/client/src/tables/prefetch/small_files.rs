@@ -33,7 +33,7 @@ const HOMES_MAX: usize = 8192;
 /// The access with which files are opened ahead.
 pub(crate) const READ: Access = Access { read: true, write: false };
 
-/// What a change concerns.
+/// The name or inode that a change concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     Name(Ino, Name),
@@ -167,7 +167,7 @@ impl State {
         directory
     }
 
-    /// A file of `dir` was looked up.
+    /// Called when a file of `dir` was looked up.
     pub(crate) fn note_home(&mut self, dir: Ino, ino: Ino) {
         if self.directories.get(&dir).is_some_and(|d| d.knows(ino)) {
             return;

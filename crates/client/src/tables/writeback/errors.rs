@@ -27,8 +27,8 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct WritebackErrors {
     state: Mutex<State>,
-    /// By target: the number of the last news about accepted bytes that the target could not write. A target repeats
-    /// its news, under the same number, until it knows that they have arrived.
+    /// For each target, the number of the last report about accepted bytes that the target could not write. A target
+    /// repeats its news, under the same number, until it knows that they have arrived.
     news: Mutex<BTreeMap<TargetId, u64>>,
 }
 

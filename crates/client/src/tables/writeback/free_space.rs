@@ -32,8 +32,8 @@ pub(crate) struct FreeSpace {
 }
 
 impl FreeSpace {
-    /// A write was answered, and the target reported whether it has much free space. A refused write counts as a report
-    /// of little free space.
+    /// Called when a write was answered, and the target reported whether it has much free space. A refused write counts
+    /// as a report of little free space.
     pub(crate) fn said(&self, target: TargetId, roomy: bool) {
         let told = self.told.read();
         if let Some(told) = told.get(&target).filter(|told| told.roomy == roomy) {
@@ -57,7 +57,8 @@ impl FreeSpace {
         }
     }
 
-    /// Whether so many bytes, these included, were written since the last report that the target may be full.
+    /// Whether this many bytes, including the present ones, were written since the last report, so that the target may
+    /// be full.
     fn is_unheard(&self, target: TargetId, bytes: u64) -> bool {
         let told = self.told.read();
         let roomy = told.get(&target).filter(|t| t.roomy);

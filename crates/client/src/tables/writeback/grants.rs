@@ -7,8 +7,8 @@
 //!
 //! * A block is counted before its first dirty byte is there, and until it is neither dirty nor under way.
 //! * When blocks are counted, they are no more than the target keeps for this session. The answers to writes say how
-//!   many blocks these writes have used up, and are applied before the writes count as landed. So there is always space
-//!   on the target for what is dirty.
+//!   many blocks these writes have used up, and are applied before the writes count as done. So there is always space
+//!   on the target for dirty bytes.
 //! * Answers may overtake each other. Reports of a target are ordered by the record of its log that they name
 //!   (`Grant::kept`).
 //!
@@ -113,7 +113,7 @@ impl Grants {
         self.of(target).asked.load(SeqCst)
     }
 
-    /// An answer says how many blocks the session has been granted.
+    /// Called when an answer says how many blocks the session has been granted.
     fn told(&self, target: TargetId, blocks: u64, kept: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -155,7 +155,7 @@ impl Grants {
         of.set_limit(&told);
     }
 
-    /// The session has begun anew, without grants.
+    /// Called when the session has begun anew, without grants.
     pub(crate) fn begin_anew(&self, target: TargetId) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -179,7 +179,7 @@ impl Grants {
         unused
     }
 
-    /// The target has confirmed the return of this many blocks and has reported the rest.
+    /// Called when the target has confirmed the return of this many blocks and has reported the rest.
     pub(crate) fn has_left(&self, target: TargetId, blocks: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();

@@ -27,7 +27,7 @@ struct Generations {
 pub(crate) struct ClosedFiles(Mutex<Generations>);
 
 impl ClosedFiles {
-    /// The file is forgotten. Its counters, if there are any, stay for a while.
+    /// Called when the file is forgotten. Its counters, if there are any, stay for a while.
     pub(crate) fn keep(&self, ino: Ino, stats: &Arc<FileStats>) {
         if stats.is_empty() {
             return;

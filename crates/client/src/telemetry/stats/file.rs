@@ -114,7 +114,7 @@ impl FileStats {
         self.ledgers.lock().push(ledger.clone());
     }
 
-    /// The open file is closed.
+    /// Called when the open file is closed.
     pub(crate) fn leave(&self, ledger: &Arc<Ledger>) {
         let mut ledgers = self.ledgers.lock();
         if let Some(at) = ledgers.iter().position(|l| Arc::ptr_eq(l, ledger)) {
@@ -128,7 +128,7 @@ impl FileStats {
         self.ledgers.lock().iter().for_each(|ledger| ledger.book(&self.by_reason, &self.portrait));
     }
 
-    /// A call has waited for a lock for this long, ns.
+    /// Called when a call has waited for a lock for this long, ns.
     pub(crate) fn waited_for_lock(&self, ns: u64) {
         self.lock_wait_ns.fetch_add(ns, Relaxed);
     }
@@ -198,8 +198,8 @@ mod tests {
     use super::*;
     use crate::policy::decision::Reason;
 
-    /// Goal: the heat of a file follows what it has to do now, not what it ever had. Method: a burst of one file, then
-    /// looks while another one works and while nobody does.
+    /// Goal: the heat of a file follows its present use, not its use in all the time before. Method: a burst of
+    /// requests to one file, then looks while another file is used and while no file is used.
     #[test]
     fn heat_fades() {
         let (old, new) = (FileStats::new(), FileStats::new());

@@ -44,7 +44,7 @@ impl Ledger {
         }
     }
 
-    /// One `fsync`.
+    /// Counts one `fsync`.
     pub(crate) fn fsync(&self) {
         self.portrait.note_fsync();
     }

@@ -248,8 +248,8 @@ fn the_queue_moves_in_the_order_of_asking() {
     assert_eq!(granted(&mut other), readers);
 }
 
-/// Goal: the end of a session frees its locks of all families and files, ends its requests, and grants requests of
-/// others that waited for it. Method: two sessions.
+/// Goal: when a session ends, its locks of all families on all files are released, its requests end, and requests of
+/// others that waited for them are granted. Method: two sessions.
 #[test]
 fn the_end_of_a_session_grants_waiters() {
     let mut locks = table();

@@ -4,8 +4,8 @@
 //!
 //! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It
 //! waits for earlier changes of its keys (unless both are joint there), and for the tokens on its keys. The revocations
-//! for a change are sent at its arrival, not at its turn. Of the earlier changes it watches one, as lock requests do.
-//! Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the queue once.
+//! for a change are sent at its arrival, not at its turn. Of the earlier changes, it watches only one, as lock requests
+//! do. Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the queue once.
 
 #[cfg(test)]
 use super::PlantedBug;
@@ -126,8 +126,9 @@ impl TokenSpace {
         self.changes.get(&id).is_some_and(|change| change.ready)
     }
 
-    /// The change was applied, or was given up before or after it was ready. From now on its keys may be granted, with
-    /// its own reply first. The returned number goes to the session with that reply, for `TokenCache::changed`.
+    /// Called when the change was applied, or was given up before or after it was ready. From now on its keys may be
+    /// granted, with its own reply first. The returned number goes to the session with that reply, for
+    /// `TokenCache::changed`.
     pub fn end_change(&mut self, id: ChangeId) -> TokenNumber {
         if let Some(change) = self.changes.remove(&id) {
             for (key, joint) in change.keys {
@@ -152,7 +153,7 @@ impl TokenSpace {
         self.changes.len()
     }
 
-    /// A token of the key is gone. If it was the last one, the changes that wait for it are checked again.
+    /// Called when a token of the key is gone. If it was the last one, the changes that wait for it are checked again.
     pub(super) fn wake(&mut self, key: TokenKey) {
         let Some(queue) = self.queues.get(&key) else { return };
         if self.is_held(key) {

@@ -57,7 +57,7 @@ fn revocation_overtakes_the_grant() {
     assert!(!cache.store(0, first, key, new, "again"), "a reply after the end of its call is not stored");
 }
 
-/// Goal: a revocation that arrives late, or twice, spares what was granted after it. Method: example.
+/// Goal: a revocation that arrives late, or twice, does not affect tokens that were granted after it. Method: example.
 #[test]
 fn late_revocation_spares_later_grants() {
     let (mut space, mut cache, key) = (space(), cache(), attributes(5));
@@ -166,8 +166,8 @@ fn changes_wait_in_order() {
     assert!(space.is_ready(after), "who gives up holds up nobody");
 }
 
-/// Goal: 50,000 creates in one directory that wait for one change of it cost no more than their number. Method: all
-/// creates wait for one change, then continue together. Quadratic work would take minutes.
+/// Goal: if 50,000 creates in one directory wait for one change of it, the cost grows only in proportion to their
+/// number. Method: all creates wait for one change, then continue together. Quadratic work would take minutes.
 #[test]
 fn crowd_in_one_directory() {
     let mut space = space();
@@ -226,8 +226,8 @@ fn overdue_cut_off_and_stopped() {
 
 /// Goal: if a session's own change revokes its token, and the session does not answer, it is not reported. The change
 /// waits until the token has expired, as it would wait after the end of the session. The revocation is repeated as for
-/// others. Method: two holders, of which one makes a change of keys that it cannot know, and the other makes a change
-/// behind it.
+/// others. Method: two holders: one makes a change of keys that it cannot know, and the other one makes a change behind
+/// it.
 #[test]
 fn an_own_change_reports_nobody() {
     let mut space = space();

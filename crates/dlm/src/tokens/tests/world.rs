@@ -103,7 +103,7 @@ pub(super) struct World {
     /// Changes executed: a request sent again is answered, not executed.
     executed: BTreeSet<(usize, u32)>,
     clients: Vec<Client>,
-    /// On their way, in any order.
+    /// Messages under way; they may arrive in any order.
     messages: Vec<Message>,
     now_ns: u64,
     faults: Faults,

@@ -1,11 +1,11 @@
 //! The arena: memory of buffers in a file without a name, which other processes of the machine can be given.
 //!
-//! Owns: the file, where it is mapped, which of its ranges are in use. Does not own: buffers (`memory`), to whom the
-//! file is passed (`real`), when (`transport`).
+//! Owns: the file, where it is mapped, which of its ranges are in use. Does not own: buffers (`memory`), passing the
+//! file to others (`real`), and the decision when (`transport`).
 //!
-//! There is at most one in a process, made before buffers are wanted by whoever expects servers on its machine
-//! (`pass_memory`); without it buffers are private memory. It is larger than the machine's memory. Parts that were
-//! never touched, or were returned, use no memory.
+//! There is at most one in a process. A process that expects servers on its machine creates it before buffers are
+//! allocated (`pass_memory`); without it, buffers are private memory. It is larger than the machine's memory. Parts
+//! that were never touched, or were returned, use no memory.
 //!
 //! Invariants: its size is sealed, so no process that has mapped it can find its end. It is mapped once and never
 //! unmapped. A range has one owner, and a returned range reads as zeros. A child of `fork` does not have the mapping:
@@ -42,7 +42,7 @@ struct Arena {
     ranges: Mutex<Ranges>,
 }
 
-/// Which ranges nobody has.
+/// The free ranges.
 struct Ranges {
     /// The part that was never used begins here, counted from the start.
     fresh: usize,
@@ -55,7 +55,7 @@ impl Ranges {
         Ranges { fresh: 0, back: BTreeMap::new() }
     }
 
-    /// A range of so many bytes of an arena of `all`.
+    /// Takes a range of this many bytes of an arena of `all`.
     fn take(&mut self, bytes: usize, all: usize) -> Option<usize> {
         let bytes = bytes.checked_next_multiple_of(GRAIN)?;
         if let Some(at) = self.back.get_mut(&bytes).and_then(Vec::pop) {
@@ -210,15 +210,16 @@ fn in_bounds(place: u64, len: usize) -> NonNull<u8> {
     address(place).filter(|_| is_in).expect("bytes of the arena")
 }
 
-/// Memory of the arena for at least so many bytes, all zero, that begins at a multiple of 4 MiB, so of a huge page;
-/// nothing if there is no arena or no room in it. It is given back by `give_back_passable`, with the same length.
+/// Takes memory of the arena for at least this many bytes, all zero. It begins at a multiple of 4 MiB, and so at a huge
+/// page. Returns nothing if there is no arena or no space in it. It is given back by `give_back_passable`, with the
+/// same length.
 pub fn take_passable(bytes: usize) -> Option<NonNull<u8>> {
     let arena = arena()?;
     let at = lock(&arena.ranges).take(bytes, arena.bytes)?;
     address(at as u64)
 }
 
-/// Takes memory back that `take_passable` gave for so many bytes and to which no reference is left. False if it is no
+/// Takes back memory that `take_passable` gave for this many bytes and to which no reference is left. False if it is no
 /// memory of the arena.
 pub fn give_back_passable(memory: NonNull<u8>, bytes: usize) -> bool {
     let Some((arena, at)) = arena().zip(place(memory.addr().get())) else { return false };

@@ -30,7 +30,7 @@ pub(super) struct Mappings {
 }
 
 impl Mappings {
-    /// Nothing is kept.
+    /// A store without mappings.
     pub(super) const fn new() -> Mappings {
         Mappings { kept: Vec::new(), bytes: 0, max: MAPPINGS_KEPT_BYTES, least: [0; 2], decays: 0 }
     }

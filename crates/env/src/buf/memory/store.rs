@@ -1,4 +1,5 @@
-//! Which chunk of memory is used next, and which memory is returned to the system: bookkeeping over addresses.
+//! The choice of the chunk of memory that is used next, and of the memory that is returned to the system: bookkeeping
+//! over addresses.
 //!
 //! Owns: unused runs and chunks, and the order of their use. Does not own: mapping and giving back (`memory`); it
 //! touches no memory.
@@ -13,7 +14,7 @@
 //! chunks that are taken together are adjacent, so that they become free together.
 //!
 //! Invariants: a chunk is in use, being returned, or in `used` or `fresh` of its run. A run is in `runs` or in `bare`,
-//! or its caller moves it between them.
+//! or its caller is moving it between the two.
 
 use super::{CHUNKS_KEPT_BYTES, CLASSES, RUN_BYTES, chunk_bytes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -251,7 +252,7 @@ impl Store {
         self.events
     }
 
-    /// A chunk is returned to the store. After this call `excess` has to be called.
+    /// Called when a chunk is returned to the store. After this call `excess` has to be called.
     pub(super) fn keep(&mut self, class: usize, at: Address) {
         let (order, since) = (self.next_event(), self.decays);
         let run = self.run(at);
@@ -288,7 +289,7 @@ impl Store {
         GiveBack::run(run)
     }
 
-    /// The memory is zeros now.
+    /// Called when the memory is zeros now.
     pub(super) fn gave_back(&mut self, what: GiveBack) {
         let Some(class) = what.chunk else {
             self.bare.push(what.at);

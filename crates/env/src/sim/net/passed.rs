@@ -1,7 +1,7 @@
 //! Memory that simulated processes pass to each other, and what the ends of a connection know of each other.
 //!
-//! Owns: the model of both. All simulated processes share one arena. Memory of a process that has ended is not written
-//! to any more, as if it had been its own.
+//! Owns: the model of both. All simulated processes share one arena. Writes to memory of a process that has ended have
+//! no effect, as if it had been the process's own.
 
 use super::{ConnState, End, Piece};
 use crate::buf::arena;
@@ -9,7 +9,7 @@ use crate::sim::SimEnv;
 use crate::{Ends, PeerMemory};
 use std::rc::Rc;
 
-/// What is known of the other end of a simulated connection.
+/// The facts about the other end of a simulated connection.
 #[derive(Clone)]
 pub struct SimEnds(Rc<End>);
 

@@ -89,7 +89,7 @@ enum Phase {
 #[derive(Default)]
 struct State {
     phase: Phase,
-    /// Why no names are cached.
+    /// The reason why no names are cached.
     refused: Option<String>,
     trial: Trial,
     walks: VecDeque<Vec<LentName>>,
@@ -175,7 +175,7 @@ fn is_directory(lent: &LentName) -> bool {
 }
 
 impl Lender {
-    /// Of a mount with this root.
+    /// The state for a mount with this root.
     pub(crate) fn below(top: Top) -> Lender {
         Lender { top, ..Lender::default() }
     }
@@ -236,7 +236,7 @@ impl Lender {
         true
     }
 
-    /// The call is answered without a timeout.
+    /// Called when the call is answered without a timeout.
     pub(crate) fn lends_not(&self) {
         if let Some(walking) = &mut self.state.lock().walking {
             walking.lent_ns = None;
@@ -244,7 +244,7 @@ impl Lender {
         self.changed.notify_all();
     }
 
-    /// The answer to the lookup thread's call was written.
+    /// Called when the answer to the lookup thread's call was written.
     pub(crate) fn has_written(&self) {
         if let Some(walking) = &mut self.state.lock().walking {
             walking.written = true;

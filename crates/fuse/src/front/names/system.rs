@@ -130,7 +130,7 @@ pub(crate) fn asked_size(fd: &OwnedFd) -> Result<u64, Raw> {
     statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS).map(|stat| stat.stx_size)
 }
 
-/// The size that the kernel goes by, and the time of change that it knows, without a request to the mount.
+/// The size that the kernel uses, and the time of change that it knows, without a request to the mount.
 pub(crate) fn kept_size(fd: &OwnedFd) -> Result<(u64, Timespec), Raw> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS)?;

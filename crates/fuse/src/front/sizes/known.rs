@@ -1,10 +1,9 @@
 //! `Known`: the size of one file that the kernel uses, and the answers on their way that may change it.
 //!
-//! Linux gives an inode's attributes a version. An answer is kept only if nothing has moved the version since the
-//! question was asked. Every kept answer moves it, and so does every write, truncate and invalidation. The program that
-//! asked is shown the answer in any case. The mount sees neither moment: a request may have waited before the mount
-//! read it, and a thread takes its answer when it next runs. But a thread takes its answer before it sends another
-//! request.
+//! Linux gives an inode's attributes a version. An answer is cached only if the version has not changed since the
+//! request. Every kept answer moves it, and so does every write, truncate and invalidation. The program that sent the
+//! request gets the answer in any case. The mount sees neither moment: a request may have waited before the mount read
+//! it, and a thread takes its answer when it next runs. But a thread takes its answer before it sends another request.
 //!
 //! Owns: the rule by which an answer may be given at once. Does not own: the requests to the kernel and the checks
 //! (`sizes`), which answers get a timeout (the client).
@@ -270,7 +269,7 @@ impl Known {
         self.may_be_lost && (self.by != tid || tid == 0) && now_ns < self.since_ns + TAKEN_NS
     }
 
-    /// Notes that the kernel was seen to go by `size`, which it was answered when `moves` had this value. All answers
+    /// Notes that the kernel was seen to use `size`, which it got in an answer when `moves` had this value. All answers
     /// that were given before show this size. Returns false if another event came in between.
     pub(super) fn is_seen(&mut self, moves: u64, (size, ctime): (u64, Timespec), now_ns: u64) -> bool {
         if self.moves != moves {
@@ -282,7 +281,7 @@ impl Known {
         true
     }
 
-    /// Notes that the kernel was seen to go by the size that it was answered.
+    /// Notes that the kernel was seen to use the size that it got in an answer.
     pub(super) fn has_arrived(&mut self, moves: u64) {
         self.may_be_lost &= self.moves != moves;
     }
@@ -292,7 +291,7 @@ impl Known {
 mod tests {
     use super::*;
 
-    /// Long after anything that has to do with zero.
+    /// A time long after all times near zero.
     const NOW: u64 = 1_000_000_000_000;
     const LATER: u64 = ASKED_NS + TAKEN_NS + 1;
 

@@ -37,7 +37,7 @@ impl<E: Env> Default for Links<E> {
 }
 
 impl<E: Env> Links<E> {
-    /// Servers may have moved.
+    /// Called when a new map may contain other addresses of servers.
     pub(super) fn follow(&self, map: &ClusterMap) {
         for (id, peer) in self.peers.borrow().iter() {
             if let Peer::Open(link) = peer

@@ -1,4 +1,4 @@
-//! Who is let in.
+//! The admission of clients.
 //!
 //! Owns: the welcome, and the begin of a session on all targets. Does not own: whether clients wait
 //! (`admission_state`), which clients are admitted in which role (`trust`), informing other mounts of a new one
@@ -32,7 +32,7 @@ const ADMISSION: Duration = Duration::from_secs(4);
 impl<E: Env> SessionManager<E> {
     /// Admits a client, and sends it what it needs to know.
     ///
-    /// Errors: why not.
+    /// Errors: the reason why the client is not admitted.
     pub(super) async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
         let welcome = self.let_in(hello, peer).await;
         welcome.inspect_err(|why| self.note_refused(hello, peer, why))

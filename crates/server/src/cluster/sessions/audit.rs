@@ -25,9 +25,9 @@ const ADMITTED: u32 = 2000;
 /// The kind of event of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// Somebody was let in.
+    /// A client was admitted.
     Admitted,
-    /// Somebody was refused.
+    /// A client was refused.
     Refused,
     /// Users of a client were replaced by others.
     Squashed,
@@ -35,7 +35,7 @@ pub(super) enum Kind {
     Evicted,
     /// The registry of keys was to be changed.
     Keys,
-    /// Tunables were to be set.
+    /// A change of tunables was requested.
     Tunables,
     /// The cluster map has changed.
     Map,

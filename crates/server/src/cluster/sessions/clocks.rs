@@ -9,7 +9,7 @@ const APART_S: i64 = 300;
 /// Checks the clock of a client that connects for the first time. A client that was connected before is not checked
 /// again, because its clock may have been set since.
 ///
-/// Errors: a line for people.
+/// Errors: a line of text for the operator.
 pub(super) fn agree(hello: &Hello, here: Timespec) -> Result<(), String> {
     let ahead = hello.clock.sec - here.sec;
     if hello.role == Role::Admin || hello.last_boot != 0 || ahead.abs() <= APART_S {

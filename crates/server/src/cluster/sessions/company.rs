@@ -60,7 +60,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// The table of sessions has changed.
+    /// Called when the table of sessions has changed.
     pub(super) fn ring(&self) {
         for watcher in self.watchers.take() {
             // The receiver may no longer wait.
@@ -165,7 +165,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// `Request::CompanyKnown`.
+    /// Handles `Request::CompanyKnown`.
     pub(super) fn company_known(self: &Rc<Self>, session: SessionId, change: u64) {
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&session) {
             entry.known = entry.known.max(change.min(self.rule.change()));
@@ -174,7 +174,7 @@ impl<E: Env> SessionManager<E> {
         self.look_alone();
     }
 
-    /// `Request::CompanyKept`.
+    /// Handles `Request::CompanyKept`.
     pub(super) fn company_kept(&self, session: SessionId, change: u64) {
         let now_ns = self.worker.now_ns();
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&session).filter(|_| change == self.rule.change()) {
@@ -200,8 +200,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Switches to shared mode before `session` is welcomed. Returns when nobody uses what was cached in sole mode, or
-    /// when `given_up`.
+    /// Switches to shared mode before `session` is welcomed. Returns when nothing that was cached in sole mode is in
+    /// use any more, or when `given_up`.
     pub(super) async fn join_company(
         self: &Rc<Self>,
         session: SessionId,

@@ -16,8 +16,8 @@
 //!
 //! All of this is observed for each connection separately: the messages that were sent on it, and whether the `Ping`s
 //! on it are answered. The targets of a worker send their messages on the session's connection at that worker, or on
-//! its first one (`Entry::line_of`). The worker of the connection asks its targets what is unanswered, so that this
-//! query passes through the same queue as the answers.
+//! its first one (`Entry::line_of`). The worker of the connection queries its targets for unanswered messages, so that
+//! this query passes through the same queue as the answers.
 
 use super::SessionManager;
 use super::entry::{Line, State};
@@ -43,7 +43,7 @@ const SWITCHING: Duration = Duration::from_millis(2400);
 /// Sessions that ended so and do not come back.
 const REMEMBERED_MAX: usize = 1024;
 
-/// Why a session ends.
+/// The reason that is reported for the end of the session.
 const WHY: &str = "it is alive and does not answer what it is asked";
 
 fn ns(d: Duration) -> u64 {
@@ -51,15 +51,16 @@ fn ns(d: Duration) -> u64 {
 }
 
 impl<E: Env> SessionManager<E> {
-    /// A message is sent to a session on a connection. If it needs an answer, the session is observed until the answer
-    /// arrives.
+    /// Called when a message is sent to a session on a connection. If it needs an answer, the session is observed until
+    /// the answer arrives.
     pub(super) fn listen_for_answer(self: &Rc<Self>, session: SessionId, conn: ConnId, push: &Push) {
         if is_question(push) && self.worker.tunables.deaf().is_some() {
             self.watch(session, conn);
         }
     }
 
-    /// A message that needs an answer was sent to a session on a connection. Begins to observe whether it is answered.
+    /// Called when a message that needs an answer was sent to a session on a connection. Begins to observe whether it
+    /// is answered.
     pub(super) fn watch(self: &Rc<Self>, session: SessionId, conn: ConnId) {
         match self.sessions.borrow_mut().get_mut(&session).filter(|entry| entry.role == Role::Mount) {
             Some(entry) => match entry.line_mut(conn) {

@@ -1,4 +1,4 @@
-//! How sessions end.
+//! The end of sessions.
 //!
 //! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does
 //! not own: what a target releases (`crate::dispatch::target_requests`), what other servers do
@@ -171,14 +171,14 @@ impl<E: Env> SessionManager<E> {
         self.idle(session).await;
         if let Some(line) = first {
             self.cut(line, "the session has ended");
-            // Another worker that still read from it is asked behind the cut.
+            // Another worker may still be reading from the connection, so it is asked after the cut.
             self.idle(session).await;
         }
         self.remove(session);
         ended
     }
 
-    /// The session is over.
+    /// Called when the session is over.
     pub(super) fn remove(self: &Rc<Self>, session: SessionId) {
         let entry = self.sessions.borrow_mut().remove(&session);
         entry.iter().flat_map(|e| e.more.values()).for_each(|line| self.cut(*line, "the session has ended"));

@@ -15,7 +15,7 @@ pub(super) struct Executing {
 }
 
 impl Executing {
-    /// A request begins: of a session, or about the whole server.
+    /// Called when a request begins: of a session, or about the whole server.
     pub(super) fn begin(&self, session: Option<SessionId>) {
         self.all.set(self.all.get() + 1);
         if let Some(session) = session {
@@ -23,7 +23,7 @@ impl Executing {
         }
     }
 
-    /// A request has been answered.
+    /// Called when a request has been answered.
     pub(super) fn end(&self, session: Option<SessionId>) {
         assert!(self.all.get() > 0, "a request ends that never began");
         self.all.set(self.all.get() - 1);

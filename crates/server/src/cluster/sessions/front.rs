@@ -60,8 +60,7 @@ pub(super) enum FrontMessage {
     /// To worker 0: a message that needs an answer was sent to the client on this connection, so the client has to be
     /// observed.
     Watch { session: SessionId, conn: ConnId },
-    /// To worker 0: requests of the client were executed as squashed users so often that the audit log has to record
-    /// it.
+    /// To worker 0: the client's users were squashed in so many requests that the audit log has to record it.
     Squashed { conn: ConnId },
 }
 
@@ -184,7 +183,7 @@ pub struct Front<E: Env> {
 }
 
 impl<E: Env> Front<E> {
-    /// Without connections.
+    /// The front of a worker that serves no connections yet.
     pub fn new(worker: Rc<Worker<E>>, connections: Rc<Connections>) -> Rc<Front<E>> {
         Rc::new(Front {
             worker,
@@ -306,7 +305,7 @@ impl<E: Env> Front<E> {
         Some(gate.clone())
     }
 
-    /// A request has come to another worker than 0.
+    /// Called when a request has come to another worker than 0.
     fn call(self: Rc<Self>, mut incoming: Incoming) {
         let conn = incoming.route.conn;
         let gate = self.gate(conn);

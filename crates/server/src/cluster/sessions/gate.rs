@@ -1,8 +1,8 @@
 //! `Gate`: the one place that every request of a client passes before anything is done for it.
 //!
 //! Owns: the class of each request (`class_of`, for which the compiler checks the whole list), what the holder of a key
-//! may request, as which users its users count, and which users and groups it is shown. Does not own: who holds which
-//! key (`membership::keys`), what users of this machine may do on a Unix socket (`trust`), permissions of files.
+//! may request, as which users its users count, and which users and groups it is shown. Does not own: the holders of
+//! keys (`membership::keys`), the rights of this machine's users on a Unix socket (`trust`), and permissions of files.
 //!
 //! The rights of a session are determined when its connection is made, and again when the registry changes. A request
 //! costs one look-up in a table of connections with keys, and nothing if that table is empty. Credentials are replaced
@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use crate::membership::keys::{to_client, to_server};
 use crate::session::reach::{Tree, may_reach};
 
-/// The class of a request, as far as it decides who may send it.
+/// The class of a request, as far as it decides which clients may send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// A mount reads names, attributes or data, or does something that changes none of them.
@@ -418,7 +418,7 @@ fn forget_access_times(op: &mut Request) {
 /// The user as whom a caller is treated, or `None` if the key may not act for him.
 ///
 /// The rights of the super-user are his capabilities and his group as much as his number. So if root is squashed or
-/// mapped to another user, nobody of that client has capabilities, and group 0 is squashed in the same way.
+/// mapped to another user, no user of that client has capabilities, and group 0 is squashed in the same way.
 fn squashed(squash: &Squash, said: &Cred) -> Option<Cred> {
     let alone = |to: SquashTo| Cred { uid: to.uid, gid: to.gid, groups: Vec::new(), caps: Caps::NONE };
     if let Some(to) = squash.all {
@@ -432,7 +432,8 @@ fn squashed(squash: &Squash, said: &Cred) -> Option<Cred> {
     let is_root_kept = squash.root.is_none() && to_server(&squash.uids, 0) == Some(0);
     let uid = match to_server(&squash.uids, said.uid) {
         Some(uid) => uid,
-        // Requests of the mount itself are sent on behalf of root, who counts as nobody if he has no number here.
+        // Requests of the mount itself are sent on behalf of root. If root has no number here, root counts as the user
+        // `nobody`.
         None if said.uid == 0 => return Some(alone(SquashTo { uid: NOBODY, gid: NOBODY })),
         None => return None,
     };

@@ -79,7 +79,7 @@ impl<E: Env> SessionManager<E> {
 
     /// The key of a client that is, or will be, admitted as `role`, or `None` if it has no key of its own.
     ///
-    /// Errors: why it may not.
+    /// Errors: the reason why the client may not connect.
     pub(super) fn key_of(&self, peer: &Peer, role: Role) -> std::result::Result<Option<Keyed>, String> {
         let cluster = self.cluster();
         let Some(book) = cluster.as_ref().map(|c| &c.keys) else {
@@ -101,8 +101,8 @@ impl<E: Env> SessionManager<E> {
             Proved::Identity(key) => key,
         };
         if role == Role::Server && (!book.is_compared() || book.find(key).is_none()) {
-            // Servers that know the cluster key come in by that as long as it counts, also before their own keys are
-            // added. And a server that comes for the first time knows no registry, but perhaps its master's key.
+            // Servers that know the cluster key are admitted by it as long as it is valid, also before their own keys
+            // are added. And a server that comes for the first time knows no registry, but perhaps its master's key.
             if peer.knows_cluster_key && !book.registry().require_identity {
                 return Ok(None);
             }
@@ -141,7 +141,7 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// A connection was made: from now on its requests pass its gate.
+    /// Called when a connection was made: from now on its requests pass its gate.
     ///
     /// Errors: it may not stay, since the registry has changed meanwhile.
     pub(super) fn set_gate(&self, guest: Guest, peer: &Peer) -> std::result::Result<(), String> {
@@ -165,7 +165,7 @@ impl<E: Env> SessionManager<E> {
         if gates.is_empty() { None } else { gates.get(&conn).cloned() }
     }
 
-    /// A connection has ended.
+    /// Called when a connection has ended.
     pub(super) fn forget_gate(&self, conn: ConnId) {
         self.by_cluster_key.borrow_mut().remove(&conn);
         let gate = self.gates.borrow_mut().remove(&conn);
@@ -243,7 +243,7 @@ impl<E: Env> SessionManager<E> {
         moved
     }
 
-    /// `Request::Keys`.
+    /// Handles `Request::Keys`.
     pub(super) async fn keys(self: &Rc<Self>, change: Option<KeyChange>, conn: ConnId, by: &str) -> Result<Reply> {
         let cluster = self.cluster().ok_or(Errno::Proto)?;
         if !cluster.is_master() {
@@ -273,7 +273,7 @@ impl<E: Env> SessionManager<E> {
         })
     }
 
-    /// `Request::Evict`.
+    /// Handles `Request::Evict`.
     pub(super) fn evict_by_name(self: &Rc<Self>, who: &str, by: &str) -> Result<Reply> {
         if let Some(cluster) = self.cluster().filter(|c| !c.is_master()) {
             return Ok(Reply::Map(cluster.map()));
@@ -319,7 +319,7 @@ impl<E: Env> SessionManager<E> {
         found.and_then(|found| found.subtree).map(|tree| tree.path).unwrap_or_default()
     }
 
-    /// A client was let in, or is about to be. Returns whether it may.
+    /// Called when a client was let in, or is about to be. Returns whether it may.
     pub(super) fn note_admitted(&self, hello: &Hello, peer: &Peer, keyed: Option<&Keyed>) -> bool {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
         let secure = peer.secure.to_string();
@@ -337,7 +337,7 @@ impl<E: Env> SessionManager<E> {
         self.audit(Kind::Admitted, &fields)
     }
 
-    /// A client was not let in.
+    /// Called when a client was not let in.
     pub(super) fn note_refused(&self, hello: &Hello, peer: &Peer, why: &str) {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
         let fingerprint = match peer.proved {

@@ -1,4 +1,4 @@
-//! Which worker serves which connection, and the messages from workers with connections to the worker with the
+//! The worker that serves each connection, and the messages from workers with connections to the worker with the
 //! sessions.
 //!
 //! Owns: which worker has a connection, how many connections a mount should open, and what a message of another worker

@@ -20,7 +20,7 @@ pub(super) struct Rule {
     pub(super) turn: Gate<()>,
     /// Number of the last switch. It begins with the wall clock, so that it grows over restarts.
     pub(super) change: Cell<u64>,
-    /// What mounts are told.
+    /// The mode that is reported to mounts: whether there are several.
     pub(super) company: Cell<bool>,
     /// Whether targets grant tokens.
     pub(super) tokens: Cell<bool>,
@@ -66,17 +66,17 @@ impl Rule {
         self.change.get()
     }
 
-    /// A mount is told that its kernel may cache for this long.
+    /// Called when a mount is told that its kernel may cache for this long.
     pub(super) fn lend(&self, token_ms: u64) {
         self.kernel_ns.set(self.kernel_ns.get().max(token_ms * 1_000_000));
     }
 
-    /// A mount was refused because others had not answered yet. Their answers count when it tries again.
+    /// Called when a mount was refused because others had not answered yet. Their answers count when it tries again.
     pub(super) fn wanted(&self, now_ns: u64) {
         self.wanted_until_ns.set(now_ns + WANTED_NS);
     }
 
-    /// A mount was cut off: it may not know for a while.
+    /// Called when a mount was cut off: it may not know for a while.
     pub(super) fn cut_off(&self, now_ns: u64, known: u64) {
         if self.tokens.get() {
             let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;

@@ -1,8 +1,8 @@
-//! Which client may send which requests to a server.
+//! The clients that may connect to a server, and the requests that each of them may send.
 //!
-//! Owns: which clients are admitted in which role, to whom a session belongs, and on whose behalf a client may send
-//! requests. Does not own: how a client is identified (`amphi_transport`: this process, the cluster key, the kernel's
-//! credentials on a Unix socket), permissions of files.
+//! Owns: the clients that are admitted in each role, the user to whom a session belongs, and the users on whose behalf
+//! a client may send requests. Does not own: how a client is identified (`amphi_transport`: this process, the cluster
+//! key, the kernel's credentials on a Unix socket), permissions of files.
 //!
 //! A client is either *bound* or not. A client that is not bound to a user can act for every user: it runs as root or
 //! as the user who runs the server, or it knows the cluster key. Mounts of root are such clients. A bound client is
@@ -56,7 +56,7 @@ impl Owner {
 
 /// Whether a client may connect in the role that it claims, and for this session.
 ///
-/// Errors: why not.
+/// Errors: the reason why the client may not connect.
 pub(super) fn may_come(
     hello: &Hello,
     peer: &Peer,

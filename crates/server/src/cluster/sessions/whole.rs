@@ -131,7 +131,7 @@ impl<E: Env> SessionManager<E> {
         let map_epoch = self.worker.routes.epoch();
         let mut servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
         if viewer != Viewer::Anybody {
-            // What other servers have said has names of files as well.
+            // Reports of other servers contain names of files as well.
             servers.iter_mut().flat_map(|server| &mut server.targets).for_each(|target| target.findings.clear());
         }
         let uptime_s = self.worker.now_ns().saturating_sub(self.facts.started_ns) / 1_000_000_000;

@@ -82,7 +82,7 @@ async fn deal<E: Env>(
     from: TargetId,
     mut need: Need,
 ) -> Result<TargetReply> {
-    // One request at a time, so that shares which are collected for one request are not given to another.
+    // One request at a time is served, so that shares which are collected for one request are not given to another.
     let _turn = target.counts.quota.dealing.take(vec![(account, Hold::Exclusive)]).await;
     let mut frees = Freeing::No;
     let since_ns = worker.now_ns();

@@ -140,7 +140,7 @@ fn two_mounts_survive_every_server() {
                 assert!(b.told(lookup(*dir, "x")).await.1.name.is_some(), "still in company");
                 let env = world.sim.node("client");
                 let asked = b.call(lock(*f, LockMode::Write, 0, 4096));
-                // Its client returns it after the callback, under its new name.
+                // The client of the lock returns it after the callback, under its new id.
                 let taken = amphi_env::timeout(&env, Duration::from_secs(20), asked).await;
                 taken.expect("in time").expect("granted");
                 a.call(Request::Close { ino: *f, access: RW, atime: None }).await.unwrap();
@@ -200,7 +200,7 @@ fn who_was_not_waited_for_is_seen_writing() {
         let Ok(Reply::Inode(view)) = settled else { panic!("{settled:?}") };
         assert_eq!((view.attr.size, tokens.attributes.is_some()), ((5 << 20) + 4096, true));
         world.sim.heal("a", "s1");
-        // It has presented itself before it is served.
+        // The mount has presented its state before its request is served.
         a.stat(dir).await.unwrap();
         let (_, _, keys) = b.held(1).revoked().await;
         assert_eq!(keys, [TokenKey::Attributes(f)], "what it cached is not used any more");

@@ -104,7 +104,7 @@ fn a_server_that_hears_later_ends_the_session() {
             files.push(f);
         }
         world.sim.cut("s0", "s1");
-        // So that its client does not come back.
+        // The connection is cut, so that the client does not come back.
         world.sim.cut("b", "s0");
         let env = world.sim.node("client");
         a.call(lock(files[0], LockMode::Write, 0, 4096)).await.expect("the master evicts it");
@@ -270,7 +270,7 @@ fn a_cut_that_another_disk_refuses_fails() {
             checksums: Default::default(),
             cover: Default::default(),
         };
-        // Too large to be answered from memory: the block at the cut is on the disk alone.
+        // The write is too large to be answered from memory: the block at the cut is on the disk alone.
         a.send(op, Some(Buf::zeroed(1 << 20))).await.0.unwrap();
         let env = world.sim.node("client");
         let cut = async || {
@@ -300,7 +300,7 @@ fn a_server_that_is_down_takes_no_other_along() {
         let mut servers = world.start_all().await;
         let a = world.mount_everywhere("a", 1).await;
         let b = world.mount_everywhere("b", 2).await;
-        // So that b's end leaves no mount in sole mode.
+        // A third mount joins, so that the end of b leaves no mount in sole mode.
         let _c = world.mount_everywhere("c", 3).await;
         let dir = a.dir_at(1).await;
         // b caches nothing of what a changes later.

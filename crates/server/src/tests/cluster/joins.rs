@@ -166,7 +166,7 @@ fn strangers_are_refused() {
             error
         };
         let base = |addr: &str| ServerConfig { listen: vec![format!("tcp:{addr}:7000")], ..world.config(1) };
-        // Another key.
+        // The cluster key is another one.
         let mut wrong = base("x1");
         wrong.key = Some(b"another secret of some length".to_vec());
         let error = refused("x1", wrong).await;

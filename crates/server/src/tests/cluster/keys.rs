@@ -121,7 +121,7 @@ fn a_removal_reaches_every_server() {
         servers[1] = None;
         change(&boss, KeyChange::Remove("l".into())).await.unwrap();
         assert!(is_over(&world, &mounts[1][0], 0).await, "at the master");
-        // It cannot reach the master either: it starts with its copy, in which the key is still there.
+        // The server cannot reach the master either: it starts with its copy of the registry, which still has the key.
         world.sim.cut("s0", "s1");
         servers[1] = Some(world.start_with_identity(1).await.expect("it starts without the master"));
         assert!(version(servers[1].as_ref().unwrap()) < version(servers[0].as_ref().unwrap()));

@@ -82,7 +82,7 @@ async fn story(place: &Place, seed: u64) -> (u64, u64) {
                     }
                     assert_eq!(present(place).await, None, "seed {seed}, step {step}");
                     ended += 1;
-                    // Nothing that it asks from now on is executed.
+                    // No request of the mount is executed from now on.
                     let make = Make::File { open: None, exclusive: true };
                     let asked =
                         amphi_env::timeout(&env, Duration::from_secs(5), client.make(Ino::ROOT, &text, make)).await;
@@ -115,7 +115,7 @@ async fn story(place: &Place, seed: u64) -> (u64, u64) {
             mount = None;
         } else if mount.is_none() {
             session += 1;
-            // It comes by itself again after a fault, and is there once the server is.
+            // The mount reconnects by itself after a fault, as soon as the server answers.
             mount = place.keyed(session, Role::Mount, 1).await.ok();
         }
     }

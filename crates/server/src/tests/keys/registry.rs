@@ -77,7 +77,7 @@ fn two_administrators_and_many_keys() {
                 fingerprint[..2].copy_from_slice(&n.to_be_bytes());
                 let name = format!("{}-{n:03}", ["one", "two"][usize::from(who)]);
                 c.add(KeyEntry { fingerprint: Fingerprint(fingerprint), ..entry(&name, 0, KeyRole::Client) }).await;
-                // Both want this one.
+                // Both clients request this name.
                 let both = KeyChange::Add(entry(&format!("both-{n}"), 100 + (n % 100) as u8, KeyRole::Admin));
                 let _ = c.keys(both).await;
             }

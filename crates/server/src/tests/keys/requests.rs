@@ -145,7 +145,7 @@ fn the_list_is_whole() {
     places.sort_unstable();
     places.dedup();
     assert_eq!(places, (0..places.len() as u8).collect::<Vec<u8>>());
-    // As the next request would begin, with enough zeros for anything.
+    // The bytes behind it look like the beginning of the next request, followed by enough zeros.
     let mut behind = vec![0; 64];
     behind[0] = places.len() as u8;
     assert!(postcard::take_from_bytes::<Request>(&behind).is_err(), "a request is missing in the list");

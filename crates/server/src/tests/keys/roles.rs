@@ -46,7 +46,8 @@ fn a_role_is_all_that_a_key_has() {
             let tunes = matches!(op, Request::Tunables { value: None, .. });
             let looked = looks.call(op.clone()).await;
             let allowed = around.contains(&name.as_str()) || tunes;
-            // What mounts alone may say is refused behind the gate, or means nothing without a mount's session.
+            // Requests that only mounts may send are refused behind the gate, or have no effect without the session of
+            // a mount.
             assert!(allowed == looked.is_ok() || name.starts_with("Company"), "a client looks: {name} {looked:?}");
             let asked = admin.call(op.clone()).await;
             let allowed = allowed || sets || administration.contains(&name.as_str());

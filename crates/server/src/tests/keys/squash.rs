@@ -1,4 +1,4 @@
-//! As which users a client's users are treated: root, all users, mappings. Also what the server accepts from such a
+//! The users as whom a client's users are treated: root, all users, mappings. Also what the server accepts from such a
 //! client after a restart.
 
 use super::*;

@@ -202,7 +202,7 @@ fn nothing_crosses_the_border() {
             let account = Account { kind: AccountKind::Project, id };
             assert_eq!(c.call(Request::Account { account }).await.is_ok(), allowed, "{id}");
         }
-        // What is made within, on all targets, is there at once and belongs to the tree.
+        // Entries that are made within the tree belong to it at once, on all targets.
         for n in 0..20 {
             let made = c.mkdir(w.dir, &format!("made{n}")).await.unwrap();
             assert!(c.stat(made).await.is_ok() && c.create(made, "f").await.is_ok());
@@ -212,9 +212,9 @@ fn nothing_crosses_the_border() {
     });
 }
 
-/// Goal: stripes of a file outside that are on other targets than its inode cannot be accessed by their numbers, and
-/// those of files within the tree can. If an administrator moves a file out of the tree, access to its stripes ends
-/// too. Method: files of three stripes.
+/// Goal: a mount that is bound to a tree can access stripes on targets other than that of their inode if the file is
+/// within the tree, and cannot access those of files outside by their numbers. If an administrator moves a file out of
+/// the tree, access to its stripes ends too. Method: files of three stripes.
 #[test]
 fn stripes_are_within_as_their_files_are() {
     with_server(203, 3, 1, async |place, root| {
@@ -252,7 +252,7 @@ fn stripes_are_within_as_their_files_are() {
                 assert_eq!(c.call(op.clone()).await.map(drop), Err(Errno::Stale), "{op:?}");
             }
         }
-        // Nobody takes it out while the key is bound, so the key is given another tree.
+        // Nobody can take the tree's inodes out of it while the key is bound, so the key is bound to another tree.
         let other = root.mkdir(Ino::ROOT, "other").await.unwrap();
         root.put(other, w.project + 7).await.unwrap();
         let subtree = Subtree { root: other, project: w.project + 7, path: "/mnt/other".into() };
@@ -333,8 +333,9 @@ fn trees_of_keys_change() {
     }
 }
 
-/// Goal: after a restart a mount gets back what it has open in its tree, and nothing outside by presenting it. Method:
-/// a restart before which the key is bound. The client presents opens and locks on both sides.
+/// Goal: after a restart a mount gets back the files of its tree that it had open; presenting files outside the tree
+/// gives it nothing. Method: a restart before which the key is bound. The client presents opens and locks on both
+/// sides.
 #[test]
 fn what_is_presented_is_within() {
     let place = Place::new(205, 2, 1);

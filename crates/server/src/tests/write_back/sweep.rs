@@ -172,7 +172,7 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
             let right = match end {
                 End::Kill if !cut_off.contains(&(i as u64)) => may[i].last() == Some(b),
                 End::Kill => may[i].iter().rev().take(2).any(|m| m == b) || (may[i].len() < 2 && *b == 0),
-                // Also a hole where nothing was synced.
+                // A range that was not synced may also be a hole.
                 End::KillAndMemory | End::Power => may[i].contains(b) || (i >= synced && *b == 0),
             };
             assert!(right, "{what}: byte {i} is {b}, of {:?}", may[i]);

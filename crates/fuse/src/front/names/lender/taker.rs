@@ -62,13 +62,13 @@ struct Look {
 /// How a request of an invalidation thread is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// With ESTALE, so that the kernel walks the path once more.
+    /// The LOOKUP is answered with ESTALE, so that the kernel walks the path once more.
     Refused,
-    /// With arbitrary attributes, which the kernel drops.
+    /// The LOOKUP is answered with arbitrary attributes, which the kernel drops.
     Any,
-    /// With the inode that the kernel has under this name, and no timeout.
+    /// The LOOKUP is answered with the inode that the kernel has under this name, and no timeout.
     Same(NameShows),
-    /// With EINTR, which changes nothing.
+    /// The LOOKUP is answered with EINTR, which changes nothing.
     None,
 }
 

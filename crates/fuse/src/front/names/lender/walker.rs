@@ -50,7 +50,7 @@ impl Lender {
         }
     }
 
-    /// The lookup thread's call has ended at `now_ns`.
+    /// Called when the lookup thread's call has ended at `now_ns`.
     pub(super) fn walked(&self, now_ns: u64) {
         let mut state = self.state.lock();
         if let Some(Walking { step, lent_ns: Some(lent_ns), .. }) = state.walking.take()
