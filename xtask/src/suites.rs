@@ -3,6 +3,7 @@
 //! Owns: what runs beside what. Does not own: the tests. The end-to-end tests spend much of their time on deadlines and
 //! on processes that start, so the tests of the simulator and of the crates can use the processor meanwhile. Everything
 //! is built before the first test begins.
+#![expect(clippy::disallowed_types, reason = "it is no part of the product")]
 
 use std::collections::BTreeSet;
 use std::fs::File;

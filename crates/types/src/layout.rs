@@ -180,7 +180,7 @@ impl Advice {
 
     /// When other mounts see what is written.
     pub fn consistency(self) -> Consistency {
-        if self.0 / 27 % 2 == 0 { Consistency::Posix } else { Consistency::Commit }
+        if (self.0 / 27).is_multiple_of(2) { Consistency::Posix } else { Consistency::Commit }
     }
 
     /// How new sub-directories keep their names.

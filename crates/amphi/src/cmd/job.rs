@@ -31,7 +31,7 @@ pub struct Job {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    Run(run::Run),
+    Run(Box<run::Run>),
     Clean(clean::Clean),
     #[command(hide = true)]
     Node(node::Node),

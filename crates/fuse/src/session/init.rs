@@ -48,7 +48,7 @@ const BACKGROUND_MAX: u16 = 128;
 pub(super) const READ_AHEAD_BYTES: u32 = 1 << 20;
 /// Bytes of a page in the protocol's page counts.
 const PAGE: usize = 4096;
-const _: () = assert!(READ_AHEAD_BYTES as usize % PAGE == 0, "the kernel reads whole pages ahead");
+const _: () = assert!((READ_AHEAD_BYTES as usize).is_multiple_of(PAGE), "the kernel reads whole pages ahead");
 
 /// Answers INIT on a new mount.
 pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig, locks: bool) -> Result<Limits, MountError> {

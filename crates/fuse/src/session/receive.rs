@@ -34,7 +34,7 @@ use zerocopy::FromBytes;
 
 /// Where a request begins in a receive buffer.
 const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
-const _: () = assert!(PAYLOAD_AT as u64 % BLOCK == 0, "the payload of a request begins a block");
+const _: () = assert!((PAYLOAD_AT as u64).is_multiple_of(BLOCK), "the payload of a request begins a block");
 const BLOCK: u64 = 4096;
 
 /// Where the next WRITE is expected to begin: at the end of the last large one, or of one that continued it. All

@@ -9,7 +9,7 @@ use super::channel::{Channel, Heard, Launcher};
 use super::messages::{Report, Said, Task, To};
 use amphi_host::failure::{Failure, Outcome};
 use std::process::ExitStatus;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// What is heard.
@@ -97,10 +97,7 @@ impl World {
     pub fn next(&mut self, limit: Option<Duration>) -> Option<Event> {
         let event = match limit {
             None => self.hear.recv().ok(),
-            Some(limit) => match self.hear.recv_timeout(limit) {
-                Ok(event) => Some(event),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-            },
+            Some(limit) => self.hear.recv_timeout(limit).ok(),
         };
         if let Some(Event::Keeper(Heard::Closed(nodes))) = &event {
             nodes.iter().for_each(|node| self.closed[*node] = true);
