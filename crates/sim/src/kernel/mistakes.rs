@@ -33,6 +33,8 @@ pub enum Mistake {
     DirectoriesStay,
     /// The mount grants a file lock without making the kernel take the end of the file.
     UntoldLocks,
+    /// The mount answers an append that went elsewhere without making the kernel take the end of the file.
+    UntoldAppends,
 }
 
 impl Mistake {
@@ -54,5 +56,5 @@ impl Mistake {
         [Mistake::ListingsOfBefore, Mistake::OwnChangesStay, Mistake::RemovedTimesStay, Mistake::DirectoriesStay];
 
     /// Bugs that games of appends find.
-    pub const APPENDS: [Mistake; 1] = [Mistake::UntoldLocks];
+    pub const APPENDS: [Mistake; 2] = [Mistake::UntoldLocks, Mistake::UntoldAppends];
 }
