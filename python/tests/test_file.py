@@ -112,11 +112,12 @@ class Hints(OnMount):
             file.io_mode = amphifs.Mode.AUTO
             file.no_expand()
             held = count("lock_ahead_same") + count("lock_ahead_different")
-            file.lock_ahead(1 << 20, 4096, wait=True)
-            self.assertIn(file.lock_ahead(1 << 20, 4096), (Ahead.SAME, Ahead.DIFFERENT))
-            answers = file.lock_ahead_list([(n << 16, 4096) for n in range(32, 72)])
+            file.lock_ahead(1 << 19, 4096, wait=True)
+            self.assertIn(file.lock_ahead(1 << 19, 4096), (Ahead.SAME, Ahead.DIFFERENT))
+            answers = file.lock_ahead_list([(n << 12, 4096) for n in range(160, 200)])
             self.assertEqual(len(answers), 40)
-            # The first question may have to be asked; the mount is alone with the file, so it holds all of it then.
+            # The first question may have to be asked; the mount is alone with the file, so it holds all of its first
+            # MiB then.
             self.assertGreaterEqual(count("lock_ahead_same") + count("lock_ahead_different"), held + 41)
             for advice in amphifs.Advice:
                 file.advise(advice, 0, 4096)

@@ -191,7 +191,8 @@ fn pages_move_between_mounts() {
             // Until the second reference moves a page, each is a message; the rest is for four syncs by four ranks. A
             // run that another node writes carries its lock with it.
             assert_eq!(value(&stats, "asked"), 2 * moved + 4 * 4, "{mpi}: {stats}");
-            assert!(asked_back <= 3 * runs, "{mpi}: {asked_back} locks were asked back");
+            // The file lies in two objects, each of which has locks of its own: its first MiB, and the rest.
+            assert!(asked_back <= 3 * (runs + 1), "{mpi}: {asked_back} locks were asked back for {runs} runs");
             // Each turn writes all pages out once.
             assert_eq!(value(&stats, "fs_writes"), 3 * runs, "{mpi}: {stats}");
             assert_eq!(value(&stats, "fs_writes_aligned"), 3 * runs, "{mpi}: {stats}");
