@@ -10,7 +10,7 @@ mod tidy;
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
-       cargo xtask test                     all tests, the end-to-end tests beside the others
+       cargo xtask test                     all tests, the simulator's beside the end-to-end tests
        cargo xtask floors [CRATE ...]       folders from the bottom up, and the largest circle of files
        cargo xtask chains [CRATE ...]       how often code reaches through other rooms, and where in these crates
        cargo xtask map [CRATE]              what each file is, by the first sentence of its head

@@ -1,8 +1,8 @@
-//! All tests: the end-to-end tests beside all others.
+//! All tests: the simulator's beside the end-to-end tests, then all others.
 //!
 //! Owns: what runs beside what. Does not own: the tests. The end-to-end tests spend much of their time on deadlines and
-//! on processes that start, so the tests of the simulator and of the crates can use the processor meanwhile. Everything
-//! is built before the first test begins.
+//! on processes that start. What they leave of the processor is used by the tests of the simulator, which have the
+//! lowest priority and whose result depends on no clock. Everything is built before the first test begins.
 #![expect(clippy::disallowed_types, reason = "it is no part of the product")]
 
 use std::collections::BTreeSet;
@@ -13,8 +13,11 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 /// The binary of the end-to-end tests.
 const END_TO_END: &str = "e2e";
+/// The crate whose tests run beside them.
+const SIMULATOR: &str = "sim";
 
-/// Builds all tests, runs them and prints what they print; the output of the end-to-end tests comes last, in one piece.
+/// Builds all tests, runs them and prints what they print; the output of the simulator's tests comes in one piece after
+/// that of the end-to-end tests.
 pub fn run() -> ExitCode {
     match all() {
         Ok(true) => ExitCode::SUCCESS,
@@ -27,64 +30,72 @@ pub fn run() -> ExitCode {
 }
 
 fn all() -> Result<bool, String> {
-    let build = ["--lib", "--bins", "--tests", "--no-run"];
-    if !cargo(&build).status().map_err(|e| format!("cargo cannot be run: {e}"))?.success() {
+    let crates = Path::new("crates");
+    let simulated = test_binaries(&crates.join(SIMULATOR))?;
+    let others: BTreeSet<String> =
+        all_test_binaries(crates)?.into_iter().filter(|name| name != END_TO_END && !simulated.contains(name)).collect();
+    if !ended(&mut start(&mut tests(&["--lib", "--bins", "--tests", "--no-run"]))?)? {
         return Ok(false);
     }
-    let mut said =
-        tempfile::tempfile().map_err(|e| format!("a file for the output of the tests cannot be made: {e}"))?;
-    let copy = |file: &File| file.try_clone().map(Stdio::from).map_err(|e| format!("the output of the tests: {e}"));
+    let mut said = tempfile::tempfile().map_err(|e| format!("a file for the output of tests cannot be made: {e}"))?;
+    let copy = |file: &File| file.try_clone().map(Stdio::from).map_err(|e| format!("the output of tests: {e}"));
+    let mut low = Command::new("nice");
+    low.args(["-n", "19", env!("CARGO"), "test", "--locked", "--workspace"]).args(named(&simulated));
+    let mut beside = start(low.stdout(copy(&said)?).stderr(copy(&said)?))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // Many end-to-end tests wait for deadlines, so one more than there are cores.
-    let mut end_to_end = cargo(&["--test", END_TO_END]);
-    end_to_end.env("RUST_TEST_THREADS", (cores + 1).to_string()).stdout(copy(&said)?).stderr(copy(&said)?);
-    let mut beside = start(&mut end_to_end)?;
-    let others = others(Path::new("crates"))?;
-    let mut args = vec!["--lib", "--bins"];
-    others.iter().for_each(|name| args.extend(["--test", name]));
-    // A failure shows itself at once, and the other tests run all the same.
-    args.push("--no-fail-fast");
-    let rest = start(cargo(&args).env("RUST_TEST_THREADS", cores.to_string())).and_then(ended);
-    let end_to_end = ended(&mut beside);
+    let mut end_to_end = tests(&["--test", END_TO_END]);
+    let first = start(end_to_end.env("RUST_TEST_THREADS", (cores + 1).to_string())).and_then(|mut c| ended(&mut c));
+    let second = ended(&mut beside);
     let mut text = Vec::new();
-    said.rewind().and_then(|()| said.read_to_end(&mut text)).map_err(|e| format!("the output of the tests: {e}"))?;
+    said.rewind().and_then(|()| said.read_to_end(&mut text)).map_err(|e| format!("the output of tests: {e}"))?;
     print!("{}", String::from_utf8_lossy(&text));
-    Ok(rest? & end_to_end?)
+    let mut rest = tests(&["--lib", "--bins", "--no-fail-fast"]);
+    let third = ended(&mut start(rest.args(named(&others)))?);
+    Ok(first? & second? & third?)
 }
 
-fn cargo(args: &[&str]) -> Command {
+fn tests(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.args(["test", "--locked", "--workspace"]).args(args);
     command
 }
 
+fn named(binaries: &BTreeSet<String>) -> Vec<String> {
+    binaries.iter().flat_map(|name| ["--test".to_string(), name.clone()]).collect()
+}
+
 fn start(command: &mut Command) -> Result<Child, String> {
-    command.spawn().map_err(|e| format!("cargo cannot be run: {e}"))
+    command.spawn().map_err(|e| format!("{}: cannot be started: {e}", command.get_program().display()))
 }
 
-fn ended(mut child: impl std::borrow::BorrowMut<Child>) -> Result<bool, String> {
-    Ok(child.borrow_mut().wait().map_err(|e| format!("the end of the tests: {e}"))?.success())
+fn ended(child: &mut Child) -> Result<bool, String> {
+    Ok(child.wait().map_err(|e| format!("the end of the tests: {e}"))?.success())
 }
 
-/// The names of all other test binaries: files and folders in `tests` of each crate.
-fn others(crates: &Path) -> Result<BTreeSet<String>, String> {
-    let list = |dir: &Path| std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()));
+fn entries(dir: &Path) -> Result<Vec<std::path::PathBuf>, String> {
+    let list = std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    Ok(list.flatten().map(|entry| entry.path()).collect())
+}
+
+/// The names of the test binaries of all crates.
+fn all_test_binaries(crates: &Path) -> Result<BTreeSet<String>, String> {
     let mut names = BTreeSet::new();
-    for room in list(crates)?.flatten() {
-        let tests = room.path().join("tests");
-        if !tests.is_dir() {
-            continue;
-        }
-        for entry in list(&tests)?.flatten() {
-            let path = entry.path();
-            let is_test = path.join("main.rs").is_file() || path.extension().is_some_and(|e| e == "rs");
-            if let Some(name) = path.file_stem().filter(|_| is_test) {
-                names.insert(name.to_string_lossy().into_owned());
-            }
-        }
+    for room in entries(crates)? {
+        names.extend(test_binaries(&room)?);
     }
-    names.remove(END_TO_END);
     Ok(names)
+}
+
+/// The names of the test binaries of a crate: files and folders in `tests`.
+fn test_binaries(room: &Path) -> Result<BTreeSet<String>, String> {
+    let tests = room.join("tests");
+    if !tests.is_dir() {
+        return Ok(BTreeSet::new());
+    }
+    let is_test = |path: &Path| path.join("main.rs").is_file() || path.extension().is_some_and(|e| e == "rs");
+    let files = entries(&tests)?.into_iter().filter(|path| is_test(path));
+    Ok(files.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned())).collect())
 }
 
 #[cfg(test)]
@@ -95,10 +106,13 @@ mod tests {
     #[test]
     fn all_test_binaries_are_named() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
-        let names = others(&crates).expect("folders");
-        for name in ["seeds", "mpi", "frames", "stage"] {
-            assert!(names.contains(name), "{name} in {names:?}");
+        let (all, simulated) = (all_test_binaries(&crates).expect("folders"), test_binaries(&crates.join(SIMULATOR)));
+        let simulated = simulated.expect("a folder");
+        for name in ["seeds", "kernel"] {
+            assert!(all.contains(name) && simulated.contains(name), "{name} in {simulated:?}");
         }
-        assert!(!names.contains(END_TO_END));
+        for name in [END_TO_END, "mpi", "frames", "stage"] {
+            assert!(all.contains(name) && !simulated.contains(name), "{name} in {all:?}");
+        }
     }
 }

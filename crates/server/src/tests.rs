@@ -42,7 +42,7 @@ mod write_back;
 use crate::{Server, ServerConfig};
 use amphi_env::{Buf, Env, Sim, SimEnv, sim::SimConfig};
 use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery, Timeouts};
-use amphi_types::{Cred, Errno, Ino, Kind, Layout, Name, ObjectId, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_types::{Cred, Errno, Ino, Kind, Name, ObjectId, Result, SessionId, TargetId, Timespec, TokenKey};
 use amphi_wire::{
     Access, Answer, Call, FileLockSpec, HeldLock, InodeView, Lane, Make, Push, RenameMode, Reply, Request, Role, Tokens,
 };
@@ -152,8 +152,9 @@ impl Held {
     }
 }
 
+/// The target of an object of a striped file, or of a growing one in a pool of at most two targets.
 fn object_target(object: ObjectId, pool: u16) -> TargetId {
-    Layout::growing(pool).target(object.ino, object.stripe)
+    TargetId(((u32::from(object.ino.target().0) + object.stripe) % u32::from(pool)) as u16)
 }
 
 impl LinkEvents<SimEnv> for Held {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tests::company::lock;
-use amphi_types::{ByteRange, SetAttr};
+use amphi_types::{ByteRange, Layout, Pattern, SetAttr};
 use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::join;
 
@@ -171,7 +171,6 @@ fn a_server_without_the_master_stops() {
 /// which evicts the first mount. Then the servers reach each other again.
 #[test]
 fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
-    use amphi_types::{Layout, Pattern, SetAttr};
     for (seed, restarts) in [(430, false), (431, true)] {
         let world = World::new(seed, &[1, 1, 1], 1);
         let run = async {
@@ -306,6 +305,8 @@ fn a_server_that_is_down_takes_no_other_along() {
         // b caches nothing of what a changes later.
         let own = a.mkdir(dir, &dir_on(dir, 1, 3)).await.unwrap();
         let f = b.create(dir, "f").await.unwrap();
+        let layout = Layout { pattern: Pattern::Striped, stripe_size: 1 << 20, stripe_count: 3, pool: 3 };
+        b.call(Request::SetLayout { ino: f, layout: Some(layout), advice: None }).await.unwrap();
         b.call(Request::Spread { ino: f }).await.unwrap();
         for stripe in 0..3u32 {
             let (object, offset) = (ObjectId { ino: f, stripe }, u64::from(stripe) << 20);
