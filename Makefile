@@ -22,9 +22,10 @@ capi: setup
 demo: build
 	target/release/amphi demo
 
-# There are no tests in doc comments: looking for them in each crate takes a minute.
+# There are no tests in doc comments: looking for them in each crate takes a minute. Many end-to-end tests wait for
+# deadlines, so one test more than there are cores.
 test: setup preload
-	PATH="$(CARGO_PATH)" cargo xtask test
+	PATH="$(CARGO_PATH)" RUST_TEST_THREADS=$$(($$(nproc) + 1)) cargo test --locked --workspace --lib --bins --tests
 
 dist: setup
 	PATH="$(CARGO_PATH)" cargo build --profile dist --locked -p amphi

@@ -1,16 +1,14 @@
 //! Project tasks: `cargo xtask tidy` checks what a machine can check of the house rules; `cargo xtask sim`
 //! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load; `cargo xtask
-//! hostile` sends a server what no peer of ours would; `cargo xtask test` passes all tests.
+//! hostile` sends a server what no peer of ours would.
 
 mod header;
 mod performance;
-mod suites;
 mod tidy;
 
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
-       cargo xtask test                     all tests, the simulator's beside the end-to-end tests
        cargo xtask floors [CRATE ...]       folders from the bottom up, and the largest circle of files
        cargo xtask chains [CRATE ...]       how often code reaches through other rooms, and where in these crates
        cargo xtask map [CRATE]              what each file is, by the first sentence of its head
@@ -38,7 +36,6 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
-        Some("test") => suites::run(),
         Some("floors") => tidy::floors(&args[1..]),
         Some("chains") => tidy::chains(&args[1..]),
         Some("map") => tidy::map(args.get(1).map(String::as_str)),
