@@ -88,6 +88,8 @@ fn what_is_not_stable_is_shown() {
     for tunable in ["server.write_back_age_ms=600000", "server.sync_interval_ms=60000"] {
         set(&place.path("m0"), tunable);
     }
+    // Syncs that were due by the interval of before have passed then.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
     let paths = ["m0", "m1"].map(|name| place.path(name).join("f"));
     let shown = |by: usize| ["dirty", "accepted", "unsynced"].map(|name| unstable(&paths[by], name));
     let (large, at) = aligned(1, 4 << 20);
