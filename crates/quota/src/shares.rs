@@ -139,14 +139,16 @@ impl Shares {
     }
 
     /// The ledger takes the unused part of the account's share on this target: the share becomes what the account uses.
-    /// Returns that, including what requests under way hold.
+    /// Returns that, including what requests under way hold. A call that is older than the last answer or call takes
+    /// nothing, and the present share is returned: it may be more than what is used, if files were removed since.
     pub fn give_back(&mut self, account: Account, number: u64, used: Amount) -> Amount {
         let held = self.accounts.entry(account).or_default();
         let kept = used.plus(held.held);
         if number >= held.number {
             (held.number, held.share) = (number, Some(Share::UpTo(kept)));
+            return kept;
         }
-        kept
+        if let Some(Share::UpTo(share)) = held.share { share.max(kept) } else { kept }
     }
 
     /// How near an owner is to a limit of blocks, and the account that is nearest. An account is near its limit if

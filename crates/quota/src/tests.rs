@@ -173,13 +173,25 @@ proptest! {
         }
         prop_assert_eq!(model.used.iter().sum::<u64>(), limit);
         now_ns += 30_000_000;
-        for tried in 0..3 {
+        // A target that has written nothing yet asks for each account first, as above.
+        for tried in 0..5 {
             let refused = model.write(last, 1, now_ns);
             model.settle(now_ns);
-            prop_assert!(refused || tried < 2, "it is refused in the end");
+            prop_assert!(refused || tried < 4, "it is refused in the end");
         }
         prop_assert_eq!(model.used.iter().sum::<u64>(), limit);
     }
+}
+
+/// Goal: a target that ignores an outdated call says what it may still use, not what it uses. Method: two calls that
+/// overtake each other, and a removal between them.
+#[test]
+fn an_outdated_call_takes_nothing() {
+    let mut shares = Shares::default();
+    shares.set_on(true);
+    assert_eq!(shares.give_back(USER, 2, blocks(52)), blocks(52));
+    assert_eq!(shares.give_back(USER, 1, blocks(45)), blocks(52), "it may use 52 blocks");
+    assert_eq!(shares.give_back(USER, 3, blocks(45)), blocks(45));
 }
 
 /// Goal: a soft limit acts as a hard one when its grace time is over, until the use falls below the limit. Method: a
