@@ -170,7 +170,8 @@ impl Ledger {
         let has = entry.shares.get(&target).map_or(used, |given| given.share);
         let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
         let share = if refused && ahead { has.min(free) } else { needs.plus(extra).max(has).min(free) };
-        entry.shares.insert(target, Given { share: share.max(used), number });
+        // Until the target has got this answer it may use what it has, so a smaller share counts when it is collected.
+        entry.shares.insert(target, Given { share: share.max(used).max(has), number });
         Answer::Is { number, share: Share::UpTo(share), refused }
     }
 
