@@ -150,6 +150,8 @@ pub enum TargetRequest {
     /// `Objects`: the joined state of the objects of a file on this target. For a session it includes what others have
     /// not written back yet.
     Objects(Ino, Option<SessionId>),
+    /// `Objects`: the joined state of the objects of a file on this target, once it survives a loss of power.
+    Secured(Ino),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
     /// `Done`: no request of the session is executed any more, but operations that it requested earlier on other
