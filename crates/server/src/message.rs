@@ -278,9 +278,9 @@ pub enum QuotaRequest {
         /// Number of the call.
         number: u64,
     },
-    /// `Done`: the known state of an account, or of all accounts, is outdated. The target asks whether anything is
-    /// limited.
-    Changed(Option<Account>),
+    /// `Done`: what was known before this number of an account, or of all accounts, is outdated. The target asks whether
+    /// anything is limited.
+    Changed(Option<Account>, u64),
     /// `Used`: what an account uses.
     Used(Account),
     /// `Accounts`: accounts after this one that use something.
