@@ -285,8 +285,11 @@ pub enum QuotaRequest {
     Used(Account),
     /// `Accounts`: accounts after this one that use something.
     Accounts(Option<Account>),
-    /// `Done` if the owner may use that much more.
-    Admit(Owner, Amount),
+    /// `Done` if the owner may use that much more, for new inodes of which this is the first. It is held until they are
+    /// promised.
+    Admit(Owner, Amount, Ino),
+    /// `Done`: what is still held for the operation of which this is the first new inode is free again.
+    Unreserve(Ino),
 }
 
 /// Whether a target is about to have more free space.

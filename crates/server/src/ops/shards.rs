@@ -15,7 +15,7 @@ use crate::zone_target::NameKey;
 use crate::zone_target::gate::Hold;
 use amphi_dlm::Changed;
 use amphi_env::Env;
-use amphi_meta::{MetaStore, Part, plan};
+use amphi_meta::{MetaStore, plan};
 use amphi_types::item::Txn;
 use amphi_types::{Errno, Ino, Result, TargetId};
 use amphi_wire::{Reply, Request};
@@ -76,11 +76,7 @@ impl<E: Env> RequestCx<E> {
                 shards.push(Ino::shard(self.number_on(target).await?, place).ok_or(Errno::NoSpace)?);
             }
             let parts = plan::shards(&self.cred, &facts, &was, &shards)?;
-            let mut admitted = Vec::new();
-            for new in parts.iter().filter(|part| matches!(part, Part::MakeInode(_))) {
-                let project = Part::SetProject { ino: new.ino(), project: facts.project };
-                admitted.push(self.admit_inode(&[new.clone(), project]).await?);
-            }
+            let _admitted = self.admit_inodes(&parts).await?;
             // Made when the directory is held alone and its attributes are those of the plan.
             let view = async |cx: &Self| {
                 let meta = cx.target.meta.borrow();

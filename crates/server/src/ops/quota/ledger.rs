@@ -47,6 +47,7 @@ pub async fn answer<E: Env>(
             deal(worker, target, account, from, need).await
         }
         QuotaRequest::Collect { account, number } => {
+            target.counts.quota.end_reservations(worker.now_ns());
             let used = target.used(account);
             let used = target.counts.quota.shares.borrow_mut().give_back(account, number, used);
             Ok(TargetReply::Collected { used, freeing: freeing(target) })
@@ -66,9 +67,14 @@ pub async fn answer<E: Env>(
             whole(worker, target).await?;
             Ok(accounts_behind(target, after))
         }
-        QuotaRequest::Admit(owner, amount) => {
-            let admitted = admit(worker, target, owner, amount, &|| Ok(())).await?;
-            drop(admitted);
+        QuotaRequest::Admit(owner, amount, ino) => {
+            if let Some(admitted) = admit(worker, target, owner, amount, &|| Ok(())).await? {
+                target.counts.quota.reserve(ino, admitted, worker.now_ns());
+            }
+            Ok(TargetReply::Done)
+        }
+        QuotaRequest::Unreserve(ino) => {
+            target.counts.quota.end_reservation(ino);
             Ok(TargetReply::Done)
         }
     }
