@@ -278,8 +278,8 @@ pub enum QuotaRequest {
         /// Number of the call.
         number: u64,
     },
-    /// `Done`: what was known before this number of an account, or of all accounts, is outdated. The target asks whether
-    /// anything is limited.
+    /// `Done`: what was known before this number of an account, or of all accounts, is outdated. The target asks
+    /// whether anything is limited.
     Changed(Option<Account>, u64),
     /// `Used`: what an account uses.
     Used(Account),

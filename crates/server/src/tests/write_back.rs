@@ -559,8 +559,8 @@ fn memory_comes_back() {
 }
 
 /// Goal: a file over several targets that was closed has no size that only lost bytes gave it, and its bytes are there
-/// soon after the close. Method: a small write on the second target alone, accepted into the memory, a close, and a loss
-/// of power after different times.
+/// soon after the close. Method: a small write on the second target alone, accepted into the memory, a close, and a
+/// loss of power after different times.
 #[test]
 fn a_settled_size_has_its_bytes() {
     for (seed, pause_ms) in (174..178).flat_map(|seed| [0, 1, 2, 5, 20, 100, 3_000, 30_000].map(|ms| (seed, ms))) {
