@@ -139,6 +139,8 @@ pub enum Part {
         ino: Ino,
         /// The shards of the directory, in their order.
         shards: Vec<Ino>,
+        /// What the directory was when this was planned, and what the shards are made with.
+        was: Box<SharedAttrs>,
     },
     /// The attributes of a directory with shards have changed. Each shard gets them as well.
     SetShared {
@@ -306,13 +308,16 @@ impl MetaStore {
             }
             // The inode is made by a part before this one.
             Part::SetAcls { .. } | Part::SetProject { .. } => {}
-            Part::SetShards { ino, .. } => {
+            Part::SetShards { ino, was, .. } => {
                 let inode = self.planned_dir(*ino)?;
                 if inode.entries > 0 {
                     return Err(Errno::NotEmpty.into());
                 }
                 if inode.flags.has(InodeFlags::SHARDED) {
                     return Err(Errno::Exist.into());
+                }
+                if !self.shared_attrs(*ino).is_some_and(|now| now.agrees(was)) {
+                    return Err(Refusal::Conflict);
                 }
             }
             Part::SetShared { ino, was, .. } => {
@@ -389,7 +394,7 @@ impl MetaStore {
             Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode)),
             Part::SetAcls { ino, acls } => self.put_acls(*ino, acls, dirty),
             Part::SetProject { ino, project } => self.edit(*ino, dirty, |inode| inode.owner.project = *project),
-            Part::SetShards { ino, shards } => {
+            Part::SetShards { ino, shards, .. } => {
                 self.put_shards(*ino, shards, dirty);
                 self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode));
             }

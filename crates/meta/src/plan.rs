@@ -8,7 +8,7 @@
 
 use crate::part::NewInode;
 use crate::perm::{self, GROUP_EXEC, SETGID, Want};
-use crate::{Facts, Part};
+use crate::{Facts, Part, SharedAttrs};
 use amphi_types::{Acls, Caps, Cred, Errno, Ino, Kind, Name, Result, limits};
 use serde::{Deserialize, Serialize};
 
@@ -209,11 +209,11 @@ fn unlinks(child: &Facts) -> impl Iterator<Item = Part> {
 }
 
 /// Gives the empty directory `dir` these shards. They are directories without a name that have its attributes, and
-/// whose parent it is.
+/// whose parent it is. `was`: these attributes, read together with the facts (`MetaStore::shared_attrs`).
 ///
 /// Errors: `NotDir`, `NoEnt` for a removed directory, `Perm` for whoever does not own it and for what `chattr` has
 /// fixed, `Exist` if it has shards.
-pub fn shards(cred: &Cred, dir: &Facts, shards: &[Ino]) -> Result<Vec<Part>> {
+pub fn shards(cred: &Cred, dir: &Facts, was: &SharedAttrs, shards: &[Ino]) -> Result<Vec<Part>> {
     if dir.kind != Kind::Dir {
         return Err(Errno::NotDir);
     }
@@ -228,24 +228,24 @@ pub fn shards(cred: &Cred, dir: &Facts, shards: &[Ino]) -> Result<Vec<Part>> {
     if !dir.empty {
         return Err(Errno::NotEmpty);
     }
-    let mut parts = vec![Part::SetShards { ino: dir.ino, shards: shards.to_vec() }];
+    let mut parts = vec![Part::SetShards { ino: dir.ino, shards: shards.to_vec(), was: Box::new(was.clone()) }];
     for &ino in shards {
         let new = NewInode {
             ino,
             kind: Kind::Dir,
-            perm: dir.perm,
-            uid: dir.uid,
-            gid: dir.gid,
+            perm: was.perm,
+            uid: was.owner.uid,
+            gid: was.owner.gid,
             rdev: 0,
             symlink: Vec::new(),
             parent: dir.ino,
-            layout: dir.layout,
-            advice: dir.advice,
+            layout: was.layout,
+            advice: was.advice,
             linked: true,
         };
         parts.push(Part::MakeInode(new));
-        parts.extend(dir.acls.as_ref().map(|acls| Part::SetAcls { ino, acls: (**acls).clone() }));
-        parts.extend((dir.project != 0).then_some(Part::SetProject { ino, project: dir.project }));
+        parts.extend((was.acls != Acls::default()).then(|| Part::SetAcls { ino, acls: was.acls.clone() }));
+        parts.extend((was.owner.project != 0).then_some(Part::SetProject { ino, project: was.owner.project }));
     }
     Ok(parts)
 }

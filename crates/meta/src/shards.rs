@@ -60,7 +60,8 @@ impl MetaStore {
         Ok((std::iter::once(own).chain(shards).collect(), copy))
     }
 
-    pub(crate) fn shared_attrs(&self, ino: Ino) -> Option<SharedAttrs> {
+    /// What a directory has in common with its shards, or would have. `None` if it does not exist.
+    pub fn shared_attrs(&self, ino: Ino) -> Option<SharedAttrs> {
         let inode = self.inode(ino).ok()?;
         Some(SharedAttrs {
             perm: inode.perm,

@@ -115,8 +115,19 @@ impl Ledger {
         self.accounts.iter().map(|(account, entry)| (*account, entry.standing))
     }
 
+    /// The number of a message to all targets that limits have changed. It is larger than those of all answers of
+    /// before.
+    pub fn changed(&mut self) -> u64 {
+        self.next_number()
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
     /// Sets or replaces the stored state of an account; without limits it is removed. All targets have to drop what
-    /// they have recorded of it.
+    /// they have recorded of it (`changed`).
     pub fn set(&mut self, account: Account, standing: Standing) {
         if standing.limits.is_none() {
             self.accounts.remove(&account);
@@ -148,8 +159,7 @@ impl Ledger {
     /// A target on which the account uses `used`, including what requests under way hold, needs `wanted` more.
     /// `collected`: the other targets have just returned what they do not use. `targets`: the number of targets.
     pub fn ask(&mut self, account: Account, target: TargetId, need: Need, now_s: u64) -> Answer {
-        self.number += 1;
-        let number = self.number;
+        let number = self.next_number();
         let Need { used, wanted, collected, ahead, targets } = need;
         let Some(entry) = self.accounts.get_mut(&account) else {
             return Answer::Is { number, share: Share::Unlimited, refused: false };

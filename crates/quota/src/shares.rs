@@ -6,8 +6,8 @@
 //! While no account of the cluster is limited, nothing is looked up (`is_on`). Otherwise a target learns of an account
 //! when it is first charged: whether it is limited at all, and its share.
 //!
-//! The answers of the ledger to several questions may overtake each other. Each has a number, and older ones than the
-//! last are ignored.
+//! The messages of the ledger may overtake each other. Each has a number, and older ones than the last are ignored. The
+//! message that limits have changed is one of them, so that an answer of before the change does not undo it.
 
 use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
@@ -67,11 +67,13 @@ impl Shares {
         self.on = on;
     }
 
-    /// The stored state of an account, or of all, may be outdated.
-    pub fn forget(&mut self, account: Option<Account>) {
-        let outdated = self.accounts.iter_mut().filter(|(of, _)| account.is_none_or(|account| account == **of));
-        outdated.for_each(|(_, held)| (held.share, held.refused_until_ns) = (None, 0));
-        self.accounts.retain(|_, held| held.share.is_some() || !held.held.is_none() || held.number > 0);
+    /// The stored state of an account, or of all, is outdated, and so are answers with a smaller number than this one,
+    /// which are still on their way. Newer ones stay.
+    pub fn forget(&mut self, account: Option<Account>, number: u64) {
+        let of_account = self.accounts.iter_mut().filter(|(of, _)| account.is_none_or(|account| account == **of));
+        for (_, held) in of_account.filter(|(_, held)| held.number < number) {
+            (held.number, held.share, held.refused_until_ns) = (number, None, 0);
+        }
     }
 
     /// Whether the owner may use `wanted` more. `used` returns what an account uses on this target.

@@ -150,6 +150,8 @@ pub enum TargetRequest {
     /// `Objects`: the joined state of the objects of a file on this target. For a session it includes what others have
     /// not written back yet.
     Objects(Ino, Option<SessionId>),
+    /// `Objects`: the joined state of the objects of a file on this target, once it survives a loss of power.
+    Secured(Ino),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
     /// `Done`: no request of the session is executed any more, but operations that it requested earlier on other
@@ -276,15 +278,18 @@ pub enum QuotaRequest {
         /// Number of the call.
         number: u64,
     },
-    /// `Done`: the known state of an account, or of all accounts, is outdated. The target asks whether anything is
-    /// limited.
-    Changed(Option<Account>),
+    /// `Done`: what was known before this number of an account, or of all accounts, is outdated. The target asks
+    /// whether anything is limited.
+    Changed(Option<Account>, u64),
     /// `Used`: what an account uses.
     Used(Account),
     /// `Accounts`: accounts after this one that use something.
     Accounts(Option<Account>),
-    /// `Done` if the owner may use that much more.
-    Admit(Owner, Amount),
+    /// `Done` if the owner may use that much more, for new inodes of which this is the first. It is held until they are
+    /// promised.
+    Admit(Owner, Amount, Ino),
+    /// `Done`: what is still held for the operation of which this is the first new inode is free again.
+    Unreserve(Ino),
 }
 
 /// Whether a target is about to have more free space.

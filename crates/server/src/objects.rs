@@ -11,6 +11,7 @@ pub(crate) mod glimpse;
 
 use crate::message::{Cut, TargetReply, TargetRequest};
 use crate::objects::glimpse::gathered_with_writers;
+use crate::planted::{self, Mistake};
 use crate::worker::Worker;
 use crate::zone_target::gate::Hold;
 use crate::zone_target::{EXTENT_BYTES, NameKey, Target};
@@ -34,6 +35,8 @@ const SMALL_EXTENTS: usize = 512;
 /// for more than 4 KiB of other items.
 const _: () =
     assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 16 * 3);
+/// How often a file is settled again because its objects have changed meanwhile, and how often they are secured again.
+const TRIES: usize = 8;
 /// Most objects that one record makes. Each takes 47 bytes, and all of them a fifth of the largest record of the
 /// smallest log.
 const OBJECTS_A_RECORD: usize = 1024;
@@ -53,16 +56,30 @@ pub async fn gather<E: Env>(
     layout: &Layout,
     asker: Option<SessionId>,
 ) -> Result<Gathered> {
-    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, TargetRequest::Objects(ino, asker)));
     let here = async {
         match asker {
             Some(asker) => gathered_with_writers(worker, target, ino, asker).await,
             None => Gathered::default(),
         }
     };
-    let (told, here) = join(join_all(asked), here).await;
+    let question = TargetRequest::Objects(ino, asker);
+    let (there, here) = join(elsewhere(worker, target, ino, layout, &question), here).await;
     let mut sum = if asker.is_some() { here } else { target.gathered(ino) };
-    for one in told {
+    sum.join(&there?);
+    Ok(sum)
+}
+
+/// The joined state of the objects of a file on the other targets, as they answer `question`.
+async fn elsewhere<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    layout: &Layout,
+    question: &TargetRequest,
+) -> Result<Gathered> {
+    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, question.clone()));
+    let mut sum = Gathered::default();
+    for one in join_all(asked).await {
         match one? {
             TargetReply::Objects(part) => sum.join(&part),
             _ => return Err(Errno::Proto),
@@ -71,37 +88,97 @@ pub async fn gather<E: Env>(
     Ok(sum)
 }
 
+/// `TargetRequest::Secured`: the joined state of the objects of a file on this target, when it survives a loss of
+/// power.
+///
+/// Errors: `Again` if bytes of the file keep arriving, and those of a failing disk.
+pub async fn secured<E: Env>(target: &Target<E>, ino: Ino) -> Result<Gathered> {
+    if planted::is(Mistake::UnsecuredSize) {
+        return Ok(target.gathered(ino));
+    }
+    for _ in 0..TRIES {
+        target.secure_delayed(Some(ino)).await?;
+        let (gathered, last) = {
+            let has_unlogged = target.data.borrow().delayed.unlogged(Some(ino), 0).is_none();
+            if has_unlogged {
+                continue;
+            }
+            (target.gathered(ino), target.zone.appended_lsn())
+        };
+        target.zone.stable(last).await?;
+        return Ok(gathered);
+    }
+    Err(Errno::Again)
+}
+
 /// Stores the size and the times that the objects report, after the last writer has closed the file.
+///
+/// The inode must not say more than what a loss of power leaves on any target. So first, without holding anything, the
+/// other targets are asked what they have stably. Then they are asked again with the inode held alone. If they have
+/// something else by then, both steps are repeated. A file that stays spread is right as well: whoever wants its size
+/// collects it, and its next writer settles it.
 pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         // Until every session has presented its opens, one of them may be a writer that relies on the mark.
         target.recovered().await;
-        // A truncate has set its size before the objects elsewhere are cut: what they say in between is too much.
-        let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-        let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.objects.generation)) else {
-            return;
-        };
-        // The sizes of the objects have to be on the disk before they are stored in the inode.
-        if target.flush_file(ino).await.is_err() {
-            return;
-        }
-        let gathered = loop {
-            let represented = target.reclaim.said();
-            let Ok(gathered) = gather(&worker, &target, ino, &layout, None).await else { return };
-            if target.reclaim.said() == represented {
-                break gathered;
+        for _ in 0..TRIES {
+            let Ok((spread, layout)) = target.meta.borrow().inode(ino).map(|i| (i.objects.spread, i.layout)) else {
+                return;
+            };
+            // A new writer settles the file when it closes it.
+            if !spread || target.files.open.borrow().has_writer(ino) {
+                return;
             }
-            // A session that reconnected may have written meanwhile, relying on the existing mark, and closed the file.
-        };
-        let mut txn = Txn::default();
-        let mut meta = target.meta.borrow_mut();
-        let same = meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
-        if same && !target.files.open.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
-            drop(meta);
-            target.append(txn, Order::Plain);
+            let secured = TargetRequest::Secured(ino);
+            let Ok(secured) = elsewhere(&worker, &target, ino, &layout, &secured).await else { return };
+            if settle_to(&worker, &target, ino, &layout, &secured).await {
+                return;
+            }
         }
     });
+}
+
+/// Settles a file whose objects on other targets have this state stably. `false` if they have another one by now, so
+/// that it has to be tried again.
+async fn settle_to<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    layout: &Layout,
+    secured: &Gathered,
+) -> bool {
+    // A truncate has set its size before the objects elsewhere are cut: what they say in between is too much.
+    let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+    let Ok((now, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.objects.generation)) else {
+        return true;
+    };
+    // What this target has is in its log before the inode says so.
+    if target.flush_file(ino).await.is_err() {
+        return true;
+    }
+    let question = TargetRequest::Objects(ino, None);
+    let there = loop {
+        let represented = target.reclaim.said();
+        let Ok(there) = elsewhere(worker, target, ino, &now, &question).await else { return true };
+        if target.reclaim.said() == represented {
+            break there;
+        }
+        // A session that reconnected may have written meanwhile, relying on the existing mark, and closed the file.
+    };
+    if (there, now) != (*secured, *layout) {
+        return false;
+    }
+    let mut gathered = target.landed(ino);
+    gathered.join(&there);
+    let mut txn = Txn::default();
+    let mut meta = target.meta.borrow_mut();
+    let same = meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
+    if same && !target.files.open.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
+        drop(meta);
+        target.append(txn, Order::Plain);
+    }
+    true
 }
 
 /// Cuts the objects of a file on this target. Returns the last record of the cut, which need not be written yet.

@@ -33,6 +33,8 @@ pub enum Mistake {
     ShardLeftOut,
     /// The removal of a directory does not hold the gate of its shards.
     ShardUnguarded,
+    /// A target says what a file has there before it survives a loss of power.
+    UnsecuredSize,
     /// Mounts are informed of shards while names of the directory itself may be cached.
     ShardsToldEarly,
     /// A server that was started again tells of shards before all mounts have come back.

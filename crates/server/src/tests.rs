@@ -25,6 +25,7 @@ mod left_pages;
 mod locks;
 mod lost_power;
 mod orphans;
+mod quota;
 mod read_batch;
 mod read_cache;
 mod reopen;

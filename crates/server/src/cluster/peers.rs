@@ -216,7 +216,9 @@ impl<E: Env> Cluster<E> {
             TargetRequest::Place(..)
             | TargetRequest::View { asker: Some(_), .. }
             | TargetRequest::Open { .. }
-            | TargetRequest::Ancestors { .. } => {
+            | TargetRequest::Ancestors { .. }
+            // This one waits for the disk, and many files may be closed at once.
+            | TargetRequest::Secured(_) => {
                 let turns =
                     self.asking.names.borrow_mut().entry(server).or_insert_with(|| Turns::new(WAITING_MAX)).clone();
                 (Lane::Normal, Some(turns.take().await))

@@ -103,6 +103,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             Ok(TargetReply::DoneAt(target.place.starts))
         }
         TargetRequest::Objects(ino, None) => Ok(TargetReply::Objects(target.gathered(ino))),
+        TargetRequest::Secured(ino) => objects::secured(target, ino).await.map(TargetReply::Objects),
         TargetRequest::Objects(ino, Some(asker)) => {
             target.recovered().await;
             Ok(TargetReply::Objects(objects::glimpse::gathered_with_writers(worker, target, ino, asker).await))

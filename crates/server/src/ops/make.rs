@@ -62,7 +62,7 @@ impl<E: Env> RequestCx<E> {
             };
             let parts = plan::make(&self.cred, &place.dir, &name, place.child.is_some(), &spec, ino)?;
             let view = self.planned_view(&parts)?;
-            let _admitted = self.admit_inode(&parts).await?;
+            let _admitted = self.admit_inodes(&parts).await?;
             let opens = open.map(|access| (ino, access));
             let reply = Reply::Made { inode: view, created: true, lock: None };
             match self.run_parts(parts, &[(dir, &name)], opens, async |_| Ok(reply)).await? {
@@ -163,7 +163,7 @@ impl<E: Env> RequestCx<E> {
                 let meta = self.target.meta.borrow();
                 plan::tmpfile(&self.cred, &meta.facts(dir)?, &spec, meta.next_ino()?)?
             };
-            self.admit_inode(&parts).await?
+            self.admit_inodes(&parts).await?
         };
         self.alive()?;
         let (lsn, reply) = {

@@ -18,13 +18,14 @@ use crate::message::{Freeing, QuotaRequest, TargetReply, TargetRequest};
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
 use crate::zone_target::Target;
-use crate::zone_target::quota::Admitted;
+use crate::zone_target::quota::{Admitted, NewInodes, new_inodes};
 use amphi_env::Env;
 use amphi_meta::Part;
 use amphi_quota::Admission;
 use amphi_types::{Account, Amount, ByteRange, Caps, Errno, Ino, Nearness, ObjectId, Owner, Result, TargetId};
 use amphi_wire::{Cover, Make, Reply, Request};
 use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -101,6 +102,7 @@ pub(super) async fn admit<E: Env>(
         if !target.counts.quota.shares.borrow().is_on() || wanted.is_none() {
             return Ok(None);
         }
+        target.counts.quota.end_reservations(worker.now_ns());
         let admission =
             target.counts.quota.shares.borrow().admit(owner, wanted, worker.now_ns(), |account| target.used(account));
         match admission {
@@ -122,6 +124,23 @@ pub(super) async fn admit<E: Env>(
             }
         }
         alive()?;
+    }
+}
+
+/// Space within limits for the new inodes of an operation. When this is dropped, the operation has ended, or is planned
+/// again.
+pub(super) struct AdmittedInodes<E: Env> {
+    worker: Rc<Worker<E>>,
+    _own: Option<Admitted<E>>,
+    /// Other targets that hold some of it, and the first inode there.
+    elsewhere: SmallVec<[(TargetId, Ino); 1]>,
+}
+
+impl<E: Env> Drop for AdmittedInodes<E> {
+    fn drop(&mut self) {
+        for (home, first) in self.elsewhere.drain(..) {
+            self.worker.tell_later(home, TargetRequest::Quota(QuotaRequest::Unreserve(first)));
+        }
     }
 }
 
@@ -173,30 +192,28 @@ impl<E: Env> RequestCx<E> {
         shares.admit(owner, wanted, self.worker.now_ns(), used) == Admission::Yes
     }
 
-    /// Gets space within the limits for the inode that `parts` make, at its own target.
+    /// Gets space within the limits for the inodes that `parts` make, at their own targets. There it is held until they
+    /// are promised, and then until they are counted; here as long as what is returned.
     ///
     /// Errors: `Quota`.
-    pub(super) async fn admit_inode(&self, parts: &[Part]) -> Result<Option<Admitted<E>>> {
+    pub(super) async fn admit_inodes(&self, parts: &[Part]) -> Result<Option<AdmittedInodes<E>>> {
         if !self.target.counts.quota.shares.borrow().is_on() {
             return Ok(None);
         }
-        let new = parts.iter().find_map(|part| match part {
-            Part::MakeInode(new) => Some(new),
-            _ => None,
-        });
-        let project = parts.iter().find_map(|part| match part {
-            Part::SetProject { project, .. } => Some(*project),
-            _ => None,
-        });
-        let Some(new) = new else { return Ok(None) };
-        let owner = Owner { uid: new.uid, gid: new.gid, project: project.unwrap_or(0) };
-        let one = Amount { blocks: 0, inodes: 1 };
-        let home = new.ino.target();
-        if home == self.target.id {
-            return admit(&self.worker, &self.target, owner, one, &|| self.alive()).await;
+        let mut admitted = AdmittedInodes { worker: self.worker.clone(), _own: None, elsewhere: SmallVec::new() };
+        let homes: BTreeSet<TargetId> = parts.iter().map(Part::target).collect();
+        for home in homes {
+            let of_home = parts.iter().filter(|part| part.target() == home);
+            let Some(NewInodes { first, owner, amount }) = new_inodes(of_home) else { continue };
+            if home == self.target.id {
+                admitted._own = admit(&self.worker, &self.target, owner, amount, &|| self.alive()).await?;
+            } else {
+                let question = TargetRequest::Quota(QuotaRequest::Admit(owner, amount, first));
+                self.worker.tell(home, question).await?;
+                admitted.elsewhere.push((home, first));
+            }
         }
-        self.worker.tell(home, TargetRequest::Quota(QuotaRequest::Admit(owner, one))).await?;
-        Ok(None)
+        Ok(Some(admitted))
     }
 
     /// Gets space within the limits of the new owners of an inode, unless the caller may give away any file.
@@ -251,10 +268,18 @@ impl<E: Env> RequestCx<E> {
             return;
         }
         for other in crate::objects::others(&layout, ino, self.target.id) {
-            let worker = self.worker.clone();
+            let (worker, target) = (self.worker.clone(), Rc::downgrade(&self.target));
             self.worker.env.spawn(async move {
+                let mut told = owner;
                 // A target that is started again asks for owners by itself.
-                let _ = worker.insist(other, TargetRequest::SetOwner(ino, owner)).await;
+                while worker.insist(other, TargetRequest::SetOwner(ino, told)).await.is_ok() {
+                    // This message may have arrived behind one about a later owner.
+                    let now = target.upgrade().and_then(|target| target.meta.borrow().charged(ino).ok());
+                    match now {
+                        Some(now) if now != told => told = now,
+                        _ => return,
+                    }
+                }
             });
         }
     }

@@ -131,7 +131,7 @@ impl<E: Env> RequestCx<E> {
             if parts.is_empty() {
                 return Ok(Reply::Removed { last_name_of: None });
             }
-            let _admitted = self.admit_inode(&parts).await?;
+            let _admitted = self.admit_inodes(&parts).await?;
             let ends = |t: &&Facts| mode != plan::RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1);
             let replaced = found.target.as_ref().filter(ends);
             let reply = Reply::Removed { last_name_of: replaced.map(|t| t.ino) };

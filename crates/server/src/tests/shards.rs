@@ -250,6 +250,50 @@ fn removals_meet_names_and_shards() {
     }
 }
 
+/// Goal: a change of a directory's attributes at the time when it gets shards holds in all of them, whichever comes
+/// first. Method: `chmod` and the shards at once, with different delays; then names in each shard by somebody whom the
+/// new permissions refuse, and the checker.
+#[test]
+fn attributes_meet_new_shards() {
+    for distance in 0..DISTANCES {
+        let place = Place::new(960 + distance, 3, 3);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+            let clock = place.sim.node("client");
+            let pause = async |micros| clock.sleep(Duration::from_micros(micros)).await;
+            let (before, after) =
+                (20 * distance.saturating_sub(DISTANCES / 2), 20 * (DISTANCES / 2).saturating_sub(distance));
+            let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+            c.call(Request::SetAttr { ino: dir, set: SetAttr { perm: Some(0o777), ..SetAttr::default() } })
+                .await
+                .unwrap();
+            let set = async {
+                pause(before).await;
+                other.inode(Request::SetShards { ino: dir, count: 3 }).await.unwrap()
+            };
+            let changed = async {
+                pause(after).await;
+                let set = SetAttr { perm: Some(0o700), ..SetAttr::default() };
+                c.inode(Request::SetAttr { ino: dir, set }).await.unwrap()
+            };
+            let (view, _) = join(set, changed).await;
+            assert!(view.sharded && matches!(view.attr.perm, 0o777 | 0o700), "{view:?}");
+            assert_eq!(c.stat(dir).await.unwrap().perm, 0o700);
+            *other.cred.borrow_mut() = Cred { caps: Caps::NONE, ..Cred::new(5, 6, vec![]) };
+            for text in one_for_each(3) {
+                assert_eq!(other.make(dir, &text, Make::Dir).await, Err(Errno::Access), "{text} after {distance}");
+            }
+            c.call(Request::Goodbye).await.unwrap();
+            other.call(Request::Goodbye).await.unwrap();
+            server.stop().await.unwrap();
+            let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+            assert!(report.is_clean(), "{report:?}");
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
 /// Goal: the tests of shards see the mistakes that servers could make with them. Method: each is planted.
 #[test]
 fn mistakes_with_shards_are_found() {

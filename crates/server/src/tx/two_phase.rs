@@ -171,16 +171,18 @@ pub async fn prepare<E: Env>(
             }
             target.zone.stable(target.zone.appended_lsn()).await?;
         }
-        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
+        let Some(held) = target.hold_promised(&parts, worker.now_ns()) else { return Ok(TargetReply::Conflict) };
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing), held };
         target.txs.borrow_mut().prepared.insert(tx, prepared);
         return Ok(TargetReply::Done);
     }
+    let Some(held) = target.hold_promised(&parts, worker.now_ns()) else { return Ok(TargetReply::Conflict) };
     let intent = Intent::Prepared { tx, now, parts };
     let mut txn = Txn::default();
     txn.put(intent.key(), records::encode(&intent));
     let Intent::Prepared { parts, .. } = intent else { return Err(Errno::Io) };
     let lsn = {
-        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing), held };
         target.txs.borrow_mut().prepared.insert(tx, prepared);
         target.append(txn, Order::Plain)
     };
@@ -259,7 +261,11 @@ pub async fn finish<E: Env>(
     commit: bool,
 ) -> Result<TargetReply> {
     let Some(prepared) = target.txs.borrow_mut().prepared.remove(&tx) else { return Ok(TargetReply::Done) };
-    let Prepared { now, parts, promise, guard, changing } = prepared;
+    let Prepared { now, parts, promise, guard, changing, held } = prepared;
+    // In this very step the inodes are counted, or will never be.
+    if let Some((owner, amount)) = held {
+        target.counts.quota.shares.borrow_mut().release(owner, amount);
+    }
     if commit && let Err(refusal) = target.meta.borrow().check_parts(&parts) {
         let id = target.id;
         tracing::error!("{id}: what operation {} of {} decided does not fit: {refusal:?}", tx.number, tx.coordinator);

@@ -9,7 +9,7 @@ use crate::zone_target::gate::{Gate, Guard};
 use crate::zone_target::predicted::Predicted;
 use crate::zone_target::queues::NameKey;
 use amphi_meta::Part;
-use amphi_types::{TargetId, Timespec};
+use amphi_types::{Amount, Owner, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How a promise is kept.
@@ -35,6 +35,8 @@ pub struct Prepared {
     /// The change of names and attributes for which clients cache nothing until it ends. A promise of an earlier run
     /// has none: no tokens are granted before that promise is finished.
     pub changing: Option<Changing>,
+    /// Part of a limit that the new inodes hold until they are counted. A promise of an earlier run holds none.
+    pub held: Option<(Owner, Amount)>,
 }
 
 /// Operations over several targets that are under way on one target.
@@ -84,7 +86,8 @@ impl TxTable {
             match intent {
                 Intent::Prepared { tx, now, parts } => {
                     let promise = Promise::Logged;
-                    txs.prepared.insert(tx, Prepared { now, parts, promise, guard: Guard::none(), changing: None });
+                    let guard = Guard::none();
+                    txs.prepared.insert(tx, Prepared { now, parts, promise, guard, changing: None, held: None });
                 }
                 Intent::Committed { tx, participants } => drop(txs.committed.insert(tx, participants)),
                 Intent::Decided { tx, now, parts } => txs.local_commits.found(tx, now, parts),

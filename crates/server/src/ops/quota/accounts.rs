@@ -7,6 +7,7 @@ use crate::ops::quota::LEDGER;
 use crate::ops::quota::counting::PAGE;
 use crate::ops::quota::ledger::{pool, tell_all, watch_soft_limits};
 use crate::worker::request::RequestCx;
+use crate::zone_target::gate::Hold;
 use amphi_env::{Env, timeout};
 use amphi_quota::Standing;
 use amphi_types::item::Txn;
@@ -99,9 +100,12 @@ impl<E: Env> RequestCx<E> {
             return Err(Errno::Inval);
         }
         self.reserve(256).await?;
+        // What targets return while a limit is divided belongs to that limit.
+        let turn = self.target.counts.quota.dealing.take(vec![(account, Hold::Exclusive)]).await;
         let before = self.target.counts.quota.ledger.borrow().standing(account).unwrap_or_default();
         let over_since_s = if before.limits.soft == limits.soft { before.over_since_s } else { 0 };
         self.keep_limits(account, Standing { limits, over_since_s }).await?;
+        drop(turn);
         self.tell_all(Some(account)).await;
         watch_soft_limits(&self.worker, &self.target);
         Ok(Reply::Done)
@@ -119,7 +123,7 @@ impl<E: Env> RequestCx<E> {
 
     /// All targets drop their knowledge of an account. Targets that cannot be reached do so when they are back.
     async fn tell_all(&self, account: Option<Account>) {
-        let told = tell_all(&self.worker, account);
+        let told = tell_all(&self.worker, &self.target, account);
         let _ = timeout(&self.worker.env, TOLD_WITHIN, told).await;
     }
 

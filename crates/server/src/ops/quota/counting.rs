@@ -36,9 +36,10 @@ pub fn learn_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
                 Ok(TargetReply::Outcome(true)) => {
                     set_on(&worker, &here, true);
                     if here.id == LEDGER {
-                        drop(here);
                         // The counting may have ended before all targets were informed of the last change.
-                        tell_all(&worker, None).await;
+                        let told = tell_all(&worker, &here, None);
+                        drop(here);
+                        told.await;
                     }
                     return;
                 }

@@ -143,7 +143,7 @@ pub async fn redo<E: Env>(
         return Ok(TargetReply::Done);
     }
     // No request is served yet, so nothing has to be locked.
-    let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None };
+    let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None, held: None };
     target.txs.borrow_mut().prepared.insert(tx, prepared);
     finish(worker, target, tx, true).await
 }
