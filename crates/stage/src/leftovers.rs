@@ -10,6 +10,7 @@ use crate::journal::{Journal, NoJournal};
 use crate::remove;
 use crate::report::Progress;
 use crate::walk;
+use crate::whereabouts::{self, Whereabouts};
 use rustix::fs::{self, AtFlags, FileType};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -73,6 +74,12 @@ pub(crate) fn clean(target: &End, ids: &[StageId], progress: &Progress) -> Resul
             }
             Err(NoJournal::Failed(e)) => return Err(Error::target("read the journal", &path, e)),
         };
+        if let Some(ino) = known.publish
+            && whereabouts::look(target, *id, ino)? == Whereabouts::Lost
+        {
+            progress.remarks.add(&path, format!("stays: it {}", whereabouts::advice(target, *id)));
+            continue;
+        }
         if known.begin.is_some_and(|begin| begin.mode == 1) {
             clean_update(target, *id)?;
         }

@@ -2,10 +2,12 @@
 
 use crate::model::{self, assert_same, names};
 use crate::whole::done;
-use amphi_stage::{Existing, Options};
+use amphi_stage::{ErrorKind, Existing, Options, Progress, stage};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 fn update(source: &Path, target: &Path) -> Options {
     Options { existing: Existing::Update, piece_bytes: 1 << 20, sync_bytes: 8 << 20, ..Options::new(source, target) }
@@ -69,4 +71,69 @@ fn files_and_links_are_updated() {
     assert_same(&at("tree"), &at("copy"));
     assert!(at("link").is_symlink());
     assert_eq!(names(dir.path()), ["a", "b", "copy", "link", "tree"]);
+}
+
+/// Goal: what could not be listed in the source is not taken for gone: nothing is removed from the target, the report
+/// says so, and the next run removes what is gone indeed. Method: another user's stage of a tree with a directory that
+/// only root may list.
+#[test]
+fn what_cannot_be_listed_stays() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("folder");
+    let at = |name: &str| dir.path().join(name);
+    for root in ["source", "target"] {
+        fs::create_dir_all(at(root).join("closed/in")).expect("mkdir");
+        fs::write(at(root).join("closed/in/file"), b"x").expect("write");
+    }
+    fs::write(at("target/gone"), b"x").expect("write");
+    let owned = Command::new("chown").args(["-R", "1001:1001"]).arg(at("target")).status();
+    assert!(owned.expect("chown").success());
+    std::os::unix::fs::chown(dir.path(), Some(1001), Some(1001)).expect("chown");
+    let program = at("program");
+    fs::copy(std::env::current_exe().expect("a program"), &program).expect("copy");
+    let run = |mode: u32| {
+        fs::set_permissions(at("source/closed"), PermissionsExt::from_mode(mode)).expect("chmod");
+        let mut command = Command::new(&program);
+        command.args(["update::child", "--exact", "--nocapture"]).env("STAGE_UPDATED", dir.path());
+        let out = command.uid(1001).gid(1001).current_dir("/").output().expect("runs");
+        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr)
+    };
+    let said = run(0o700);
+    assert!(said.contains("complete false deleted 0 nothing is removed from the target"), "{said}");
+    assert!(at("target/closed/in/file").exists() && at("target/gone").exists());
+    let said = run(0o755);
+    assert!(said.contains("complete true deleted 1"), "{said}");
+    assert!(at("target/closed/in/file").exists() && !at("target/gone").exists());
+}
+
+/// The process of `what_cannot_be_listed_stays`; nothing in a run of all tests.
+#[test]
+fn child() {
+    let Some(dir) = std::env::var_os("STAGE_UPDATED") else { return };
+    let (dir, progress) = (Path::new(&dir), Progress::default());
+    let options = Options { existing: Existing::UpdateAndDelete, ..update(&dir.join("source"), &dir.join("target")) };
+    let options = Options { keep: amphi_stage::Keep::Possible, ..options };
+    let complete = stage(&options, &progress).expect("no refusal").complete;
+    let remark = progress.remarks.first().first().map(|note| note.reason.clone()).unwrap_or_default();
+    println!("complete {complete} deleted {} {remark}", progress.deleted.get());
+}
+
+/// Goal: a source that has nothing at all, as if it were not mounted, does not empty the target. Method: such an update
+/// with and without removal, and one of an empty target.
+#[test]
+fn an_empty_source_removes_nothing() {
+    let dir = tempfile::tempdir().expect("folder");
+    let (source, target) = (dir.path().join("source"), dir.path().join("target"));
+    fs::create_dir(&source).expect("mkdir");
+    fs::create_dir(&target).expect("mkdir");
+    let delete = Options { existing: Existing::UpdateAndDelete, ..update(&source, &target) };
+    done(&delete);
+    fs::write(target.join("file"), b"x").expect("write");
+    let error = stage(&delete, &Progress::default()).expect_err("refused");
+    assert!(error.kind == ErrorKind::Refused && error.text.contains("is empty"), "{error}");
+    assert_eq!(names(dir.path()), ["source", "target"], "no journal stays");
+    done(&update(&source, &target));
+    assert!(target.join("file").exists());
 }
