@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Whom an order is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +48,10 @@ pub struct Plan {
     pub scratch: String,
     /// Host of the address of each server, `{host}` as above.
     pub address: String,
+    /// A random number by which the processes of the program are known.
+    pub token: String,
+    /// The batch system's numbers of the job, by their variables.
+    pub batch: BTreeMap<String, String>,
     /// The cluster key, in hexadecimal digits; only of several nodes.
     pub key: String,
     /// Options of each server.
