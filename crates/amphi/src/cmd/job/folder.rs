@@ -50,8 +50,8 @@ pub struct Folder {
     path: PathBuf,
     /// None: it is not known to be a job's.
     owner: Option<Owner>,
-    /// Locked while this is held.
-    _lock: Option<OwnedFd>,
+    /// Locked while this is held, by which it is of this node too.
+    lock: Option<OwnedFd>,
 }
 
 impl Folder {
@@ -82,13 +82,13 @@ impl Folder {
         for part in ["data", "mnt", "run", "state"] {
             private(&path.join(part))?;
         }
-        Ok(Folder { path, owner: Some(owner), _lock: Some(file.into()) })
+        Ok(Folder { path, owner: Some(owner), lock: Some(file.into()) })
     }
 
     /// That of a job which may have one.
     pub fn of(scratch: &Path, id: &str) -> Folder {
         let path = named(scratch, id);
-        Folder { owner: Owner::of(&path.join(LOCK)), path, _lock: None }
+        Folder { owner: Owner::of(&path.join(LOCK)), path, lock: None }
     }
 
     /// Folders of this user in `scratch` whose keepers have ended, and those whose keepers live, or would have to be
@@ -112,12 +112,12 @@ impl Folder {
                     let is_elsewhere = owner.as_ref().is_some_and(|owner| !owner.is_here(&lock));
                     match is_locked || is_elsewhere || (owner.is_none() && is_young(&path)) {
                         true => alive.push(path),
-                        false => left.push(Folder { path, owner, _lock: Some(fd) }),
+                        false => left.push(Folder { path, owner, lock: Some(fd) }),
                     }
                 }
                 // It is just being made, or was killed while it was.
                 Err(_) if is_young(&path) => alive.push(path),
-                Err(_) => left.push(Folder { path, owner: None, _lock: None }),
+                Err(_) => left.push(Folder { path, owner: None, lock: None }),
             }
         }
         (left, alive)
@@ -159,7 +159,7 @@ impl Folder {
         }
         let (shown, lock) = (self.path.display(), self.path.join(LOCK));
         let owner = match &self.owner {
-            Some(owner) if owner.is_here(&lock) => owner,
+            Some(owner) if self.lock.is_some() || owner.is_here(&lock) => owner,
             Some(owner) => return vec![format!("{shown}: is of node {}: remove it there", owner.host())],
             None => return self.remove_empty(),
         };
