@@ -95,8 +95,8 @@ fn mtime_ns(meta: &Metadata) -> i128 {
     i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec())
 }
 
-/// When a tree last changed: the latest time of modification or change of anything in it, itself included. The walk ends
-/// at the first entry that changed later than `enough`. An entry that goes while it is looked at changes now.
+/// When a tree last changed: the latest time of modification or change of anything in it, itself included. The walk
+/// ends at the first entry that changed later than `enough`. An entry that goes while it is looked at changes now.
 pub(crate) fn changed(tree: &Path, enough: SystemTime) -> Result<SystemTime> {
     let (mut latest, mut stack) = (SystemTime::UNIX_EPOCH, vec![tree.to_path_buf()]);
     while let Some(path) = stack.pop() {

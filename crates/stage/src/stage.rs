@@ -138,7 +138,10 @@ fn open_journal(ends: &Ends, create: bool) -> Result<(Journal, Known), Error> {
             show(&ends.target.path),
             reason(e)
         )),
-        NoJournal::Failed(Errno::NOENT) if !create => Error::refused(String::new()),
+        NoJournal::Failed(Errno::NOENT) if !create => Error::refused(format!(
+            "{}: another process has just finished the same stage; look at it",
+            show(&ends.target.path)
+        )),
         NoJournal::Failed(e) => Error::target("open the journal", &ends.beside(&name), e),
     })?;
     let is_other = |known: &Begin| {

@@ -103,8 +103,8 @@ fn what_cannot_be_listed_stays() {
     assert!(at("target/closed/in/file").exists() && !at("target/gone").exists());
 }
 
-/// Goal: the journal of an unfinished update goes only when its temporary names can all have been found. Method: another
-/// user cleans behind an update that was killed, in a tree with a directory that only root may list.
+/// Goal: the journal of an unfinished update goes only when its temporary names can all have been found. Method:
+/// another user cleans behind an update that was killed, in a tree with a directory that only root may list.
 #[test]
 fn a_tree_that_cannot_be_listed_is_not_clean() {
     if !rustix::process::geteuid().is_root() {
