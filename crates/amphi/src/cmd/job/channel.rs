@@ -103,8 +103,8 @@ impl Channel {
         }
         let what = match (what, self.nodes.as_slice()) {
             // Where one process starts all keepers, each of them knows which one it is.
-            (Task::Prepare(plan), [one]) => Task::Prepare(super::messages::Plan { node: Some(*one), ..plan.clone() }),
-            (Task::Clean(plan), [one]) => Task::Clean(super::messages::Plan { node: Some(*one), ..plan.clone() }),
+            (Task::Prepare(plan), [one]) => Task::Prepare(plan.of(*one)),
+            (Task::Clean(plan), [one]) => Task::Clean(plan.of(*one)),
             (other, _) => other.clone(),
         };
         let line = serde_json::to_string(&Order { to, what }).during(|| "write an order".into())?;

@@ -60,6 +60,13 @@ pub struct Plan {
     pub mount: Vec<String>,
 }
 
+impl Plan {
+    /// The same for one node.
+    pub fn of(&self, node: usize) -> Box<Plan> {
+        Box::new(Plan { node: Some(node), ..self.clone() })
+    }
+}
+
 /// An order to keepers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
@@ -73,7 +80,7 @@ pub struct Order {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Task {
     /// Make the folder of the job; answered by `Prepared`.
-    Prepare(Plan),
+    Prepare(Box<Plan>),
     /// Start a server, beside this one; of one node with the mount in the same process; answered by `Serving`.
     Serve {
         /// Addresses of the first server.
@@ -101,7 +108,7 @@ pub enum Task {
         options: Vec<String>,
     },
     /// Remove what there is of a job, of which this is not the keeper, and end; answered by `Ended`.
-    Clean(Plan),
+    Clean(Box<Plan>),
     /// Remove everything and end; answered by `Ended`.
     End,
 }

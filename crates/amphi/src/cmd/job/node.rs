@@ -151,7 +151,7 @@ impl Keeper {
 
     fn obey(&mut self, task: Task) -> Outcome {
         match task {
-            Task::Prepare(plan) => self.prepare(plan),
+            Task::Prepare(plan) => self.prepare(*plan),
             Task::Serve { join } => self.serve(&join),
             Task::Mount { cluster } => self.mount(&cluster),
             Task::Check { targets, may_exist } => {

@@ -139,7 +139,7 @@ impl Run {
         let mut world = World::start(&hosts, launcher)?;
         let outcome = self.steps(&mut world, &mut told, &plan, &ins, &outs);
         let ending = monotonic();
-        let left = world.end(&Task::Clean(plan.clone()), ENDING);
+        let left = world.end(&Task::Clean(Box::new(plan.clone())), ENDING);
         told.step("everything removed", ending);
         left.iter().for_each(|what| say_error(&format!("is left: {what}")));
         let error = outcome.as_ref().err().map(|e| e.text.clone());
@@ -283,7 +283,7 @@ fn begin(world: &mut World, told: &mut Told, plan: &Plan) -> Outcome<(String, St
     let (whole, begun) = (told.begun, monotonic());
     let prepared = world.ask(
         To::All,
-        &Task::Prepare(plan.clone()),
+        &Task::Prepare(Box::new(plan.clone())),
         Some(STARTING),
         |_| false,
         |said| match said {
