@@ -4,7 +4,7 @@ use super::*;
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 fn options<'a>(step: &'a dyn Fn(&'static str) -> Result<(), Error>) -> Options<'a> {
     Options { keep: 2, wait: Duration::ZERO, progress: &|_, _| (), step }
@@ -179,6 +179,32 @@ fn generations_come_back() {
     abort(&aborted).expect("abort");
     assert!(!aborted.exists() && abort(&aborted).is_err() && plain(&aborted).is_err());
     assert_eq!(content(&dir).as_deref(), Some("1"));
+}
+
+/// Goal: a tree in which ranks still write, at any depth, is not taken for abandoned, and one in which nothing changes
+/// is. Method: times of change are those of now, so the clock of the call is set forward; the time of modification of
+/// one deep file as if it had just been written; folder and root as old as programs can make them.
+#[test]
+fn a_tree_that_is_written_is_not_idle() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path().join("it");
+    let tree = written(&dir, "x");
+    let now = SystemTime::now();
+    let (hour, deep) = (Duration::from_secs(3600), tree.join("a/b/three"));
+    let set = |path: &Path, at: SystemTime| {
+        fs::File::open(path).and_then(|file| file.set_modified(at)).expect("set its time");
+    };
+    for old in [&tree, &tree.join("a"), &tree.join("a/b"), &deep, tree.parent().expect("a folder")] {
+        set(old, now - 10 * hour);
+    }
+    // All were made just now, whatever times they were given.
+    assert!(clean(&dir, hour).expect("clean").is_empty());
+    assert!(list(&dir).expect("list").open[0].idle < hour);
+    set(&deep, now + 2 * hour);
+    assert!(generations::clean_at(&dir, hour, now + 2 * hour).expect("clean").is_empty());
+    assert!(tree.exists());
+    set(&deep, now - hour);
+    assert_eq!(generations::clean_at(&dir, hour, now + 2 * hour).expect("clean"), [tree]);
 }
 
 /// Goal: paths that are no publication, and names that cannot be published, are refused. Method: such paths; a file in

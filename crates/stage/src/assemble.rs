@@ -213,8 +213,19 @@ impl Assembler<'_> {
         self.take_name(&working, &to)
     }
 
-    /// Removes what the source does not have.
+    /// Removes what the source does not have. If anything of the source failed, nothing is removed: what could not be
+    /// listed may be there.
     pub(crate) fn extras(&self) {
+        let extras = self.found.extras.len();
+        if extras > 0 && self.progress.failed.count() > 0 {
+            let path = self.source.path(&self.source.entries[0]);
+            let why = format!(
+                "nothing is removed from the target, as not all of the source could be read; {extras} entries that were \
+                 not found in the source stay"
+            );
+            self.progress.remarks.add(&path, why);
+            return;
+        }
         work::each(self.threads, self.found.extras.len(), self.stop, |n| {
             let (dir, name) = &self.found.extras[n];
             let removed = self.dest.tree.dir(&self.source.names, *dir).and_then(|dir| remove::whatever(&dir, name));

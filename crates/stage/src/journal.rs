@@ -8,7 +8,7 @@
 pub(crate) mod record;
 
 use crate::entries::Identity;
-use record::Record;
+use record::{NO_TREE, Record};
 use rustix::fs::{self, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -42,8 +42,8 @@ pub(crate) struct Known {
     pub(crate) begin: Option<record::Begin>,
     /// Files by their path below the root.
     pub(crate) files: BTreeMap<Vec<u8>, KnownFile>,
-    /// Device and inode of the tree that was about to get the target's name.
-    pub(crate) publish: Option<(u64, u64)>,
+    /// Inode of the tree that was about to get the target's name.
+    pub(crate) publish: Option<u64>,
     /// Numbers of files that were given.
     pub(crate) next_number: u32,
 }
@@ -68,7 +68,8 @@ impl Known {
                     piece.compared = true;
                 }
             }
-            Record::Publish { dev, ino } => self.publish = Some((dev, ino)),
+            // Many file systems have another device number after each mount, so it says nothing.
+            Record::Publish { dev: _, ino } => self.publish = (ino != NO_TREE).then_some(ino),
         }
     }
 
@@ -233,6 +234,8 @@ mod tests {
         let file = &known.files[&b"a/\xff\nb".to_vec()];
         assert_eq!(file.number, 1);
         assert_eq!(file.pieces, BTreeMap::from([(5, Piece { crc: 10, compared: false })]));
-        assert_eq!((known.next_number, known.publish), (2, Some((1, 2))));
+        assert_eq!((known.next_number, known.publish), (2, Some(2)));
+        Record::Publish { dev: 0, ino: NO_TREE }.encode(&mut bytes);
+        assert_eq!(parse(&bytes).0.publish, None, "the tree is worked on again");
     }
 }

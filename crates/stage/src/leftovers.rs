@@ -10,6 +10,7 @@ use crate::journal::{Journal, NoJournal};
 use crate::remove;
 use crate::report::Progress;
 use crate::walk;
+use crate::whereabouts::{self, Whereabouts};
 use rustix::fs::{self, AtFlags, FileType};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -73,6 +74,12 @@ pub(crate) fn clean(target: &End, ids: &[StageId], progress: &Progress) -> Resul
             }
             Err(NoJournal::Failed(e)) => return Err(Error::target("read the journal", &path, e)),
         };
+        if let Some(ino) = known.publish
+            && whereabouts::look(target, *id, ino)? == Whereabouts::Lost
+        {
+            progress.remarks.add(&path, format!("stays: it {}", whereabouts::advice(target, *id)));
+            continue;
+        }
         if known.begin.is_some_and(|begin| begin.mode == 1) {
             clean_update(target, *id)?;
         }
@@ -85,14 +92,23 @@ pub(crate) fn clean(target: &End, ids: &[StageId], progress: &Progress) -> Resul
 }
 
 /// Removes the temporary names that an unfinished update left in the tree of the target.
+///
+/// Errors: the tree cannot be listed whole, so that some of them may be left.
 fn clean_update(target: &End, id: StageId) -> Result<(), Error> {
     if target.stat.is_none_or(|s| FileType::from_raw_mode(s.st_mode) != FileType::Directory) {
         return Ok(());
     }
-    let tree = walk::walk(target.tree(), &target.path, 1, &Progress::default())?;
+    let progress = Progress::default();
+    let tree = walk::walk(target.tree(), &target.path, 1, &progress)?;
     for entry in tree.entries.iter().filter(|e| e.own.is_none() && is_of_stage(&e.name, id)) {
         let removed = tree.place(entry).and_then(|place| remove::whatever(&place.dir, &place.name));
         removed.map_err(|e| Error::target("remove what a stage left", &tree.path(entry), e))?;
     }
-    Ok(())
+    match progress.failed.first().into_iter().next() {
+        None => Ok(()),
+        Some(note) => Err(Error::failed(format!(
+            "{}: {}, so what a stage left there is not removed; clean again as a user who may list it",
+            note.path, note.reason
+        ))),
+    }
 }

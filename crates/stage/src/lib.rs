@@ -35,6 +35,7 @@ mod skeleton;
 mod stable;
 mod stage;
 mod walk;
+mod whereabouts;
 mod work;
 
 pub use error::{Error, ErrorKind, show};

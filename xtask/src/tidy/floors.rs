@@ -293,6 +293,7 @@ const HOUSES: &[House] = &[
             "skeleton",
             "assemble",
             "ends",
+            "whereabouts",
             "leftovers",
             "publish",
             "stage",

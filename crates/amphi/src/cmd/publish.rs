@@ -73,7 +73,7 @@ enum Action {
     Clean {
         /// The name
         dir: PathBuf,
-        /// Only trees in whose folder nothing has changed for this many minutes
+        /// Only trees in which nothing, at any depth, has changed for this many minutes
         #[arg(long, default_value_t = 60, value_name = "MINUTES")]
         idle: u64,
     },

@@ -31,7 +31,7 @@ pub struct Stage {
     /// Bring an existing target up to date: copy what differs in size, time of modification or kind
     #[arg(long)]
     update: bool,
-    /// Remove from an updated target what the source does not have
+    /// Remove from an updated target what the source does not have; nothing if anything of the source failed
     #[arg(long, requires = "update")]
     delete: bool,
     /// What happens if owners, modes, attributes or special files cannot be kept

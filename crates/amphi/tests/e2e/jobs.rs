@@ -280,6 +280,34 @@ fn what_killed_jobs_leave() {
     site.nothing_left();
 }
 
+/// Goal: a job that another one has submitted goes on when that one ends, with its file system and with the shell that
+/// started it; what the program has left otherwise ends; also where the folder of jobs is named by a symbolic link.
+/// Method: a program that starts a batch job of another number and a process, and ends.
+#[test]
+fn a_submitted_job_outlives_its_job() {
+    let site = Site::new();
+    let link = site.place.path("link");
+    std::os::unix::fs::symlink("s", &link).expect("symlink");
+    let next = "touch $AMPHI_JOB_DIR/x began; until test -e go; do sleep 0.1; done; test -e $AMPHI_JOB_DIR/x";
+    let batch =
+        format!("\"$AMPHI\" job run --size 512M --targets 2 -- sh -c '{next}'; echo $? >ended.new; mv ended.new ended");
+    let script = "SLURM_JOB_ID=78 setsid sh -c \"$BATCH\" </dev/null >batch.log 2>&1 & \
+                  setsid sh -c 'echo $$ >left.new; mv left.new left; exec sleep 600' </dev/null >/dev/null 2>&1 & \
+                  until test -e began && test -e left; do sleep 0.1; done";
+    let mut job = site.job(&["--", "sh", "-c", script]);
+    job.env("AMPHI_JOB_SCRATCH", &link).env("SLURM_JOB_ID", "77").env("BATCH", batch);
+    let out = job.env("AMPHI", amphi().get_program()).output().expect("amphi starts");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let left = std::fs::read_to_string(site.place.path("left")).expect("read");
+    let words = std::fs::read(Path::new("/proc").join(left.trim()).join("cmdline")).unwrap_or_default();
+    assert!(words.is_empty(), "what the program left has ended");
+    assert!(!site.place.path("ended").exists(), "the other job lives");
+    std::fs::write(site.place.path("go"), b"").expect("write");
+    eventually("the other job ends", || site.place.path("ended").exists());
+    assert_eq!(std::fs::read_to_string(site.place.path("ended")).expect("read"), "0\n");
+    site.nothing_left();
+}
+
 /// Goal: several nodes have a server and a mount each, which see each other's files, with a key of the job's own; and
 /// nothing is left, also if one of them is lost. Method: two "nodes" of this machine, whose commands differ by their
 /// names alone.

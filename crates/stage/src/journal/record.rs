@@ -10,6 +10,8 @@ pub(crate) const VERSION: u16 = 1;
 /// Most bytes of a record; the longest has the path of a file in it.
 const RECORD_MAX: usize = 64 << 20;
 const HEAD: usize = 8;
+/// The inode number of no tree.
+pub(crate) const NO_TREE: u64 = 0;
 /// First bytes of the first record's fields.
 const MAGIC: &[u8; 8] = b"amphistg";
 
@@ -49,7 +51,8 @@ pub(crate) enum Record {
         number: u32,
         index: u64,
     },
-    /// The tree with this device and inode is whole and gets the target's name next.
+    /// The tree with this device and inode is whole and gets the target's name next; with the inode `NO_TREE`, the tree
+    /// did not get it and is worked on again.
     Publish {
         dev: u64,
         ino: u64,

@@ -7,6 +7,7 @@
 //! When a channel is dropped, the keepers' standard input ends.
 
 use super::messages::{Order, Report, Task, To};
+use super::processes::APART;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::say::say;
 use std::io::{BufRead, BufReader, Write};
@@ -58,7 +59,7 @@ impl Launcher {
         let fill = |word: &String| word.replace("{host}", host).replace("{nodes}", &nodes.to_string());
         let words: Vec<String> = self.words.iter().map(fill).chain([self.program.clone()]).collect();
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args(["job", "node"]);
+        command.args(&words[1..]).args(["job", "node"]).env_remove(APART);
         command
     }
 
@@ -102,8 +103,8 @@ impl Channel {
         }
         let what = match (what, self.nodes.as_slice()) {
             // Where one process starts all keepers, each of them knows which one it is.
-            (Task::Prepare(plan), [one]) => Task::Prepare(super::messages::Plan { node: Some(*one), ..plan.clone() }),
-            (Task::Clean(plan), [one]) => Task::Clean(super::messages::Plan { node: Some(*one), ..plan.clone() }),
+            (Task::Prepare(plan), [one]) => Task::Prepare(plan.of(*one)),
+            (Task::Clean(plan), [one]) => Task::Clean(plan.of(*one)),
             (other, _) => other.clone(),
         };
         let line = serde_json::to_string(&Order { to, what }).during(|| "write an order".into())?;

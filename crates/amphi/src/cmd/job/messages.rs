@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Whom an order is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,12 +48,23 @@ pub struct Plan {
     pub scratch: String,
     /// Host of the address of each server, `{host}` as above.
     pub address: String,
+    /// A random number by which the processes of the program are known.
+    pub token: String,
+    /// The batch system's numbers of the job, by their variables.
+    pub batch: BTreeMap<String, String>,
     /// The cluster key, in hexadecimal digits; only of several nodes.
     pub key: String,
     /// Options of each server.
     pub server: Vec<String>,
     /// Options of each mount.
     pub mount: Vec<String>,
+}
+
+impl Plan {
+    /// The same for one node.
+    pub fn of(&self, node: usize) -> Box<Plan> {
+        Box::new(Plan { node: Some(node), ..self.clone() })
+    }
 }
 
 /// An order to keepers.
@@ -68,7 +80,7 @@ pub struct Order {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Task {
     /// Make the folder of the job; answered by `Prepared`.
-    Prepare(Plan),
+    Prepare(Box<Plan>),
     /// Start a server, beside this one; of one node with the mount in the same process; answered by `Serving`.
     Serve {
         /// Addresses of the first server.
@@ -96,7 +108,7 @@ pub enum Task {
         options: Vec<String>,
     },
     /// Remove what there is of a job, of which this is not the keeper, and end; answered by `Ended`.
-    Clean(Plan),
+    Clean(Box<Plan>),
     /// Remove everything and end; answered by `Ended`.
     End,
 }

@@ -7,8 +7,10 @@
 //! job while files are still to be brought out; they are reported. Its children ignore SIGTERM. The end of its standard
 //! input ends it. Servers and mounts get a signal from the kernel when their keeper is killed.
 
-use super::folder::{Folder, MOUNT_VARIABLE, OWN_MARK};
+use super::folder::{Folder, MOUNT_VARIABLE};
 use super::messages::{Order, Place, Plan, Report, Said, Task};
+use super::owner::Owner;
+use super::processes::OWN_MARK;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::say::say;
 use clap::Args;
@@ -99,9 +101,9 @@ impl Keeper {
                     return Ok(());
                 }
                 Heard::Order(Order { what: Task::Clean(plan), .. }) => {
-                    let (node, scratch) = place(&plan)?;
+                    let (node, given) = place(&plan)?;
                     self.node = node;
-                    let left = Folder::of(&scratch, &plan.id).remove();
+                    let left = Folder::of(&real(&given)?, &plan.id).remove();
                     self.report(Said::Ended { left });
                     return Ok(());
                 }
@@ -149,7 +151,7 @@ impl Keeper {
 
     fn obey(&mut self, task: Task) -> Outcome {
         match task {
-            Task::Prepare(plan) => self.prepare(plan),
+            Task::Prepare(plan) => self.prepare(*plan),
             Task::Serve { join } => self.serve(&join),
             Task::Mount { cluster } => self.mount(&cluster),
             Task::Check { targets, may_exist } => {
@@ -163,18 +165,23 @@ impl Keeper {
     }
 
     fn prepare(&mut self, plan: Plan) -> Outcome {
-        let (node, scratch) = place(&plan)?;
+        let (node, given) = place(&plan)?;
         self.node = node;
+        let scratch = real(&given)?;
         // What a killed job has left of this user takes space that this one may need.
         let (left, _) = Folder::left_in(&scratch);
         for old in left {
             let id = old.id();
             let remains = old.remove();
-            say(&format!("amphi: {}: removed what job {id} had left", plan.nodes[node]));
+            if remains.is_empty() {
+                say(&format!("amphi: {}: removed what job {id} had left", plan.nodes[node]));
+            }
             remains.iter().for_each(|what| say(&format!("amphi: {}: {what}", plan.nodes[node])));
         }
-        let folder = Folder::make(&scratch, &plan.id)?;
-        let (path, mount) = (folder.path().display().to_string(), folder.mount().display().to_string());
+        let folder = Folder::make(&scratch, &plan.id, Owner::here(&plan.token, &plan.batch))?;
+        // The program gets the path as it was given, which may be the same on all nodes while what it leads to is not.
+        let shown = given.join(folder.path().file_name().unwrap_or_default());
+        let (path, mount) = (shown.display().to_string(), shown.join("mnt").display().to_string());
         let key = if plan.key.is_empty() { Ok(None) } else { folder.write_key(&plan.key).map(Some) };
         self.folder = Some(folder);
         key?;
@@ -301,7 +308,14 @@ impl Keeper {
     }
 }
 
-/// Which node this is, and the folder in which that of the job lies.
+/// The path of a folder without symbolic links, as the table of mounts has it.
+fn real(scratch: &Path) -> Outcome<PathBuf> {
+    scratch.canonicalize().map_err(|e| {
+        Failure::refused(format!("{}: the folder for jobs cannot be used ({e}); make it", scratch.display()))
+    })
+}
+
+/// Which node this is, and the folder in which that of the job lies, as it was given.
 fn place(plan: &Plan) -> Outcome<(usize, PathBuf)> {
     let named = || std::env::var("SLURMD_NODENAME").ok().and_then(|name| plan.nodes.iter().position(|n| *n == name));
     let ranked = || RANKS.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());

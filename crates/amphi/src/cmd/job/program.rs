@@ -4,6 +4,8 @@
 //! nodes (`folder`).
 
 use super::folder::MOUNT_VARIABLE;
+use super::messages::Plan;
+use super::processes::{APART, PROGRAM_MARK};
 use super::world::Event;
 use amphi_host::failure::{Failure, Outcome};
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,11 +22,19 @@ pub struct Program {
 impl Program {
     /// Starts it. Its end goes to `tell`.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for the program")]
-    pub fn start(command: &[OsString], folder: &str, mount: &str, tell: Sender<Event>) -> Outcome<Program> {
+    pub fn start(
+        command: &[OsString],
+        plan: &Plan,
+        folder: &str,
+        mount: &str,
+        tell: Sender<Event>,
+    ) -> Outcome<Program> {
         let name = &command[0];
         let child = Command::new(name)
             .args(&command[1..])
             .env(MOUNT_VARIABLE, mount)
+            .env(PROGRAM_MARK, &plan.token)
+            .env_remove(APART)
             // So that `amphi top` and others find the job's own mount and server.
             .env("AMPHI_RUNTIME", format!("{folder}/run"))
             .spawn();

@@ -9,6 +9,7 @@
 
 use super::channel::Launcher;
 use super::messages::{Plan, Said, Task, To};
+use super::owner::Owner;
 use super::program::{Program, exit_code};
 use super::staging::{Copy, Staging};
 use super::world::{Event, Wish, World};
@@ -138,7 +139,7 @@ impl Run {
         let mut world = World::start(&hosts, launcher)?;
         let outcome = self.steps(&mut world, &mut told, &plan, &ins, &outs);
         let ending = monotonic();
-        let left = world.end(&Task::Clean(plan.clone()), ENDING);
+        let left = world.end(&Task::Clean(Box::new(plan.clone())), ENDING);
         told.step("everything removed", ending);
         left.iter().for_each(|what| say_error(&format!("is left: {what}")));
         let error = outcome.as_ref().err().map(|e| e.text.clone());
@@ -158,7 +159,7 @@ impl Run {
         let scratch = self.nodes.scratch.clone().or_else(|| set("AMPHI_JOB_SCRATCH")).or_else(|| set("TMPDIR"));
         let scratch =
             std::path::absolute(scratch.unwrap_or_else(|| "/tmp".into())).during(|| "find --scratch".into())?;
-        let mut random = [0u8; 36];
+        let mut random = [0u8; 52];
         let got = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty());
         if got != Ok(random.len()) {
             return Err(Failure::broken("no random number is to be had"));
@@ -180,7 +181,9 @@ impl Run {
             node: None,
             scratch: scratch.display().to_string(),
             address: self.nodes.address.clone(),
-            key: if hosts.len() > 1 { digits(&random[4..]) } else { String::new() },
+            token: digits(&random[36..]),
+            batch: Owner::batch(),
+            key: if hosts.len() > 1 { digits(&random[4..36]) } else { String::new() },
             server,
             mount,
         })
@@ -208,7 +211,7 @@ impl Run {
             stage(world, told, "in", copy, |_| false)?;
         }
         let program = monotonic();
-        let (code, wish) = self.program(world, &folder, &mount)?;
+        let (code, wish) = self.program(world, plan, &folder, &mount)?;
         let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         told.program = json!({ "command": words, "exit": code, "seconds": monotonic().since(program).as_secs_f64() });
         told.step(&format!("program, exit code {code}"), program);
@@ -245,8 +248,8 @@ impl Run {
     }
 
     /// Runs the program. Returns its exit code, and why it had to end, if it had to.
-    fn program(&self, world: &mut World, folder: &str, mount: &str) -> Outcome<(i32, Option<Wish>)> {
-        let program = Program::start(&self.command, folder, mount, world.sender())?;
+    fn program(&self, world: &mut World, plan: &Plan, folder: &str, mount: &str) -> Outcome<(i32, Option<Wish>)> {
+        let program = Program::start(&self.command, plan, folder, mount, world.sender())?;
         let (mut wish, mut kill_at) = (None, None);
         loop {
             let now = monotonic();
@@ -280,7 +283,7 @@ fn begin(world: &mut World, told: &mut Told, plan: &Plan) -> Outcome<(String, St
     let (whole, begun) = (told.begun, monotonic());
     let prepared = world.ask(
         To::All,
-        &Task::Prepare(plan.clone()),
+        &Task::Prepare(Box::new(plan.clone())),
         Some(STARTING),
         |_| false,
         |said| match said {
