@@ -48,7 +48,10 @@ extern "C" fn begin() {
     // SAFETY: a value of the environment is a C string.
     for word in unsafe { CStr::from_ptr(said) }.to_bytes().split(|byte| *byte == b',') {
         match word {
-            b"off" => turn_off(),
+            b"off" => {
+                turn_off();
+                sizes::be_silent();
+            }
             b"reads" => turn_posts_off(),
             b"strict" => set_strict(),
             b"report" => set_counting(),
