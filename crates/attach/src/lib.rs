@@ -16,6 +16,7 @@
 
 #![cfg_attr(not(test), no_std)]
 
+mod direct;
 mod identify;
 mod maps;
 mod owner;
@@ -27,6 +28,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use amphi_policy::decision::Way as IoWay;
+pub use direct::{
+    direct_at, direct_counts, direct_next, is_direct_on, may_go_direct, note_mapping, put, put_number, turn_direct_on,
+};
 pub use owner::VFORKS;
 pub use post::{write_at, write_next};
 pub use read::{Piece, read_at, read_next, set_strict};

@@ -6,7 +6,7 @@
 
 use crate::reads::returned;
 use crate::real::{Real, absent, real};
-use amphi_attach::{are_posts_off, ask_size, real_mmap};
+use amphi_attach::{are_posts_off, ask_size, is_direct_on, note_mapping, real_mmap};
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{off64_t, size_t, ssize_t};
 
@@ -37,6 +37,10 @@ unsafe extern "C" fn mmap64(
     }
     if flags & libc::MAP_ANONYMOUS == 0 {
         asks(fd);
+        // MAP_SHARED_VALIDATE contains this flag.
+        if flags & libc::MAP_SHARED != 0 && is_direct_on() {
+            note_mapping(fd);
+        }
     }
     let args = [at as usize, len, protection as usize, flags as usize, fd as usize, offset as usize];
     real!(
