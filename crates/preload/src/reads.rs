@@ -35,6 +35,16 @@ pub(crate) fn returned(result: Result<usize, Failure>) -> ssize_t {
     }
 }
 
+unsafe extern "C" {
+    fn pthread_testcancel();
+}
+
+/// Functions that read and write are points where a thread may be cancelled. Nothing of this library is under way here.
+pub(crate) fn cancellation_point() {
+    // SAFETY: no value of this library waits for its end on the stack.
+    unsafe { pthread_testcancel() };
+}
+
 #[inline]
 fn is_served(fd: c_int) -> bool {
     !is_known_foreign(fd) && !is_off()
@@ -55,6 +65,7 @@ unsafe fn plain_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
 /// A large `read`, which goes direct or is the real one.
 #[inline(never)]
 unsafe extern "C" fn large_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+    cancellation_point();
     // SAFETY: the program vouches for its buffer.
     match unsafe { direct_next(fd, IoWay::Read, &[Piece { base: into, len }]) } {
         Some(n) => n as ssize_t,
@@ -111,6 +122,7 @@ unsafe fn plain_pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t
 /// A large `pread`, which goes direct or is the real one.
 #[inline(never)]
 unsafe extern "C" fn large_pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+    cancellation_point();
     // SAFETY: the program vouches for its buffer.
     match unsafe { direct_at(fd, IoWay::Read, &[Piece { base: into, len }], offset) } {
         Some(n) => n as ssize_t,
@@ -197,6 +209,7 @@ unsafe fn plain_readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t 
 /// A `readv` that goes direct or is the real one.
 #[inline(never)]
 unsafe extern "C" fn large_readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    cancellation_point();
     // SAFETY: the program vouches for its buffers.
     match unsafe { pieces(vector, count).and_then(|pieces| direct_next(fd, IoWay::Read, pieces)) } {
         Some(n) => n as ssize_t,
@@ -242,6 +255,7 @@ unsafe fn plain_preadv(fd: c_int, vector: *const iovec, count: c_int, offset: of
 /// A `preadv` that goes direct or is the real one.
 #[inline(never)]
 unsafe extern "C" fn large_preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+    cancellation_point();
     // SAFETY: the program vouches for its buffers.
     match unsafe { pieces(vector, count).and_then(|pieces| direct_at(fd, IoWay::Read, pieces, offset)) } {
         Some(n) => n as ssize_t,

@@ -3,7 +3,7 @@
 //! As for the reading functions, a write that the kernel serves is a jump to the real function, without a stack frame
 //! of this library.
 
-use crate::reads::{pieces, returned};
+use crate::reads::{cancellation_point, pieces, returned};
 use crate::real::{Real, absent, real};
 use amphi_attach::{
     IoWay, Piece, are_posts_off, direct_at, direct_next, is_direct_on, is_known_foreign_writer, may_go_direct,
@@ -38,6 +38,7 @@ unsafe fn plain_write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
 /// A large `write`, which goes direct or is the real one.
 #[inline(never)]
 unsafe extern "C" fn large_write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    cancellation_point();
     // SAFETY: the program vouches for its buffer.
     match unsafe { direct_next(fd, IoWay::Write, &[Piece { base: from.cast_mut(), len }]) } {
         Some(n) => n as ssize_t,
@@ -89,6 +90,7 @@ unsafe fn plain_pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off6
 /// A large `pwrite`, which goes direct or is the real one.
 #[inline(never)]
 unsafe extern "C" fn large_pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> ssize_t {
+    cancellation_point();
     // SAFETY: the program vouches for its buffer.
     match unsafe { direct_at(fd, IoWay::Write, &[Piece { base: from.cast_mut(), len }], offset) } {
         Some(n) => n as ssize_t,
@@ -143,6 +145,7 @@ unsafe fn plain_writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t
 /// A `writev` that goes direct or is the real one.
 #[inline(never)]
 unsafe extern "C" fn large_writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    cancellation_point();
     // SAFETY: the program vouches for its buffers.
     match unsafe { pieces(vector, count).and_then(|pieces| direct_next(fd, IoWay::Write, pieces)) } {
         Some(n) => n as ssize_t,
@@ -188,6 +191,7 @@ unsafe fn plain_pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: o
 /// A `pwritev` that goes direct or is the real one.
 #[inline(never)]
 unsafe extern "C" fn large_pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+    cancellation_point();
     // SAFETY: the program vouches for its buffers.
     match unsafe { pieces(vector, count).and_then(|pieces| direct_at(fd, IoWay::Write, pieces, offset)) } {
         Some(n) => n as ssize_t,

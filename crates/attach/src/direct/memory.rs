@@ -50,7 +50,8 @@ impl Slot {
             // SAFETY: the head of the memory, which stays, begins with the states of the slots.
             let state = unsafe { &*((at + n * size_of::<AtomicU32>()) as *const AtomicU32) };
             let is_mine = state.compare_exchange(0, 1, Acquire, Acquire).is_ok();
-            is_mine.then_some(Slot { state, at: at + HEAD_BYTES + n * SLOT_BYTES })
+            // Only the owner may have a value, which frees the slot when it is dropped.
+            is_mine.then(|| Slot { state, at: at + HEAD_BYTES + n * SLOT_BYTES })
         })
     }
 
