@@ -50,6 +50,7 @@ mod tests {
     /// Goal: exactly what lies below a named folder matches. Method: a table.
     #[test]
     fn paths_below_folders() {
+        let _turn = crate::direct::tests::TURN.lock();
         assert!(!set(b"") && !set(b"data:x/y") && !set(&[b'/'; TEXT_MAX + 1]));
         assert!(set(b"/data/run:/scratch//:rel"));
         for (path, expected) in [
