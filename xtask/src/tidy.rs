@@ -77,6 +77,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// Files that may contain `unsafe`, each with the reason.
 const UNSAFE: &[(&str, &str)] = &[
     ("crates/attach/src/maps.rs", "memory that a mount shares"),
+    ("crates/attach/src/direct", "copies from and to the buffers of programs, and a thread for transfers"),
     ("crates/attach/src/post.rs", "copies from the buffers of programs"),
     ("crates/attach/src/read.rs", "copies into the buffers of programs"),
     ("crates/attach/src/sys.rs", "system calls"),

@@ -31,6 +31,8 @@ mod numbers {
     pub const FCNTL: usize = 72;
     pub const CLOCK_GETTIME: usize = 228;
     pub const RT_SIGPROCMASK: usize = 14;
+    pub const SCHED_YIELD: usize = 24;
+    pub const TGKILL: usize = 234;
     pub const FSTATFS: usize = 138;
     pub const GETTID: usize = 186;
     pub const FUTEX: usize = 202;
@@ -64,6 +66,8 @@ mod numbers {
     pub const FCNTL: usize = 25;
     pub const CLOCK_GETTIME: usize = 113;
     pub const RT_SIGPROCMASK: usize = 135;
+    pub const SCHED_YIELD: usize = 124;
+    pub const TGKILL: usize = 131;
     pub const FSTATFS: usize = 44;
     pub const GETTID: usize = 178;
     pub const FUTEX: usize = 98;
@@ -516,6 +520,18 @@ pub(crate) fn wait_while(word: &core::sync::atomic::AtomicU32, value: u32) {
     const WAIT: usize = 0;
     // SAFETY: the word outlives the call.
     let _ = unsafe { call(numbers::FUTEX, [word.as_ptr() as usize, WAIT, value as usize, 0, 0, 0]) };
+}
+
+/// Whether a thread of this process exists.
+pub(crate) fn is_thread(tid: u32) -> bool {
+    // SAFETY: no pointer is passed, and no signal is sent.
+    unsafe { call(numbers::TGKILL, [own_pid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
+}
+
+/// Lets other threads run.
+pub(crate) fn give_way() {
+    // SAFETY: no pointer is passed.
+    let _ = unsafe { call(numbers::SCHED_YIELD, [0; 6]) };
 }
 
 /// Memory of this process that children of `fork` find empty.

@@ -19,7 +19,17 @@ fn library() -> &'static Path {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target").to_owned();
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--locked", "--offline", "--profile", "preload", "-p", "amphi-preload", "--target-dir"])
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "--offline",
+                "--profile",
+                "preload",
+                "-p",
+                "amphi-preload",
+                "--target-dir",
+            ])
             .arg(&target)
             .current_dir(root)
             .status();
@@ -189,6 +199,12 @@ fn no_descriptor_is_seen() {
     passes("descriptors", 2);
 }
 
+/// Goal: no thread of the library is left when a call has returned. Method: threads are counted after each request.
+#[test]
+fn no_thread_stays() {
+    passes("alone", 51);
+}
+
 /// Goal: requests go direct in a program that has used up its descriptors. Method: a limit.
 #[test]
 fn all_descriptors_in_use() {
@@ -289,7 +305,7 @@ fn programs_of_every_day() {
     const SCRIPT: &str = r#"
         set -e
         mkdir work && cd work
-        awk 'BEGIN { for (i = 0; i < 400000; i++) print i, i * 7919 % 104729 }' > lines
+        awk 'BEGIN { for (i = 0; i < 300000; i++) print i, i * 7919 % 104729 }' > lines
         cp lines copy
         dd if=lines of=dd bs=3000001 2> /dev/null
         dd if=lines of=dd bs=2M seek=1 conv=notrunc oflag=append 2> /dev/null

@@ -42,7 +42,7 @@ const HOUSES: &[House] = &[
     },
     House {
         name: "attach",
-        floors: &["report", "sys", "owner", "table", "maps", "identify", "read", "post", "lib"],
+        floors: &["report", "sys", "owner", "table", "maps", "identify", "read", "post", "direct", "lib"],
         upward: &[],
         circle: 0,
     },

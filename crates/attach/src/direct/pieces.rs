@@ -1,10 +1,9 @@
 //! The buffers of a program's call as one range of bytes.
 //!
-//! Owns: copies between them and a slot, and the calls of the kernel for a part of them.
+//! Owns: copies between them and a slot, and the calls of the kernel for them.
 
 use crate::read::{Piece, STRICT};
 use crate::sys;
-use amphi_policy::decision::Way;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// Sum of the lengths; `None` if only the kernel judges such a length.
@@ -35,7 +34,8 @@ fn parts(pieces: &[Piece], mut from: usize, len: usize, mut each: impl FnMut(*mu
 }
 
 /// # Safety
-/// `from` is readable and `into` writable for so many bytes, apart from a bad buffer of the program if the kernel copies.
+/// `from` is readable and `into` writable for so many bytes, apart from a bad buffer of the program if the kernel
+/// copies.
 unsafe fn copy(into: *mut u8, from: *const u8, len: usize) -> bool {
     if STRICT.load(Relaxed) {
         return sys::copy_checked(into, from, len);
@@ -63,41 +63,18 @@ pub(crate) unsafe fn scatter(bytes: *const u8, pieces: &[Piece], from: usize, le
     parts(pieces, from, len, |piece, at, part| unsafe { copy(piece, bytes.wrapping_add(at), part) }).then_some(())
 }
 
-/// Transfers what is behind the first `from` bytes of a request at `offset` through the page cache. Returns how many
-/// bytes that were.
+/// Reads at `offset` through the page cache, no more than `len` bytes. Returns how many bytes that were.
 ///
 /// # Safety
 /// The program vouches for its buffers.
-pub(crate) unsafe fn by_kernel(fd: i32, way: Way, pieces: &[Piece], from: usize, offset: u64) -> usize {
-    let len = length(pieces).unwrap_or(from).saturating_sub(from);
-    // SAFETY: the caller vouches for the buffers.
-    unsafe { calls(fd, way, pieces, (from, len), offset + from as u64) }
-}
-
-/// Reads at `offset` through the page cache, no more than `len` bytes.
-///
-/// # Safety
-/// As `by_kernel`.
-pub(crate) unsafe fn by_kernel_up_to(fd: i32, pieces: &[Piece], len: usize, offset: u64) -> usize {
-    // SAFETY: the caller vouches for the buffers.
-    unsafe { calls(fd, Way::Read, pieces, (0, len), offset) }
-}
-
-unsafe fn calls(fd: i32, way: Way, pieces: &[Piece], (from, len): (usize, usize), offset: u64) -> usize {
+pub(crate) unsafe fn by_kernel(fd: i32, pieces: &[Piece], len: usize, offset: u64) -> usize {
     let mut done = 0;
-    parts(pieces, from, len, |piece, at, part| {
+    parts(pieces, 0, len, |piece, at, part| {
         let mut of_part = 0;
         while of_part < part {
-            let (base, left, place) =
-                (piece.wrapping_add(of_part).cast(), part - of_part, offset + (at + of_part) as u64);
+            let (base, place) = (piece.wrapping_add(of_part).cast(), offset + (at + of_part) as u64);
             // SAFETY: the caller vouches for the buffers.
-            let moved = unsafe {
-                match way {
-                    Way::Read => sys::pread(fd, base, left, place),
-                    Way::Write => sys::pwrite(fd, base, left, place),
-                }
-            };
-            match moved {
+            match unsafe { sys::pread(fd, base, part - of_part, place) } {
                 Ok(n) if n > 0 => of_part += n,
                 _ => break,
             }

@@ -121,8 +121,9 @@ fn decision(fd: i32, file: &File, way: Way, offset: u64, len: u64) -> Decision {
         _ => 0,
     };
     let left = size.saturating_sub(cached);
-    if way == Way::Read && size > 0 && left == 0 {
-        return Decision { mode: Mode::Buffered, reason: Reason::CacheHit };
+    if left == 0 {
+        let reason = if size == 0 { Reason::BufferedSmall } else { Reason::CacheHit };
+        return Decision { mode: Mode::Buffered, reason };
     }
     decide(&Input {
         size: left,
@@ -141,39 +142,29 @@ fn decision(fd: i32, file: &File, way: Way, offset: u64, len: u64) -> Decision {
 }
 
 impl Request<'_> {
-    /// Carries the request out at an offset. Returns how many bytes were transferred, from the first one on; 0: the
-    /// caller has to ask the kernel.
+    /// Carries the request out at an offset, while signals are blocked. Returns how many bytes were transferred, from
+    /// the first one on; 0: the caller has to ask the kernel. It is less than requested where the kernel would transfer
+    /// no more either, and if the number means another file from a part on.
     ///
     /// # Safety
     /// The pieces are buffers of the program, to be written to if this is a read.
     unsafe fn carry_out(&self, offset: u64) -> usize {
-        let Ok(signals) = sys::block_signals() else { return 0 };
-        let (mut bytes, mut direct, mut is_refused) = (0, 0, false);
+        let (mut bytes, mut direct) = (0, 0);
         while bytes < self.len {
             let at = offset + bytes as u64;
             // All parts but the last one end with a unit.
             let part = (PART_MAX - (at % self.file.unit) as usize).min(self.len - bytes);
             // SAFETY: the caller vouches for the pieces.
-            let Some(done) = (unsafe { self.part(at, bytes, part) }) else {
-                is_refused = true;
-                break;
-            };
+            let Some(done) = (unsafe { self.part(at, bytes, part) }) else { break };
             bytes += done.bytes;
             direct += done.direct;
-            is_refused = done.is_refused;
             if done.bytes < part {
                 break;
             }
         }
-        sys::restore_signals(signals);
-        if direct == 0 && is_refused {
-            tally::left(self.way, Left::Refused, self.len as u64);
-        } else {
-            tally::decided(self.file.kind, self.way, self.reason, bytes as u64);
-        }
-        if is_refused && bytes > 0 && bytes < self.len {
-            // SAFETY: as above.
-            bytes += unsafe { pieces::by_kernel(self.fd, self.way, self.pieces, bytes, offset) };
+        match direct {
+            0 => tally::left(self.way, Left::Refused, self.len as u64),
+            _ => tally::decided(self.file.kind, self.way, self.reason, bytes as u64),
         }
         bytes
     }
@@ -200,8 +191,10 @@ impl Request<'_> {
 /// The pieces are buffers that the program has given for it.
 pub unsafe fn direct_at(fd: i32, way: Way, pieces: &[Piece], offset: i64) -> Option<usize> {
     let (request, offset) = look(fd, way, pieces, Some(offset))?;
+    let signals = sys::block_signals().ok()?;
     // SAFETY: the caller vouches for the pieces.
     let bytes = unsafe { request.carry_out(offset) };
+    sys::restore_signals(signals);
     (bytes > 0).then_some(bytes)
 }
 
@@ -212,14 +205,16 @@ pub unsafe fn direct_at(fd: i32, way: Way, pieces: &[Piece], offset: i64) -> Opt
 /// As `direct_at`.
 pub unsafe fn direct_next(fd: i32, way: Way, pieces: &[Piece]) -> Option<usize> {
     let (request, at) = look(fd, way, pieces, None)?;
+    let signals = sys::block_signals().ok()?;
     // SAFETY: the caller vouches for the pieces.
     let bytes = unsafe {
         match way {
-            Way::Read => request.read_next(at)?,
-            Way::Write => request.write_next()?,
+            Way::Read => request.read_next(at),
+            Way::Write => request.write_next(),
         }
     };
-    (bytes > 0).then_some(bytes)
+    sys::restore_signals(signals);
+    bytes.filter(|bytes| *bytes > 0)
 }
 
 impl Request<'_> {
@@ -235,7 +230,7 @@ impl Request<'_> {
         }
         // Another thread or process has moved the position meanwhile. The part that it has passed belongs to this call.
         // SAFETY: as above.
-        let again = unsafe { pieces::by_kernel_up_to(self.fd, self.pieces, read, mine) };
+        let again = unsafe { pieces::by_kernel(self.fd, self.pieces, read, mine) };
         if again < read {
             let _ = sys::seek_by(self.fd, again as i64 - read as i64);
         }

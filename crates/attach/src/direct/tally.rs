@@ -18,10 +18,19 @@ const LEFT: [&str; 8] = [
 ];
 
 /// Requests and bytes.
-type Count = [AtomicU64; 2];
-const NONE: Count = [const { AtomicU64::new(0) }; 2];
-static DECIDED: [[[Count; REASONS]; 2]; KINDS.len()] = [const { [const { [NONE; REASONS] }; 2] }; KINDS.len()];
-static LEFT_TO_KERNEL: [[Count; LEFT.len()]; 2] = [const { [NONE; LEFT.len()] }; 2];
+#[derive(Debug)]
+struct Count([AtomicU64; 2]);
+
+impl Count {
+    const fn new() -> Count {
+        Count([const { AtomicU64::new(0) }; 2])
+    }
+}
+
+type Counts<const N: usize> = [[Count; N]; 2];
+static DECIDED: [Counts<REASONS>; KINDS.len()] =
+    [const { [const { [const { Count::new() }; REASONS] }; 2] }; KINDS.len()];
+static LEFT_TO_KERNEL: Counts<{ LEFT.len() }> = [const { [const { Count::new() }; LEFT.len()] }; 2];
 
 /// Counts a request about which was decided.
 pub(crate) fn decided(kind: Kind, way: Way, reason: Reason, bytes: u64) {
@@ -35,7 +44,7 @@ pub(crate) fn left(way: Way, why: Left, bytes: u64) {
 
 fn add(count: Option<&Count>, bytes: u64) {
     if is_counting()
-        && let Some([requests, sum]) = count
+        && let Some(Count([requests, sum])) = count
     {
         requests.fetch_add(1, Relaxed);
         sum.fetch_add(bytes, Relaxed);
@@ -48,7 +57,7 @@ pub type Line = (&'static str, &'static str, &'static str, u64, u64);
 /// The counters that are not 0.
 pub fn direct_counts() -> impl Iterator<Item = Line> {
     const WAYS: [&str; 2] = ["reads", "writes"];
-    let line = |system, way, name, [requests, bytes]: &'static Count| {
+    let line = |system, way, name, Count([requests, bytes]): &'static Count| {
         (system, way, name, requests.load(Relaxed), bytes.load(Relaxed))
     };
     let decided = KINDS.iter().zip(&DECIDED).flat_map(move |((_, system, _), ways)| {

@@ -39,6 +39,9 @@ const CLONED: c_int = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000 | 0x20
 
 const PATH_BYTES: usize = 64;
 
+/// How often the end of a thread is looked for, which takes a few microseconds.
+const GOES_IN: usize = 1000;
+
 /// What the thread is told, and what it answers.
 #[repr(C)]
 struct Told {
@@ -61,16 +64,14 @@ const _: () = assert!(size_of::<Told>() <= TOLD_BYTES);
 /// The outcome of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
-    /// The bytes that were transferred, from the first one on. If it is less than requested and `is_refused` is not set,
-    /// the kernel gave no more through the page cache as well.
+    /// The bytes that were transferred, from the first one on. If it is less than requested, the kernel gave no more
+    /// through the page cache as well, or the file could not be opened for it.
     pub(crate) bytes: usize,
     /// How many of them went direct.
     pub(crate) direct: usize,
-    /// The file could not be opened for it; no bytes were transferred.
-    pub(crate) is_refused: bool,
 }
 
-const REFUSED: Done = Done { bytes: 0, direct: 0, is_refused: true };
+const REFUSED: Done = Done { bytes: 0, direct: 0 };
 
 /// The place of the byte at `offset` in a slot.
 pub(crate) fn place(slot: &Slot, unit: u64, offset: u64) -> *mut u8 {
@@ -113,9 +114,18 @@ pub(crate) fn transfer(slot: &Slot, fd: i32, file: &File, way: Way, offset: u64,
         return REFUSED;
     }
     // SAFETY: the thread changes only the other fields, and only until this word is 0.
-    let is_there = unsafe { &*(&raw const (*told).is_there) };
+    let is_there = unsafe { &(*told).is_there };
     while is_there.load(Acquire) != 0 {
         sys::wait_while(is_there, 1);
+    }
+    // It uses no memory any more. A process with another thread may not do everything (`unshare`), so wait until the
+    // kernel has removed it.
+    let thread = cloned.unsigned_abs();
+    for _ in 0..GOES_IN {
+        if !sys::is_thread(thread) {
+            break;
+        }
+        sys::give_way();
     }
     // SAFETY: the thread has ended.
     unsafe { (*told).done }
@@ -174,7 +184,7 @@ impl Open {
         if bytes < told.len && sys::set_flags(&self.file, self.flags).is_ok() {
             bytes += self.read_cached(told, bytes);
         }
-        Done { bytes, direct, is_refused: false }
+        Done { bytes, direct }
     }
 
     fn read_cached(&self, told: &Told, from: usize) -> usize {
@@ -205,7 +215,7 @@ impl Open {
                 bytes = self.put(told, 0, head);
             }
             if bytes < head {
-                return Done { bytes, direct: 0, is_refused: bytes == 0 };
+                return Done { bytes, direct: 0 };
             }
         }
         let mut direct = 0;
@@ -217,7 +227,7 @@ impl Open {
         if bytes < told.len && (!is_direct || sys::set_flags(&self.file, self.flags).is_ok()) {
             bytes += self.put(told, bytes, told.len - bytes);
         }
-        Done { bytes, direct, is_refused: bytes == 0 }
+        Done { bytes, direct }
     }
 
     /// Writes a part until it is done or fails. Returns how many bytes were written.

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -264,6 +265,19 @@ static int descriptors(char **args) {
     return 0;
 }
 
+/* alone FILE: when a request has returned, the process has one thread, and may do what takes that. */
+static int alone(char **args) {
+    int fd = a_file(args[0]);
+    unsigned char *bytes = fill(malloc(3 * MIB), 3 * MIB, 1);
+    for (int i = 0; i < 50; i++) {
+        CHECK(pwrite(fd, bytes, 3 * MIB, i) == 3 * MIB);
+        CHECK(count_entries("/proc/self/task") == 3);
+    }
+    CHECK(pwrite(fd, bytes, 3 * MIB, 1) == 3 * MIB);
+    CHECK(unshare(CLONE_NEWUSER) == 0 || errno != EINVAL);
+    return 0;
+}
+
 /* full FILE: no descriptor is left. */
 static int full(char **args) {
     int fd = a_file(args[0]);
@@ -468,7 +482,7 @@ static int keeps(char **args) {
 
 int main(int count, char **args) {
     static const struct { const char *name; int (*run)(char **); } all[] = {
-        {"random", random_operations}, {"locks", locks}, {"descriptors", descriptors}, {"full", full},
+        {"random", random_operations}, {"locks", locks}, {"alone", alone}, {"descriptors", descriptors}, {"full", full},
         {"threads", threads}, {"position", position}, {"space", space}, {"mapped", mapped}, {"limits", limits},
         {"bad", bad}, {"handlers", handlers}, {"keeps", keeps},
     };
