@@ -306,6 +306,10 @@ impl FileSystem for ClientFs {
         self.names.is_own(tid) && !self.names.is_starting()
     }
 
+    fn end_posts(&self) {
+        self.handles.posts.end();
+    }
+
     fn unmounted(&self) {
         self.handles.exports.stop();
         self.handles.posts.end();

@@ -66,6 +66,9 @@ pub trait FileSystem: Send + Sync + 'static {
         None
     }
 
+    /// Called when a mount that is in use is about to end: what programs have written without a call is carried out.
+    fn end_posts(&self) {}
+
     /// Called once, when the mount has ended and no method runs any more.
     fn unmounted(&self) {}
 

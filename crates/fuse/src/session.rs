@@ -171,6 +171,12 @@ impl Unmounter {
         self.shared.pool.ended() && !self.shared.died.load(Ordering::Acquire)
     }
 
+    /// To be called before a mount that is in use ends: what programs have written without a call is carried out, and
+    /// from now on each of their writes is a call.
+    pub fn end_posts(&self) {
+        self.shared.fs.end_posts();
+    }
+
     /// Ends the mount although it is in use. Calls in progress fail, and open files answer ENOTCONN.
     pub fn unmount_by_force(&self) {
         if !self.unmounted_already() {

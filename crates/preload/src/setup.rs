@@ -48,7 +48,10 @@ extern "C" fn begin() {
     }
     for word in variable(c"AMPHI_PRELOAD").unwrap_or_default().split(|byte| *byte == b',') {
         match word {
-            b"off" => turn_off(),
+            b"off" => {
+                turn_off();
+                sizes::be_silent();
+            }
             b"reads" => turn_posts_off(),
             b"strict" => set_strict(),
             b"report" => set_counting(),

@@ -191,7 +191,8 @@ fn unmount(session: &Session, client: &Client) -> Outcome {
     let unmounter = session.unmounter();
     let mut told = Ok(());
     if unmounter.unmount().is_err() {
-        let synced = client.sync_all(&amphi_client::Ctx::root()).wait(None);
+        unmounter.end_posts();
+        let synced = client.store_all().wait(None);
         told = synced.map_err(|e| Failure::broken(format!("not all that was written could be made stable: {e}")));
         tracing::warn!(
             "{} is in use; programs that have files open there get errors from now on",

@@ -268,6 +268,16 @@ impl<E: Env> Target<E> {
         self.coherence.tokens.grant(now_ns, session, TokenKey::Name(dir, name.token_hash()), false)
     }
 
+    /// A token for the names of a directory, in the step in which the session changes them. `is_first`: the session has
+    /// just made the only name, so it knows all of them. Otherwise it has to hold the token already.
+    pub fn grant_listing(&self, now_ns: u64, session: SessionId, dir: Ino, is_first: bool) -> Option<TokenGrant> {
+        let (tokens, key) = (&self.coherence.tokens, TokenKey::Listing(dir));
+        match is_first && self.has_session(session) {
+            true => tokens.grant(now_ns, session, key, false),
+            false => tokens.renew(now_ns, session, key),
+        }
+    }
+
     /// Byte address on the disk of a data block.
     pub fn block_address(&self, physical: u64) -> u64 {
         self.storage.disk.address(physical)

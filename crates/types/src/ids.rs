@@ -114,7 +114,8 @@ pub enum TokenKey {
     /// One name of a directory, present or absent, by the hash of the name (`Name::token_hash`). Names with one hash
     /// share a key, so a cached value contains its name.
     Name(Ino, u64),
-    /// The complete listing of a directory.
+    /// Which names a directory has, for a mount that has made all of them. It is kept through the mount's own changes,
+    /// of which the mount keeps a record itself.
     Listing(Ino),
 }
 

@@ -89,6 +89,17 @@ pub struct DirectoryAfter {
     pub place: u64,
     /// In shared mode: a token for the attributes.
     pub token: Option<TokenGrant>,
+    /// In shared mode: a token for the knowledge of which names the directory has.
+    pub listing: Option<ListingGrant>,
+}
+
+/// A token for the names of a directory, at its own target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListingGrant {
+    /// The token.
+    pub grant: TokenGrant,
+    /// The request has made the only name of the directory. Otherwise the session has held the token without a break.
+    pub is_first: bool,
 }
 
 /// A file that was opened for reading ahead of its reader.

@@ -17,6 +17,11 @@ pub(crate) fn events(mount: &Mount) -> u64 {
     mount.coherence.directories.events.load(SeqCst)
 }
 
+/// Whether a change whose answer was lost, in either mode, may still be carried out.
+pub(crate) fn is_unsure(mount: &Mount) -> bool {
+    mount.clock.boot_ns() < mount.coherence.directories.state.lock().unsure_until_ns
+}
+
 enum Reach {
     One(Ino),
     /// Removal of a directory from this one. Only the answer to the request names the removed directory.

@@ -23,14 +23,15 @@ use crate::telemetry::stats::Count;
 use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenKey, TokenNumber};
 use amphi_env::Buf;
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
-use amphi_wire::{InodeView, Lane, Reply, Request, TokenGrant, Tokens as Grants};
+use amphi_wire::{InodeView, Lane, ListingGrant, Reply, Request, TokenGrant, Tokens as Grants};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Keys that a request names to the directory's target if it changes a name in `dir`.
-pub(crate) fn name_keys(dir: Ino, name: &Name) -> [TokenKey; 3] {
-    [TokenKey::Name(dir, name.token_hash()), TokenKey::Listing(dir), TokenKey::Attributes(dir)]
+/// Keys whose values are dropped before a request changes a name in `dir`. The record of the directory's names stays:
+/// it contains the names of this mount's own requests.
+pub(crate) fn name_keys(dir: Ino, name: &Name) -> [TokenKey; 2] {
+    [TokenKey::Name(dir, name.token_hash()), TokenKey::Attributes(dir)]
 }
 
 /// Sends a request that may bring tokens or change what `keys` show, and waits for the answer.
@@ -67,6 +68,8 @@ async fn call_on(
     let mut changing = opened_ahead::changing(mount, &op);
     let mut directory = crate::coherence::directories::changing(mount, &op, keys);
     let mut setting = crate::coherence::bare::setting(mount, &op);
+    // In this order: a directory that is recorded in between then gets the name in one of the two ways.
+    let mut naming = new_directories::naming(mount, &op, begun.is_some());
     let mut making = new_directories::sending(mount, &op, begun.is_some());
     let mut question = match &begun {
         Some(_) => Question::alone(mount, keys),
@@ -110,6 +113,11 @@ async fn call_on(
     if let Some(after) = after.filter(|after| after.token.is_some()) {
         told.keep_view_of(after.inode, after.token);
     }
+    if let Some((listing, dir)) = after.and_then(|after| Some((after.listing?, after.inode.attr.ino))) {
+        told.keep_listing(dir, listing);
+    }
+    naming.iter_mut().for_each(new_directories::Naming::ends);
+    drop(naming);
     Ok(told)
 }
 
@@ -185,6 +193,26 @@ impl Told {
     ) -> Option<Attr> {
         self.keep_name_of(dir, name, Some(ino), grants.name);
         view.map(|view| self.keep_view_of(view, grants.attributes).0)
+    }
+
+    /// Believes the record of the names in `dir` from now on.
+    fn keep_listing(&self, dir: Ino, listing: ListingGrant) {
+        let Some(ask) = self.question.ask else { return };
+        let mount = &self.question.mount;
+        let (records, rule) = (&mount.coherence.new_directories, self.asked_at.rule());
+        // The record comes first: it is believed as soon as the token is there.
+        let is_recorded = match listing.is_first {
+            true => !crate::coherence::directories::is_unsure(mount) && records.first(dir, rule, mount.clock.boot_ns()),
+            false => records.has(dir, rule),
+        };
+        let key = TokenKey::Listing(dir);
+        let store = |cache: &mut TokenCache<Value>| {
+            cache.store(mount.clock.boot_ns(), ask, key, wire_grant(listing.grant), Value::Listing)
+        };
+        let is_stored = is_recorded && store(&mut mount.coherence.tokens.cache.write());
+        if listing.is_first && !is_stored {
+            records.removed(dir);
+        }
     }
 
     fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
@@ -362,6 +390,7 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
         let inodes: Vec<Ino> = inodes_of(&keys).collect();
         let revoke = Revoke { session, id, upto, keys };
         cache.revoke(&revoke);
+        new_directories::revoked(mount, &revoke.keys);
         (inodes, lent_names::to_take(mount, &revoke.keys))
     };
     opened_ahead::revoked(mount, target, inodes.iter().copied());
@@ -441,6 +470,18 @@ pub(crate) enum Found {
     Answer(Result<Attr>),
     /// The inode only: its attributes have to be requested.
     Inode(Ino),
+}
+
+/// Whether the record of the names in `dir` is complete, and the caller certainly may search the directory.
+pub(super) fn knows_names(mount: &Mount, cred: &Cred, dir: Ino) -> bool {
+    let Some(now) = usable_now(mount, dir.target()) else { return false };
+    let cache = mount.coherence.tokens.cache.read();
+    let may_search = || match cache.get(now, TokenKey::Attributes(dir)) {
+        Some(Value::View(view)) => view.surely_allows(cred, 1),
+        _ => false,
+    };
+    cache.get(now, TokenKey::Listing(dir)).is_some()
+        && (cred.may(Caps::DAC_OVERRIDE) || cred.may(Caps::DAC_READ_SEARCH) || may_search())
 }
 
 /// The present time, if tokens of a target may be used now.

@@ -119,11 +119,7 @@ impl InodeTable {
         let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < asked_at.at;
         let file = self.entry(&mut shard, view, asked_at);
         file.opens_as(&mut file.known.lock(), access);
-        let fill = unknown.then(|| {
-            // The view is of a moment since which nothing has happened on this mount.
-            file.size.epoch.store(asked_at.at, SeqCst);
-            file.fills.begin(range)
-        });
+        let fill = unknown.then(|| file.fills.begin(range));
         (file, fill)
     }
 
@@ -141,8 +137,12 @@ impl InodeTable {
             return file.clone();
         }
         let until = shard.forgotten.until(ino);
-        let asked_at = if until < asked_at.at { asked_at } else { AskedAt::PAST };
-        let mut file = Inode::new(view, asked_at, &self.locality);
+        let is_fresh = until < asked_at.at;
+        let mut file = Inode::new(view, if is_fresh { asked_at } else { AskedAt::PAST }, &self.locality);
+        if is_fresh {
+            // The view is of a moment since which this mount has not changed the file.
+            file.size.epoch.store(asked_at.at, SeqCst);
+        }
         if let Some(stats) = self.closed.take(ino) {
             file.stats = stats;
         }

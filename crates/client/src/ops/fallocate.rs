@@ -17,7 +17,7 @@ use crate::locks;
 use crate::locks::group_lock;
 use crate::mount::Mount;
 use crate::objects::write::spread;
-use crate::ops::attr;
+use crate::ops::{attr, write};
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::Mode;
@@ -51,6 +51,9 @@ pub(crate) async fn fallocate(
     let only_adds = matches!(mode, Fallocate::Allocate | Fallocate::KeepSize);
     if flags.has(FileFlags::IMMUTABLE) || (flags.has(FileFlags::APPEND) && !only_adds) {
         return Err(Errno::Perm);
+    }
+    if file.gives_capabilities() {
+        write::drop_privileges(&mount, file, None).await?;
     }
     let range = ByteRange::new(offset, end);
     let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });

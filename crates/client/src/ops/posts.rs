@@ -56,6 +56,11 @@ impl Posting {
         sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst)
     }
 
+    /// Whether writes of this open file may be posted as well.
+    pub fn admits(&self, open: &OpenFile) -> bool {
+        open.file.ino == self.file.ino && may_begin(&self.mount, open)
+    }
+
     /// Gives the room back, for the writes that were posted until now; from now on nothing may be posted. Returns
     /// whether there was any.
     pub fn uncover(&mut self) -> bool {

@@ -82,14 +82,21 @@ pub(crate) async fn fsync_dir(mount: Arc<Mount>, ctx: Ctx, dir: Ino) -> Result<(
 
 pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
     mount.stats.count(Count::Fsync);
-    // Bytes stored through mappings are still in the kernel.
-    front_pages::drop_open_pages(&mount).await;
-    let drain = Drain::begin(&mount);
-    flush::flush_all(&mount).await;
-    drop(drain);
-    let synced = sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect(), None).await;
+    let synced = store_all(mount.clone()).await;
     // Earlier losses are reported too, because the caller relies on all bytes being there afterwards.
     mount.files.told_to_all();
     mount.writeback.errors.tell()?;
     synced
+}
+
+/// Writes everything back and makes it stable, also what was stored through mappings and is still in the kernel. Lost
+/// bytes are not reported here.
+///
+/// Errors: that of a target which could not be asked to make everything stable.
+pub(crate) async fn store_all(mount: Arc<Mount>) -> Result<()> {
+    front_pages::drop_open_pages(&mount).await;
+    let drain = Drain::begin(&mount);
+    flush::flush_all(&mount).await;
+    drop(drain);
+    sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect(), None).await
 }

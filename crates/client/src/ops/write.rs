@@ -444,7 +444,7 @@ fn holds_privileges(mount: &Mount, file: &Inode, kill_suidgid: bool) -> bool {
 
 /// Removes capabilities of the file, and setuid and setgid bits that `writer` may not leave, if the file has any. It
 /// does so at once, because a buffered write reaches the server too late for that. `writer`: none may leave both.
-async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&Cred>) -> Result<()> {
+pub(super) async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&Cred>) -> Result<()> {
     if !tokens::is_sure(mount, file) {
         attributes::reload(mount, file).await?;
     }

@@ -168,7 +168,14 @@ pub(crate) fn end_flight(file: &Inode, id: FlightId) {
 /// Called when the request has been answered with `result`.
 pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     match result {
-        Err(Errno::Stale) if attributes::reload(mount, &flight.file).await.is_ok() => again(mount, flight),
+        // The file was cut meanwhile, or is gone.
+        Err(Errno::Stale) => match attributes::reload(mount, &flight.file).await {
+            Ok(()) => again(mount, flight),
+            result => {
+                landed(mount, flight, result);
+                pump(mount);
+            }
+        },
         // The request was not sent, because too many calls wait for the connection.
         Err(Errno::Again) => again(mount, flight),
         result => {

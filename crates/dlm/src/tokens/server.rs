@@ -10,7 +10,7 @@
 //! * While a change is ready, no session may use a cached value of its keys. Each token on them was answered for,
 //!   belonged to a session that cannot use it any more, or has expired here and therefore earlier at the client.
 //! * A key with a change that waits or is ready gets no grant. So tokens of a key only become fewer while a change
-//!   waits.
+//!   waits. A listing is granted to the session whose changes these are, which do not wait for that session's token.
 //! * A token is in `tokens` and in exactly one of `held` and `leaving`, and in the same set of its session.
 //! * A token under revocation stays in the table until the answer, so bounds count it and later changes wait for it.
 //!
@@ -88,6 +88,8 @@ pub enum NoGrant {
     Unpresented,
     /// The table, or the session's part of it, is full.
     Full,
+    /// The session does not hold the token that is to be renewed.
+    NotHeld,
 }
 
 /// The next action of the target.
@@ -250,7 +252,7 @@ impl TokenSpace {
         if written {
             return Err(NoGrant::Written);
         }
-        let changing = self.queues.contains_key(&key);
+        let changing = self.is_changing(key, session);
         #[cfg(test)]
         let changing = changing && self.bug != Some(PlantedBug::GrantDuringChange);
         if changing {
@@ -284,6 +286,17 @@ impl TokenSpace {
         self.sessions.entry(session).or_default().held.insert((expires_ns, number));
         self.trim(now_ns, session);
         Ok(Grant { number, life_ns: limits.life_ns })
+    }
+
+    /// As `grant`, if the session holds the token without a break until now.
+    ///
+    /// Errors: as `grant`; `NotHeld`.
+    pub fn renew(&mut self, now_ns: u64, session: SessionId, key: TokenKey) -> Result<Grant, NoGrant> {
+        let holds = |token: &Token| token.state == State::Held && token.expires_ns > now_ns;
+        if !self.tokens.get(&(key, session)).is_some_and(holds) {
+            return Err(NoGrant::NotHeld);
+        }
+        self.grant(now_ns, session, key, false)
     }
 
     /// The newest number that was granted. Every grant up to it was read before this moment.
@@ -541,8 +554,10 @@ impl TokenSpace {
         }
     }
 
-    fn is_held(&self, key: TokenKey) -> bool {
-        self.tokens.range((key, SessionId(0))..=(key, SessionId(u64::MAX))).next().is_some()
+    /// Whether a session other than `spared` has a token of the key, in whatever state.
+    fn is_held(&self, key: TokenKey, spared: Option<SessionId>) -> bool {
+        let all = self.tokens.range((key, SessionId(0))..=(key, SessionId(u64::MAX)));
+        all.into_iter().any(|((_, session), _)| Some(*session) != spared)
     }
 }
 

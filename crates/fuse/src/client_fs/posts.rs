@@ -17,6 +17,9 @@ use amphi_shm::talk::{IDENTIFY, IDENTIFY_WRITER, Identity};
 use amphi_types::{Errno, Ino, Result};
 use std::sync::Arc;
 
+/// The control attribute that is set to make everything stable.
+const SYNC: &[u8] = b"user.amphi.sync";
+
 /// The posts that have to be taken before a request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
@@ -46,6 +49,7 @@ fn need(op: &Op<'_>) -> Need {
         | Op::Lseek { .. }
         | Op::Getlk { .. }
         | Op::Setlk { .. } => Need::File,
+        Op::Setxattr { name, .. } if *name == SYNC => Need::All,
         Op::Read { .. }
         | Op::Setattr { .. }
         | Op::Setxattr { .. }

@@ -97,8 +97,9 @@ impl ClientFs {
             if let (Ok(n), true) = (written, by_program) {
                 changes.wrote(ino, tid, offset + *n as u64);
             }
-            // In sole mode the mount knows the size.
-            if written.is_err() && by_program && !changes.client.is_alone() {
+            // In sole mode the kernel knows the size, unless programs have written without it.
+            let may_lag = || !changes.client.is_alone() || changes.view.was_posted_to(ino);
+            if written.is_err() && by_program && may_lag() {
                 rollbacks.failed(handle, tid, end);
             }
         };

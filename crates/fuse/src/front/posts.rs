@@ -68,6 +68,8 @@ pub(crate) struct Posts {
     barriers: [AtomicU32; BARRIERS],
     last_id: AtomicU64,
     owed: Arc<Mutex<BTreeSet<Ino>>>,
+    /// The mount ends.
+    is_over: AtomicBool,
 }
 
 impl Default for Posts {
@@ -78,6 +80,7 @@ impl Default for Posts {
             barriers: [const { AtomicU32::new(0) }; BARRIERS],
             last_id: AtomicU64::new(0),
             owed: Arc::default(),
+            is_over: AtomicBool::new(false),
         }
     }
 }
@@ -401,9 +404,10 @@ impl Posts {
             if work.strikes >= STRIKES_MAX || work.is_beginning {
                 return None;
             }
-            if work.posting.is_some() {
-                if posted.ring.is_stopped() {
-                    // The posting is ending.
+            if let Some(posting) = &work.posting {
+                // A stopped ring is that of a posting which is ending. Each open file is checked: that others may post
+                // does not mean that the holder of this one may write.
+                if posted.ring.is_stopped() || !posting.admits(file) {
                     return None;
                 }
                 work.writers.insert(handle, writer);
@@ -425,8 +429,8 @@ impl Posts {
         };
         let limit = posting.limit();
         work.posting = Some(posting);
-        // A call that excludes posts counts itself first, and then looks for a posting.
-        if self.barrier(posted.ino).load(SeqCst) > 0 || limit == 0 {
+        // A call that excludes posts counts itself first, and then looks for a posting. So does the end of the mount.
+        if self.barrier(posted.ino).load(SeqCst) > 0 || limit == 0 || self.is_over.load(SeqCst) {
             posted.end(&mut work);
             return None;
         }
@@ -438,6 +442,9 @@ impl Posts {
     /// The file of a program that asks, with a ring that can be used.
     fn posted(&self, client: &Client, view: &Arc<KernelView>, ino: Ino) -> Option<Arc<Posted>> {
         let mut files = self.files.lock();
+        if self.is_over.load(SeqCst) {
+            return None;
+        }
         if let Some(posted) = files.get(&ino) {
             posted.with(|work| posted.drain(work));
             if !posted.ring.is_stuck() {
@@ -571,8 +578,9 @@ impl Posts {
         }
     }
 
-    /// Called when the mount ends: everything is carried out.
+    /// Called when the mount is about to end: everything is carried out, and from now on nothing is posted.
     pub(crate) fn end(&self) {
+        self.is_over.store(true, SeqCst);
         for posted in self.all() {
             let rest = posted.with(|work| posted.stop(work));
             if let Some(upto) = rest {

@@ -168,6 +168,17 @@ impl Tokens {
         Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
     }
 
+    /// Grants a token anew that the session has held without a break.
+    pub fn renew(&self, now_ns: u64, session: SessionId, key: TokenKey) -> Option<TokenGrant> {
+        if !self.on.get() || self.unguarded.get() > 0 {
+            return None;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let grant = inner.space.renew(now_ns, session, key).ok()?;
+        inner.pump();
+        Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
+    }
+
     /// Whether several sessions changed names of the directory lately.
     pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
         self.inner.borrow().space.is_shared(now_ns, dir)

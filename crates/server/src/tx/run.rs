@@ -251,7 +251,8 @@ impl<E: Env> RequestCx<E> {
             _ => {}
         }
         if let Some((dir, _)) = named.first() {
-            self.show_directory(*dir, lsn);
+            let made = matches!(reply, Reply::Made { created: true, .. });
+            self.show_directory(*dir, lsn, made);
         }
     }
 }

@@ -79,7 +79,8 @@ pub(super) fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
 }
 
 /// The token keys that these changes concern. `named`: names of this target that the client named with its request, by
-/// directory and hash. The client has dropped its own copies of them, of the directory's listing and of its attributes.
+/// directory and hash. The client has dropped its own copies of them and of the directory's attributes, and has noted
+/// the names that it makes in its record of the directory's names.
 pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
     let alone = |key, known| Changed { key, known, joint: false };
     let joint = |key, known| Changed { key, known, joint: true };
@@ -101,9 +102,13 @@ pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed>
             | Part::Unlink { ino, .. }
             | Part::SetParent { ino, .. }
             | Part::TouchCtime { ino }
-            | Part::SetShards { ino, .. }
             | Part::SetShared { ino, .. } => {
                 keys.push(alone(TokenKey::Attributes(*ino), false));
+            }
+            // From now on the names lie elsewhere, so nobody knows them any more.
+            Part::SetShards { ino, .. } => {
+                keys.push(alone(TokenKey::Attributes(*ino), false));
+                keys.push(joint(TokenKey::Listing(*ino), false));
             }
         }
     }

@@ -14,7 +14,7 @@ use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::{Cred, Errno, Ino, Name, ObjectId, Result, SessionId, Timespec, TokenKey};
-use amphi_wire::{Access, Answer, DirectoryAfter, InodeView, Reply, RequestId, Tokens};
+use amphi_wire::{Access, Answer, DirectoryAfter, InodeView, ListingGrant, Reply, RequestId, Tokens};
 use amphi_zone::{Lsn, Order};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -143,22 +143,26 @@ impl<E: Env> RequestCx<E> {
     /// Adds the attributes of a directory of this target to the answer, in the step that changes it by the record at
     /// `place`. In shared mode this is done only with a token, without which the client could not use them. It is not
     /// done for a directory that others change too, because each change would revoke the token from the others.
-    pub fn show_directory(&self, dir: Ino, place: Lsn) {
+    /// `made`: the change has made a name.
+    pub fn show_directory(&self, dir: Ino, place: Lsn, made: bool) {
         let shared =
             self.target.coherence.tokens.on() && self.target.coherence.tokens.is_shared(self.worker.now_ns(), dir);
         if shared {
             return;
         }
-        let inode = {
+        let (inode, is_first) = {
             let meta = self.target.meta.borrow();
             let Ok(inode) = meta.inode(dir) else { return };
-            self.target.view_of(&meta, dir, &inode)
+            (self.target.view_of(&meta, dir, &inode), made && inode.dir.entries == 1)
         };
-        let token = self.target.grant_attributes(self.worker.now_ns(), self.session, &inode);
+        let now_ns = self.worker.now_ns();
+        let token = self.target.grant_attributes(now_ns, self.session, &inode);
+        let grant = self.target.grant_listing(now_ns, self.session, dir, is_first);
+        let listing = grant.map(|grant| ListingGrant { grant, is_first });
         self.worker.send_revocations(&self.target);
         if token.is_some() || !self.target.coherence.tokens.on() {
             add(&self.worker.counters.directories_shown, 1);
-            self.directory.set(Some(DirectoryAfter { inode, place: place.0, token }));
+            self.directory.set(Some(DirectoryAfter { inode, place: place.0, token, listing }));
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) enum Value {
     Present(Name, Ino),
     Absent(Name),
     View(Box<InodeView>),
+    /// The record of the directory's names is complete (`new_directories`).
+    Listing,
 }
 
 /// The cache of a mount.

@@ -21,8 +21,9 @@ pub struct ChangeId(u64);
 pub struct Changed {
     /// The key.
     pub key: TokenKey,
-    /// The session named this key with its request and has dropped its own copy (`TokenCache::changing`). A key that it
-    /// could not know, such as the attributes of what a rename replaces, is revoked from it as from all others.
+    /// The session named this key with its request and has dropped its own copy (`TokenCache::changing`), or keeps a
+    /// record of its own changes (a listing). A key that it could not know, such as the attributes of what a rename
+    /// replaces, is revoked from it as from all others.
     pub known: bool,
     /// The change need not be the only one on this key. Entries of one directory may change side by side, although each
     /// of these changes modifies the listing and the directory's times.
@@ -46,10 +47,19 @@ impl Changed {
     }
 }
 
+/// How a change concerns one of its keys.
+#[derive(Clone, Copy)]
+#[cfg_attr(test, derive(Hash))]
+struct Hold {
+    joint: bool,
+    /// A token of the change's own session stays, and the change does not wait for it.
+    spares_own: bool,
+}
+
 #[cfg_attr(test, derive(Clone, Hash))]
 pub(super) struct Change {
-    /// The keys, each with whether the change is joint there.
-    keys: BTreeMap<TokenKey, bool>,
+    keys: BTreeMap<TokenKey, Hold>,
+    by: SessionId,
     ready: bool,
     watching: Option<ChangeId>,
     watchers: BTreeSet<ChangeId>,
@@ -75,6 +85,11 @@ impl Queue {
     }
 }
 
+/// Whether a session keeps its token of this key through its own changes: it knows by itself which names it has made.
+fn spares_own(key: TokenKey) -> bool {
+    matches!(key, TokenKey::Listing(_))
+}
+
 impl TokenSpace {
     /// Begins a change of these keys by that session, and revokes the tokens of others for them. The change may be
     /// applied when [`TokenAction::Ready`] names it, or at once if [`TokenSpace::is_ready`]. A key that is listed twice
@@ -91,12 +106,16 @@ impl TokenSpace {
         }
         let mut revoked = BTreeSet::new();
         for Changed { key, known, joint } in merged.values().copied() {
+            let spares_own = known && spares_own(key);
             self.queues.entry(key).or_default().of(joint).insert(id);
             if let TokenKey::Listing(dir) = key {
                 self.history.changed(now_ns, dir, by);
             }
             let mut gone = Vec::new();
             for (&(_, session), token) in self.tokens.range((key, SessionId(0))..=(key, SessionId(u64::MAX))) {
+                if session == by && spares_own && token.expires_ns > now_ns {
+                    continue;
+                }
                 let over = token.expires_ns <= now_ns || (known && session == by);
                 #[cfg(test)]
                 let over = over || self.bug == Some(PlantedBug::OverlookRevoked) && token.state != State::Held;
@@ -114,8 +133,10 @@ impl TokenSpace {
                 self.wake(key);
             }
         }
-        let keys = merged.into_iter().map(|(key, changed)| (key, changed.joint)).collect();
-        self.changes.insert(id, Change { keys, ready: false, watching: None, watchers: BTreeSet::new() });
+        let hold =
+            |changed: Changed| Hold { joint: changed.joint, spares_own: changed.known && spares_own(changed.key) };
+        let keys = merged.into_iter().map(|(key, changed)| (key, hold(changed))).collect();
+        self.changes.insert(id, Change { keys, by, ready: false, watching: None, watchers: BTreeSet::new() });
         self.revoke(now_ns, &revoked, Some(by));
         self.settle(id);
         id
@@ -131,9 +152,9 @@ impl TokenSpace {
     /// `TokenCache::changed`.
     pub fn end_change(&mut self, id: ChangeId) -> TokenNumber {
         if let Some(change) = self.changes.remove(&id) {
-            for (key, joint) in change.keys {
+            for (key, hold) in change.keys {
                 let Some(queue) = self.queues.get_mut(&key) else { continue };
-                queue.of(joint).remove(&id);
+                queue.of(hold.joint).remove(&id);
                 if queue.alone.is_empty() && queue.joint.is_empty() {
                     self.queues.remove(&key);
                 }
@@ -148,6 +169,15 @@ impl TokenSpace {
         self.number()
     }
 
+    /// Whether a change of the key is under way that keeps it from being granted to this session.
+    pub(super) fn is_changing(&self, key: TokenKey, session: SessionId) -> bool {
+        let Some(queue) = self.queues.get(&key) else { return false };
+        let spares =
+            |change: &Change| change.by == session && change.keys.get(&key).is_some_and(|hold| hold.spares_own);
+        let changes = queue.alone.union(&queue.joint).filter_map(|id| self.changes.get(id));
+        !spares_own(key) || !changes.into_iter().all(spares)
+    }
+
     /// Number of changes that wait or are ready.
     pub fn changes(&self) -> usize {
         self.changes.len()
@@ -156,7 +186,7 @@ impl TokenSpace {
     /// Called when a token of the key is gone. If it was the last one, the changes that wait for it are checked again.
     pub(super) fn wake(&mut self, key: TokenKey) {
         let Some(queue) = self.queues.get(&key) else { return };
-        if self.is_held(key) {
+        if self.is_held(key, None) && !spares_own(key) {
             return;
         }
         let waiting: BTreeSet<ChangeId> = queue.alone.union(&queue.joint).copied().collect();
@@ -172,9 +202,10 @@ impl TokenSpace {
             return;
         }
         let earlier =
-            |(key, &joint): (&TokenKey, &bool)| self.queues.get(key).and_then(|queue| queue.blocker(id, joint));
+            |(key, hold): (&TokenKey, &Hold)| self.queues.get(key).and_then(|queue| queue.blocker(id, hold.joint));
         let blocker = change.keys.iter().filter_map(earlier).max();
-        let free = blocker.is_none() && !change.keys.keys().any(|&key| self.is_held(key));
+        let waits = |(key, hold): (&TokenKey, &Hold)| self.is_held(*key, hold.spares_own.then_some(change.by));
+        let free = blocker.is_none() && !change.keys.iter().any(waits);
         if blocker != change.watching {
             if let Some(old) = change.watching.and_then(|old| self.changes.get_mut(&old)) {
                 old.watchers.remove(&id);
