@@ -10,9 +10,9 @@
 //! The state kept here are hints that the mount can invalidate. So a function answers `None` whenever it is in doubt,
 //! and the caller then makes the real call on the real descriptor.
 //!
-//! Invariants: no thread outside a direct transfer, no descriptor that stays, no allocation, no lock that a thread could
-//! wait for, no panic, no system call before the eighth read of a descriptor. Everything works in signal handlers and
-//! after `fork`.
+//! Invariants: no thread outside a direct transfer, no descriptor that stays, no allocation, no lock that a thread
+//! could wait for, no panic, no system call before the eighth read of a descriptor. Everything works in signal handlers
+//! and after `fork`.
 //! docs/design/preload.md states the protocol.
 
 #![cfg_attr(not(test), no_std)]

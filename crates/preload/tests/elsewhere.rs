@@ -19,17 +19,7 @@ fn library() -> &'static Path {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target").to_owned();
         let built = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "--offline",
-                "--profile",
-                "preload",
-                "-p",
-                "amphi-preload",
-                "--target-dir",
-            ])
+            .args(["build", "--quiet", "--locked", "--profile", "preload", "-p", "amphi-preload", "--target-dir"])
             .arg(&target)
             .current_dir(root)
             .status();
