@@ -22,7 +22,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("cart", &[]),
     ("quota", &["types"]),
     ("shm", &[]),
-    ("attach", &["shm"]),
+    ("policy", &[]),
+    ("attach", &["policy", "shm"]),
     ("preload", &["attach"]),
     ("capi", &["attach", "types", "wire", "env", "client", "host"]),
     ("wire", &["types"]),
@@ -38,7 +39,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("server", &["types", "wire", "dlm", "env", "sched", "transport", "meta", "data", "zone", "object", "quota"]),
     ("trace", &[]),
     ("replay", &["trace"]),
-    ("client", &["types", "wire", "dlm", "env", "transport", "pagecache", "shm", "trace"]),
+    ("client", &["types", "wire", "dlm", "env", "transport", "pagecache", "policy", "shm", "trace"]),
     ("fuse", &["types", "client", "shm", "trace"]),
     ("mpiio", &["types"]),
     ("view", &[]),
@@ -76,6 +77,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// Files that may contain `unsafe`, each with the reason.
 const UNSAFE: &[(&str, &str)] = &[
     ("crates/attach/src/maps.rs", "memory that a mount shares"),
+    ("crates/attach/src/direct", "copies from and to the buffers of programs, and a thread for transfers"),
     ("crates/attach/src/post.rs", "copies from the buffers of programs"),
     ("crates/attach/src/read.rs", "copies into the buffers of programs"),
     ("crates/attach/src/sys.rs", "system calls"),

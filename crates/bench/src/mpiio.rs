@@ -192,7 +192,7 @@ fn once(
         command.args(["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]);
     }
     if let Some(hints) = hints {
-        command.env("AMPHI_MPIIO_HINTS", hints).args(launcher_options(library.mpi, library.shim.as_os_str()));
+        command.env("AMPHI_MPIIO_HINTS", hints).args(launcher_options(library.mpi, library.shim.as_os_str(), None));
         if library.mpi == Mpi::Openmpi {
             command.args(["-x", "AMPHI_MPIIO_HINTS", "-x", "AMPHI_MPIIO_STATS"]);
         }

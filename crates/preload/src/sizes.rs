@@ -6,7 +6,7 @@
 
 use crate::reads::returned;
 use crate::real::{Real, absent, real};
-use amphi_attach::{ask_size, real_mmap};
+use amphi_attach::{ask_size, is_direct_on, note_mapping, real_mmap};
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{off64_t, size_t, ssize_t};
@@ -57,6 +57,10 @@ unsafe extern "C" fn mmap64(
     }
     if flags & libc::MAP_ANONYMOUS == 0 {
         asks(fd);
+        // MAP_SHARED_VALIDATE contains this flag.
+        if flags & libc::MAP_SHARED != 0 && is_direct_on() && !IS_SILENT.load(Relaxed) {
+            note_mapping(fd);
+        }
     }
     let args = [at as usize, len, protection as usize, flags as usize, fd as usize, offset as usize];
     real!(

@@ -42,7 +42,7 @@ const HOUSES: &[House] = &[
     },
     House {
         name: "attach",
-        floors: &["report", "sys", "owner", "table", "maps", "identify", "read", "post", "lib"],
+        floors: &["report", "sys", "owner", "table", "maps", "identify", "read", "post", "direct", "lib"],
         upward: &[],
         circle: 0,
     },
@@ -57,7 +57,7 @@ const HOUSES: &[House] = &[
     },
     House {
         name: "preload",
-        floors: &["real", "hints", "process", "reads", "writes", "sizes", "setup", "lib"],
+        floors: &["real", "hints", "reads", "writes", "sizes", "process", "setup", "lib"],
         upward: &[],
         circle: 0,
     },

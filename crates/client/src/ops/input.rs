@@ -36,7 +36,8 @@ impl Mount {
         let full = || file.cached.bytes.load(SeqCst) >= self.share(t.get(Tunable::OvercacheBytes));
         let overcache = in_window && t.on(Tunable::Overcache) && full();
         let modes = [open.io_mode(), file.io_mode()];
-        let is_auto = !open.flags.direct && decision::asked(modes, open.process_mode, t.mode()) == IoMode::Auto;
+        let asked = decision::set(decision::asked(modes, open.process_mode, t.mode()));
+        let is_auto = !open.flags.direct && asked.is_none();
         let large_bytes = match is_auto {
             true => self.learnt_large_bytes(file, way, bytes, !(contended || group_short || cache_full || overcache)),
             false => self.large_bytes(file, way, bytes),
@@ -51,10 +52,7 @@ impl Mount {
         Input {
             size: bytes,
             o_direct: open.flags.direct,
-            open_mode: open.io_mode(),
-            file_mode: file.io_mode(),
-            process_mode: open.process_mode,
-            mount_mode: t.mode(),
+            asked,
             large_bytes,
             small_bytes,
             kernel_keeps: false,
