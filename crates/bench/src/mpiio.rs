@@ -151,6 +151,32 @@ pub fn run(run: &mut Run) -> Outcome {
     cluster.stop()
 }
 
+/// The patterns of these names on one mount, with the first library that is installed; its name is returned.
+///
+/// Errors: no library with a compiler is installed, or the cache is not built for it.
+pub fn on_a_mount(run: &mut Run, names: &[&str]) -> Outcome<&'static str> {
+    let mut found = None;
+    for (name, mpi) in [("openmpi", Mpi::Openmpi), ("mpich", Mpi::Mpich)] {
+        if found.is_none() {
+            found = library(run, name, mpi)?;
+        }
+    }
+    let Some(library) = found else {
+        return Err(Failure::refused("no MPI library with a compiler is installed (mpicc.openmpi, mpicc.mpich)"));
+    };
+    let cluster = Cluster::up(&run.dir.join("mpiio-mount"), &[])?;
+    let place = Place { name: "AmphiFS", dir: &cluster.mount, other: None, sides: &SIDES };
+    let before = run.only.take();
+    let compared = names.iter().try_for_each(|name| {
+        run.only = Some((*name).into());
+        compare(run, &library, &place)
+    });
+    run.only = before;
+    compared?;
+    cluster.stop()?;
+    Ok(library.name)
+}
+
 /// Compiles the program for a library; none if the library is not there.
 fn library(run: &Run, name: &'static str, mpi: Mpi) -> Outcome<Option<Library>> {
     let source = run.dir.join("patterns.c");

@@ -362,6 +362,7 @@ const HOUSES: &[House] = &[
             "workload",
             "breakdown",
             "scenario",
+            "figures",
             "lib",
         ],
         upward: &[],
