@@ -158,6 +158,7 @@ impl Figures {
             let left = minutes(progress.left());
             println!("[{} of {}, about {left} left] {}: {}", at + 1, figures.len(), figure.id, figure.title);
             let result = lab.run.check_stop().and_then(|()| measured(figure, lab));
+            clear(&lab.run.dir);
             if lab.run.stop.load(Ordering::Relaxed) {
                 ended = Err(Failure::broken(format!("stopped by a signal at {}", figure.id)));
                 break;
@@ -207,6 +208,14 @@ impl Figures {
             quick: self.quick,
             rounds: lab.run.pairs,
         }
+    }
+}
+
+/// Removes what a figure left in the working folder, whose space the next one may need. What is busy goes at the end.
+fn clear(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let _ = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
     }
 }
 

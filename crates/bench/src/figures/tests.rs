@@ -95,3 +95,20 @@ fn time_left() {
     assert_eq!((progress(0).left(), progress(100).left()), (100.0, 0.0));
     assert_eq!((minutes(20.0), minutes(240.0)), ("20 s".to_string(), "4 min".to_string()));
 }
+
+/// Goal: the page of the papers lists every figure as the program does, with the reason where none is measured. Method:
+/// a row for each, and no row more.
+#[test]
+fn the_page_lists_every_figure() {
+    let page = include_str!("../../../../docs/PAPERS.md");
+    for figure in all() {
+        let here = match figure.source {
+            Source::Measured { .. } => "measured",
+            Source::Untried(why) => why,
+        };
+        let row = format!("| `{}` | {} | {here} |", figure.id, figure.title);
+        assert!(page.lines().any(|line| line == row), "docs/PAPERS.md has no row {row}");
+    }
+    let begins = |line: &&str| catalog::PAPERS.iter().any(|paper| line.starts_with(&format!("| `{}-", paper.0)));
+    assert_eq!(page.lines().filter(begins).count(), all().len());
+}
