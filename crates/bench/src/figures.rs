@@ -21,8 +21,8 @@ use crate::report::Report;
 use crate::{Run, clock, machine};
 use amphi_host::failure::{During, Failure, Outcome};
 use catalog::{Figure, Source};
-use clap::Args;
 use claim::{Check, Verdict};
+use clap::Args;
 use graph::Seen;
 use lab::{Lab, Made};
 use record::Record;
@@ -168,7 +168,7 @@ impl Figures {
                 if e.code != 2 {
                     failed.push(figure.id);
                 }
-                (Made::default(), vec![Check::untried("It can be measured here.", e.text)])
+                (Made::default(), vec![Check::untried("the whole figure", e.text)])
             });
             let record = self.record(lab, figure, made, checks);
             print!("{}", record.verdicts());
@@ -222,7 +222,7 @@ fn clear(dir: &Path) {
 /// The panels of a figure and its statements with their verdicts.
 fn measured(figure: &Figure, lab: &mut Lab) -> Outcome<(Made, Vec<Check>)> {
     match figure.source {
-        Source::Untried(why) => Ok((Made::default(), vec![Check::untried("It can be tried on this machine.", why)])),
+        Source::Untried(why) => Ok((Made::default(), vec![Check::untried("the whole figure", why)])),
         Source::Measured { measure, check, .. } => {
             let made = measure(lab)?;
             let checks = check(&Seen { panels: &made.panels, cores: lab.run.report.machine.cores });

@@ -65,7 +65,9 @@ fn a_figure_of_a_paper() {
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
     assert!(said.contains("[1 of 2, about") && said.contains("autoio-6: CANNOT BE TRIED HERE"), "{said}");
     assert!(said.contains("2 of 2 figures: "), "{said}");
-    let read = |name: &str| std::fs::read_to_string(place.path("figures").join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let read = |name: &str| {
+        std::fs::read_to_string(place.path("figures").join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    };
     let json: serde_json::Value = serde_json::from_str(&read("autoio-10.json")).expect("JSON");
     let curves = json["panels"][0]["curves"].as_array().expect("curves");
     let names: Vec<&str> = curves.iter().filter_map(|curve| curve["name"].as_str()).collect();

@@ -11,7 +11,8 @@ mod streams;
 
 use super::catalog::{Figure, Source};
 
-const NO_OTHERS: &str = "no other file system is run; its ways are the variants `fixed 512 KiB` and `vanilla` of others";
+const NO_OTHERS: &str =
+    "no other file system is run; its ways are the variants `fixed 512 KiB` and `vanilla` of others";
 
 const fn measured(
     id: &'static str,
@@ -36,7 +37,11 @@ pub const FIGURES: [Figure; 21] = [
         streams::local,
         streams::local_shape,
     ),
-    untried("autoio-t1", "buffered beside direct I/O in words", "a table of words; its rows are tried in 1, 2, 4, 8, 11"),
+    untried(
+        "autoio-t1",
+        "buffered beside direct I/O in words",
+        "a table of words; its rows are tried in 1, 2, 4, 8, 11",
+    ),
     measured("autoio-2", "where the time of a write goes", [40, 8], costs::breakdown, costs::breakdown_shape),
     untried("autoio-3", "lock callback under write-back", "a drawing of the protocol; figure 11 counts its callbacks"),
     measured(
@@ -62,7 +67,13 @@ pub const FIGURES: [Figure; 21] = [
         streams::many_streams,
         streams::many_streams_shape,
     ),
-    measured("autoio-t2", "why requests of 16 processes went which way", [90, 14], streams::overused, streams::overused_shape),
+    measured(
+        "autoio-t2",
+        "why requests of 16 processes went which way",
+        [90, 14],
+        streams::overused,
+        streams::overused_shape,
+    ),
     measured(
         "autoio-9",
         "many small files in one directory: server write-back and batching, one and four mounts",
@@ -78,14 +89,30 @@ pub const FIGURES: [Figure; 21] = [
         shared::hard,
         shared::hard_shape,
     ),
-    untried("autoio-12", "file sizes of a data set", "the data set is not public; figure 14 copies a small one of its shape"),
+    untried(
+        "autoio-12",
+        "file sizes of a data set",
+        "the data set is not public; figure 14 copies a small one of its shape",
+    ),
     measured("autoio-13", "copying one file in parallel, over time", [60, 8], copies::one_file, copies::one_file_shape),
     measured("autoio-14", "copying a data set in parallel", [60, 8], copies::data_set, copies::data_set_shape),
     measured("autoio-15", "VPIC-like dumps into a shared file", [120, 20], shared::vpic, shared::vpic_shape),
-    measured("autoio-t3", "why requests of VPIC went which way", [2, 1], shared::vpic_reasons, shared::vpic_reasons_shape),
+    measured(
+        "autoio-t3",
+        "why requests of VPIC went which way",
+        [2, 1],
+        shared::vpic_reasons,
+        shared::vpic_reasons_shape,
+    ),
     untried("autoio-16", "request sizes of Nek5000", "the sizes are not measured but made from table 4"),
     measured("autoio-17", "Nek5000-like steps into a shared file", [90, 14], shared::nek, shared::nek_shape),
-    measured("autoio-t4", "why requests of Nek5000 went which way", [2, 1], shared::nek_reasons, shared::nek_reasons_shape),
+    measured(
+        "autoio-t4",
+        "why requests of Nek5000 went which way",
+        [2, 1],
+        shared::nek_reasons,
+        shared::nek_reasons_shape,
+    ),
 ];
 
 /// The slides, which have no numbers: in the order in which they come.

@@ -129,7 +129,8 @@ pub fn from_some_point_on(claim: &str, panel: Option<&Panel>, (a, b): (&str, &st
         panel.labels().into_iter().filter_map(|label| Some((label, panel.ratio(a, b, label)?))).collect();
     let Some(&(last, at_last)) = ratios.last() else { return Check::untried(claim, NOT_MEASURED) };
     let begin = ratios.iter().rev().take_while(|(_, ratio)| *ratio >= 1.0).last().map(|(label, _)| *label);
-    let x = |label: &str| panel.curves.iter().flat_map(|c| &c.points).find(|p| p.label == label).map_or(f64::NAN, |p| p.x);
+    let x =
+        |label: &str| panel.curves.iter().flat_map(|c| &c.points).find(|p| p.label == label).map_or(f64::NAN, |p| p.x);
     let is_early = begin.is_some_and(|label| x(label) <= at_most);
     let seen = match begin {
         None => format!("{a} / {b} is {} at {last}: {a} never passes {b}", digits(at_last)),
@@ -147,8 +148,11 @@ pub fn rising(claim: &str, panel: Option<&Panel>, order: &[&str], label: &str) -
         _ => None,
     };
     let (Some(steps), Some(whole)) = (steps, whole) else { return Check::untried(claim, NOT_MEASURED) };
-    let shown: Vec<String> =
-        order.windows(2).zip(&steps).map(|(two, ratio)| format!("{} / {} {}", two[1], two[0], digits(*ratio))).collect();
+    let shown: Vec<String> = order
+        .windows(2)
+        .zip(&steps)
+        .map(|(two, ratio)| format!("{} / {} {}", two[1], two[0], digits(*ratio)))
+        .collect();
     let holds = steps.iter().all(|ratio| *ratio >= 0.95) && whole >= AHEAD;
     Check::new(claim, holds, format!("{}; the last / the first {}", shown.join(", "), digits(whole)))
 }
@@ -245,7 +249,11 @@ mod tests {
             assert_eq!(verdict(grows("c", panel, "a", 0.8)), wanted);
             assert_eq!(verdict(keeps_up("c", panel, "a", 0.9)), wanted);
         }
-        assert_eq!(verdict(from_some_point_on("c", Some(&holds), ("a", "b"), 1.0)), NotReproduced, "it begins too late");
+        assert_eq!(
+            verdict(from_some_point_on("c", Some(&holds), ("a", "b"), 1.0)),
+            NotReproduced,
+            "it begins too late"
+        );
         assert_eq!(verdict(everywhere("c", Some(&holds), "b", &["a"], 0.9)), NotReproduced);
         assert_eq!(verdict(everywhere("c", Some(&fails), "b", &["a"], 0.9)), Reproduced);
         assert_eq!(verdict(everywhere("c", Some(&nothing), "b", &["a"], 0.9)), CannotBeTried);

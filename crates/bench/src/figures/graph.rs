@@ -207,7 +207,10 @@ mod tests {
     fn points_and_ratios() {
         let panel = panel();
         assert_eq!(panel.ratio("a", "b", "two"), Some(2.0));
-        assert_eq!((panel.ratio("a", "b", "one"), panel.ratio("a", "c", "two"), panel.median("a", "one")), (None, None, None));
+        assert_eq!(
+            (panel.ratio("a", "b", "one"), panel.ratio("a", "c", "two"), panel.median("a", "one")),
+            (None, None, None)
+        );
         assert_eq!(panel.labels(), ["one", "two"]);
         assert_eq!(panel.only(&["b"]).curves.len(), 1);
     }

@@ -17,7 +17,11 @@ pub const FIGURES: [Figure; 7] = [
     untried("mpiio-1", "design of the cache", DRAWING),
     untried("mpiio-2", "flow of a read", DRAWING),
     untried("mpiio-3", "partition of BTIO", DRAWING),
-    untried("mpiio-t1", "bytes that BTIO and FLASH move", "the amounts belong to classes B and C; the patterns here are smaller"),
+    untried(
+        "mpiio-t1",
+        "bytes that BTIO and FLASH move",
+        "the amounts belong to classes B and C; the patterns here are smaller",
+    ),
     Figure {
         id: "mpiio-4",
         title: "BTIO and FLASH: native, cached, cached with direct I/O",
@@ -49,14 +53,17 @@ fn both_patterns(lab: &mut Lab) -> Outcome<Made> {
         for side in SIDES {
             let what = format!("{pattern} AmphiFS {library} {side}");
             let Some(finding) = found.iter().find(|finding| finding.what == what) else { continue };
-            let (Some(write), Some(read)) = (finding.series.get("write_s"), finding.series.get("read_s")) else { continue };
+            let (Some(write), Some(read)) = (finding.series.get("write_s"), finding.series.get("read_s")) else {
+                continue;
+            };
             let both = crate::series::Series::sum(&[write, read]);
             for (panel, series) in panels.iter_mut().zip([&both, write, read]) {
                 panel.push(side, at as f64, label, &series.0);
             }
         }
     }
-    let how = format!("4 ranks of {library} on one mount; times of writing and reading back, without the start of the job.");
+    let how =
+        format!("4 ranks of {library} on one mount; times of writing and reading back, without the start of the job.");
     Ok(Made { panels: panels.into(), how })
 }
 

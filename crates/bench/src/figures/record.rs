@@ -198,10 +198,13 @@ mod tests {
         }
         assert_eq!(Record::read(dir.path(), "x-1"), Some(one));
         let page = std::fs::read_to_string(dir.path().join(INDEX)).expect("a page");
-        for words in ["x-1.svg", "x-2.svg", "<b class=\"no\">NOT REPRODUCED</b>", "a &lt; b &amp; c", "1 not reproduced"] {
+        for words in
+            ["x-1.svg", "x-2.svg", "<b class=\"no\">NOT REPRODUCED</b>", "a &lt; b &amp; c", "1 not reproduced"]
+        {
             assert!(page.contains(words), "{words} in {page}");
         }
-        let mut names: Vec<_> = std::fs::read_dir(dir.path()).expect("a folder").flatten().map(|e| e.file_name()).collect();
+        let mut names: Vec<_> =
+            std::fs::read_dir(dir.path()).expect("a folder").flatten().map(|e| e.file_name()).collect();
         names.sort();
         assert_eq!(names, ["index.html", "x-1.json", "x-1.svg", "x-1.txt", "x-2.json", "x-2.svg", "x-2.txt"]);
     }

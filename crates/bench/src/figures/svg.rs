@@ -18,7 +18,10 @@ const PANEL_WIDTH: f64 = 560.0;
 const PANEL_HEIGHT: f64 = 330.0;
 /// Panels side by side.
 const COLUMNS: usize = 2;
-const TITLE_HEIGHT: f64 = 34.0;
+/// Of a line of the title.
+const TITLE_HEIGHT: f64 = 21.0;
+/// Above the first line.
+const TITLE_ABOVE: f64 = 13.0;
 const LEGEND_HEIGHT: f64 = 22.0;
 /// The space of a panel around its axes: left, right, above, below.
 const LEFT: f64 = 68.0;
@@ -27,9 +30,11 @@ const ABOVE: f64 = 30.0;
 const BELOW: f64 = 52.0;
 /// Width of a letter of the labels, on average.
 const LETTER: f64 = 6.6;
+/// Width of a letter of the title.
+const TITLE_LETTER: f64 = 9.4;
 
 /// Colours on light and on dark paper; people who do not distinguish red and green can tell them apart.
-const COLORS: [(&str, &str); 10] = [
+const COLORS: [(&str, &str); 12] = [
     ("#0b62a4", "#5db0f0"),
     ("#c44e00", "#ff9650"),
     ("#1a7f37", "#56d364"),
@@ -40,6 +45,8 @@ const COLORS: [(&str, &str); 10] = [
     ("#555555", "#b5b5b5"),
     ("#7a3b12", "#dba37c"),
     ("#1d1d6b", "#9a9aff"),
+    ("#e0a000", "#ffd166"),
+    ("#8fb08c", "#3f7a4b"),
 ];
 const DASHES: [&str; 5] = ["none", "7 4", "2 3", "9 3 2 3", "12 5"];
 
@@ -107,6 +114,22 @@ fn legend(names: &[String], width: f64) -> Vec<(f64, usize)> {
     names.iter().map(place).collect()
 }
 
+/// A title in as many lines as `width` needs.
+fn lines_of(title: &str, width: f64) -> Vec<String> {
+    let most = ((width - 28.0) / TITLE_LETTER) as usize;
+    let mut lines: Vec<String> = Vec::new();
+    for word in title.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= most => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
 /// A picture of all panels.
 pub fn picture(title: &str, panels: &[Panel]) -> String {
     let columns = COLUMNS.min(panels.len()).max(1);
@@ -119,7 +142,9 @@ pub fn picture(title: &str, panels: &[Panel]) -> String {
         .map(|name| if is_measured(name) { name.to_string() } else { format!("{name} (not measured)") })
         .collect();
     let places = legend(&shown, width);
-    let top = TITLE_HEIGHT + LEGEND_HEIGHT * (1 + places.last().map_or(0, |p| p.1)) as f64;
+    let title_lines = lines_of(title, width);
+    let legend_top = TITLE_ABOVE + TITLE_HEIGHT * title_lines.len().max(1) as f64;
+    let top = legend_top + LEGEND_HEIGHT * (1 + places.last().map_or(0, |p| p.1)) as f64;
     let height = top + PANEL_HEIGHT * panels.len().div_ceil(columns).max(1) as f64;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
@@ -128,10 +153,12 @@ pub fn picture(title: &str, panels: &[Panel]) -> String {
         style()
     );
     let _ = writeln!(out, "<rect width=\"{width:.0}\" height=\"{height:.0}\" class=\"paper\"/>");
-    text(&mut out, (14.0, 22.0), "title", title);
+    for (i, line) in title_lines.iter().enumerate() {
+        text(&mut out, (14.0, 22.0 + TITLE_HEIGHT * i as f64), "title", line);
+    }
     let bars_alone = panels.iter().all(|panel| panel.kind != Kind::Lines);
     for (i, (name, (x, row))) in shown.iter().zip(&places).enumerate() {
-        let y = TITLE_HEIGHT + LEGEND_HEIGHT * *row as f64 + 8.0;
+        let y = legend_top + LEGEND_HEIGHT * *row as f64 + 8.0;
         if bars_alone {
             let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"26\" height=\"10\" {}/>", y - 5.0, class(i));
         } else {

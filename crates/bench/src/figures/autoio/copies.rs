@@ -29,10 +29,8 @@ const COPIERS: usize = 4;
 const BINS: usize = 10;
 const MIB: f64 = 1_048_576.0;
 /// The large threshold that the paper sets for the data set.
-const AUTO_512K: Variant = Variant {
-    name: "auto",
-    set: &["hybrid.large_write_bytes=512K", "hybrid.large_read_bytes=512K"],
-};
+const AUTO_512K: Variant =
+    Variant { name: "auto", set: &["hybrid.large_write_bytes=512K", "hybrid.large_read_bytes=512K"] };
 
 /// A part of a file.
 struct Chunk {

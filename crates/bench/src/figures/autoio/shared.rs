@@ -67,7 +67,10 @@ pub fn easy(lab: &mut Lab) -> Outcome<Made> {
     let found = strided::compare(&lab.run, &cluster, "easy", &shape, &EASY)?;
     cluster.stop()?;
     let panels = vec![both_ways("throughput", &EASY, &found)];
-    Ok(Made { panels, how: "4 processes on 4 mounts, a file for each, requests of 16 MiB; each reads the next one's.".into() })
+    Ok(Made {
+        panels,
+        how: "4 processes on 4 mounts, a file for each, requests of 16 MiB; each reads the next one's.".into(),
+    })
 }
 
 /// Statements of figure 10.
@@ -110,8 +113,18 @@ pub fn hard_shape(seen: &Seen<'_>) -> Vec<Check> {
     let share = callbacks.and_then(|panel| panel.ratio(names[1], names[0], "write")).map(|ratio| ratio * 100.0);
     vec![
         ahead("Unaligned direct writes are faster than buffered ones (1.4).", rates, (names[1], names[0]), "write"),
-        rising("Each part adds to writes, auto with server write-back most (4).", rates, &[names[0], names[1], names[3]], "write"),
-        between("Buffered writes call many locks back (0.2 to 0.6 for a record).", many, (0.05, f64::INFINITY), "for a record"),
+        rising(
+            "Each part adds to writes, auto with server write-back most (4).",
+            rates,
+            &[names[0], names[1], names[3]],
+            "write",
+        ),
+        between(
+            "Buffered writes call many locks back (0.2 to 0.6 for a record).",
+            many,
+            (0.05, f64::INFINITY),
+            "for a record",
+        ),
         between("Direct writes call none back.", share, (0.0, 5.0), "% of those of vanilla"),
         ahead("Server write-back makes direct reads faster (1.6).", rates, (names[2], names[1]), "read"),
         ahead("Buffered reads are faster than direct ones (1.7 and more).", rates, (names[0], names[2]), "read"),

@@ -70,7 +70,8 @@ pub fn batching_shape(seen: &Seen<'_>) -> Vec<Check> {
 pub fn made_up(holds: bool) -> Vec<Panel> {
     use crate::figures::graph::made::curves;
     let names = VARIANTS.map(|variant| variant.name);
-    let values = if holds { [[10.0, 10.0], [10.1, 13.0], [10.2, 14.0]] } else { [[10.0, 14.0], [12.0, 13.0], [14.0, 10.0]] };
+    let values =
+        if holds { [[10.0, 10.0], [10.1, 13.0], [10.2, 14.0]] } else { [[10.0, 14.0], [12.0, 13.0], [14.0, 10.0]] };
     let rows: Vec<(&str, [f64; 2])> = names.into_iter().zip(values).collect();
     ["write", "read"].map(|name| curves(name, &["1", "4"], &[1.0, 4.0], &rows)).into()
 }

@@ -19,8 +19,7 @@ use std::cell::RefCell;
 /// Bytes that an unaligned request is longer than an aligned one, as in the paper.
 const OFF: u64 = 8;
 const MODES: [Variant; 3] = [VANILLA, DIRECT, AUTO];
-const SIZES: [u64; 9] =
-    [4 << 10, 32 << 10, 128 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20];
+const SIZES: [u64; 9] = [4 << 10, 32 << 10, 128 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20];
 const QUICK_SIZES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 8 << 20];
 
 /// Calls of one process for a point.
@@ -163,8 +162,20 @@ pub fn one_stream_shape(seen: &Seen<'_>) -> Vec<Check> {
     let large = [largest(write), largest(read)];
     let beyond = "Unaligned direct requests pass buffered ones where they are large (more than 4 MiB)";
     vec![
-        everywhere("Auto writes as fast as the better mode at every size.", write, "auto", &["vanilla", "direct"], AS_GOOD),
-        everywhere("Auto reads as fast as the better mode at every size.", read, "auto", &["vanilla", "direct"], AS_GOOD),
+        everywhere(
+            "Auto writes as fast as the better mode at every size.",
+            write,
+            "auto",
+            &["vanilla", "direct"],
+            AS_GOOD,
+        ),
+        everywhere(
+            "Auto reads as fast as the better mode at every size.",
+            read,
+            "auto",
+            &["vanilla", "direct"],
+            AS_GOOD,
+        ),
         ahead(&format!("{beyond}: writes."), write, ("direct, unaligned", "vanilla"), &large[0]),
         ahead(&format!("{beyond}: reads."), read, ("direct, unaligned", "vanilla"), &large[1]),
         at_least(
@@ -253,7 +264,8 @@ pub fn overuse(lab: &mut Lab) -> Outcome<Made> {
     for (size, found) in overcache::by_size(&lab.run, processes, &wanted, &variants)? {
         add(&mut all, size as f64, &shown(size), &variants, &found, |variant| variant.name.to_string());
     }
-    let how = format!("{processes} processes that stream more than the cache holds, with their mount in a memory group.");
+    let how =
+        format!("{processes} processes that stream more than the cache holds, with their mount in a memory group.");
     Ok(Made { panels: all, how })
 }
 
@@ -261,7 +273,8 @@ pub fn overuse(lab: &mut Lab) -> Outcome<Made> {
 pub fn overuse_shape(seen: &Seen<'_>) -> Vec<Check> {
     let early = f64::from(1 << 20);
     let claim = "Where the cache is not reused, direct I/O pays from less than 2 MiB on";
-    let of = |way: &str| from_some_point_on(&format!("{claim}: {way}s."), seen.panel(way), ("direct", "vanilla"), early);
+    let of =
+        |way: &str| from_some_point_on(&format!("{claim}: {way}s."), seen.panel(way), ("direct", "vanilla"), early);
     vec![of("write"), of("read")]
 }
 

@@ -97,7 +97,8 @@ pub fn by_processes(lab: &mut Lab) -> Outcome<Made> {
     let cluster = Mounts::start(&lab.folder("data-processes"), &setup)?;
     for tasks in [1, 2, 4, 8] {
         let segments = (lab.sized(256, 32) / tasks as u64).max(4);
-        let found = compare(&lab.run, &cluster, &format!("{tasks}"), &shape(tasks, OWN_BYTES, segments, true), &[AUTO])?;
+        let found =
+            compare(&lab.run, &cluster, &format!("{tasks}"), &shape(tasks, OWN_BYTES, segments, true), &[AUTO])?;
         add(&mut all, tasks as f64, &tasks.to_string(), &[AUTO], &found, |_| OWN.into());
     }
     cluster.stop()?;
@@ -120,7 +121,8 @@ fn beside_the_disk(lab: &mut Lab) -> Outcome<Made> {
     let segments = lab.sized(8, 2);
     let (own, one) = (shape(MOUNTS, LARGE_BYTES, segments, true), shape(MOUNTS, LARGE_BYTES, segments, false));
     let folders = std::slice::from_ref(&folder);
-    let places = [("AmphiFS, N-N", &own, cluster.dirs()), ("AmphiFS, N-1", &one, cluster.dirs()), ("disk", &own, folders)];
+    let places =
+        [("AmphiFS, N-N", &own, cluster.dirs()), ("AmphiFS, N-1", &one, cluster.dirs()), ("disk", &own, folders)];
     let names = places.map(|place| place.0);
     let all = places
         .iter()
@@ -196,7 +198,8 @@ pub fn pipeline(lab: &mut Lab) -> Outcome<Made> {
     let cluster = Mounts::start(&lab.folder("pipeline"), &setup)?;
     for tasks in [1, TASKS, 2 * TASKS] {
         let segments = lab.sized(1000, 120) / tasks as u64;
-        let found = compare(&lab.run, &cluster, &format!("{tasks}"), &shape(tasks, ONE_BYTES, segments, false), &PARTS)?;
+        let found =
+            compare(&lab.run, &cluster, &format!("{tasks}"), &shape(tasks, ONE_BYTES, segments, false), &PARTS)?;
         add(&mut all, tasks as f64, &tasks.to_string(), &PARTS, &found, |variant| variant.name.into());
     }
     cluster.stop()?;
@@ -221,7 +224,9 @@ pub fn pipeline_shape(seen: &Seen<'_>) -> Vec<Check> {
     vec![
         ahead("The write pipeline pays with few processes.", write, (names[1], names[0]), "1"),
         ahead("The read cache pays.", read, (names[2], names[1]), &four),
-        fewer.unwrap_or_else(|| Check::untried("The pipeline gains less with many processes.", "not measured in this run")),
+        fewer.unwrap_or_else(|| {
+            Check::untried("The pipeline gains less with many processes.", "not measured in this run")
+        }),
     ]
 }
 

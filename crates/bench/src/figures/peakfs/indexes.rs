@@ -169,7 +169,8 @@ pub fn compare(lab: &mut Lab) -> Outcome<Made> {
         }
         memory.push(name, 0.0, "all names", &found.iter().map(|f| f.bytes).collect::<Vec<_>>());
     }
-    let how = format!("One thread, {count} names: a prefix of 12 bytes and two serial numbers; a process for each index.");
+    let how =
+        format!("One thread, {count} names: a prefix of 12 bytes and two serial numbers; a process for each index.");
     Ok(Made { panels: vec![speed, memory], how })
 }
 

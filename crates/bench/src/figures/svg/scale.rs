@@ -6,7 +6,6 @@
 use crate::figures::graph::Panel;
 use crate::report::digits;
 
-
 /// Ticks of a linear axis, about.
 const TICKS: f64 = 5.0;
 
@@ -112,4 +111,3 @@ impl Scale {
         (0..2 * TICKS as u32).map(|i| (first + f64::from(i)) * step).take_while(|v| *v <= self.high).collect()
     }
 }
-

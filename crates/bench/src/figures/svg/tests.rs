@@ -124,6 +124,19 @@ fn piles_add_up() {
     assert!((a + b - whole).abs() < 0.3 && (a / b - 3.0).abs() < 0.05, "{heights:?}");
 }
 
+/// Goal: a long title takes more lines instead of more width, and loses no word. Method: a title of many words on one
+/// panel.
+#[test]
+fn long_titles() {
+    let title = "word ".repeat(60);
+    let lines = lines_of(&title, PANEL_WIDTH);
+    assert!(lines.len() > 3 && lines.iter().all(|line| line.len() < 60), "{lines:?}");
+    assert_eq!(lines.concat().matches("word").count(), 60);
+    let svg = picture(&title, &[panel(Kind::Lines, false)]);
+    assert_eq!(svg.matches("class=\"title\"").count(), lines.len());
+    assert!(lines_of("", 100.0).is_empty() && lines_of("a", 1.0) == ["a"]);
+}
+
 /// Goal: ticks lie within the axis, are few, and a logarithmic axis has powers of ten. Method: ranges of all sizes.
 #[test]
 fn ticks_of_axes() {
