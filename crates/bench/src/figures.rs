@@ -164,11 +164,8 @@ impl Figures {
                 break;
             }
             let (made, checks) = result.unwrap_or_else(|e| {
-                // What this machine does not offer is refused, and no failure of the run.
-                if e.code != 2 {
-                    failed.push(figure.id);
-                }
-                (Made::default(), vec![Check::untried("the whole figure", e.text)])
+                failed.push(figure.id);
+                (Made::default(), vec![Check::whole(format!("measuring failed: {}", e.text))])
             });
             let record = self.record(lab, figure, made, checks);
             print!("{}", record.verdicts());
@@ -222,9 +219,13 @@ fn clear(dir: &Path) {
 /// The panels of a figure and its statements with their verdicts.
 fn measured(figure: &Figure, lab: &mut Lab) -> Outcome<(Made, Vec<Check>)> {
     match figure.source {
-        Source::Untried(why) => Ok((Made::default(), vec![Check::untried("the whole figure", why)])),
+        Source::Untried(why) => Ok((Made::default(), vec![Check::whole(why)])),
         Source::Measured { measure, check, .. } => {
             let made = measure(lab)?;
+            if let Some(missing) = &made.missing {
+                let checks = vec![Check::whole(missing)];
+                return Ok((made, checks));
+            }
             let checks = check(&Seen { panels: &made.panels, cores: lab.run.report.machine.cores });
             Ok((made, checks))
         }

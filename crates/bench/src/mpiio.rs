@@ -114,7 +114,7 @@ impl TwoMounts {
 }
 
 /// An MPI library with what is needed to use it.
-struct Library {
+pub struct Library {
     name: &'static str,
     mpi: Mpi,
     shim: PathBuf,
@@ -151,25 +151,26 @@ pub fn run(run: &mut Run) -> Outcome {
     cluster.stop()
 }
 
-/// The patterns of these names on one mount, with the first library that is installed; its name is returned.
+/// The first library that is installed.
 ///
-/// Errors: no library with a compiler is installed, or the cache is not built for it.
-pub fn on_a_mount(run: &mut Run, names: &[&str]) -> Outcome<&'static str> {
-    let mut found = None;
+/// Errors: none is installed with a compiler, or the cache is not built for it.
+pub fn installed(run: &Run) -> Outcome<Library> {
     for (name, mpi) in [("openmpi", Mpi::Openmpi), ("mpich", Mpi::Mpich)] {
-        if found.is_none() {
-            found = library(run, name, mpi)?;
+        if let Some(found) = library(run, name, mpi)? {
+            return Ok(found);
         }
     }
-    let Some(library) = found else {
-        return Err(Failure::refused("no MPI library with a compiler is installed (mpicc.openmpi, mpicc.mpich)"));
-    };
+    Err(Failure::refused("no MPI library with a compiler is installed (mpicc.openmpi, mpicc.mpich)"))
+}
+
+/// The patterns of these names on one mount. The name of the library is returned.
+pub fn on_a_mount(run: &mut Run, library: &Library, names: &[&str]) -> Outcome<&'static str> {
     let cluster = Cluster::up(&run.dir.join("mpiio-mount"), &[])?;
     let place = Place { name: "AmphiFS", dir: &cluster.mount, other: None, sides: &SIDES };
     let before = run.only.take();
     let compared = names.iter().try_for_each(|name| {
         run.only = Some((*name).into());
-        compare(run, &library, &place)
+        compare(run, library, &place)
     });
     run.only = before;
     compared?;

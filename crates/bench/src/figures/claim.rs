@@ -70,6 +70,11 @@ impl Check {
         Check { claim: claim.into(), verdict: Verdict::CannotBeTried, seen: why.into() }
     }
 
+    /// That nothing of a figure can be tried, with the reason.
+    pub fn whole(why: impl Into<String>) -> Check {
+        Check::untried(WHOLE, why)
+    }
+
     /// The check if `here` holds, else that it cannot be tried because of `why`; its numbers stay.
     pub fn only_if(self, here: bool, why: &str) -> Check {
         if here {
@@ -80,6 +85,8 @@ impl Check {
     }
 }
 
+/// The statement of a figure of which nothing can be tried.
+pub const WHOLE: &str = "the whole figure";
 const NOT_MEASURED: &str = "not measured in this run";
 
 /// `a` is at least `factor` times `b` at `label`.

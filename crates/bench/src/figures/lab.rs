@@ -19,13 +19,25 @@ pub struct Made {
     pub panels: Vec<Panel>,
     /// How it was measured, in a sentence.
     pub how: String,
+    /// What this machine lacks for it; nothing was measured then.
+    pub missing: Option<String>,
 }
 
 impl Made {
+    /// What was measured.
+    pub fn new(panels: Vec<Panel>, how: impl Into<String>) -> Made {
+        Made { panels, how: how.into(), missing: None }
+    }
+
+    /// Nothing, for want of something that this machine does not offer.
+    pub fn missing(what: impl Into<String>) -> Made {
+        Made { missing: Some(what.into()), ..Made::default() }
+    }
+
     /// The same with the panels of these names alone.
     pub fn only(&self, names: &[&str]) -> Made {
         let kept = self.panels.iter().filter(|panel| names.contains(&panel.name.as_str())).cloned().collect();
-        Made { panels: kept, how: self.how.clone() }
+        Made { panels: kept, ..self.clone() }
     }
 }
 

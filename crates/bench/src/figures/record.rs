@@ -3,7 +3,7 @@
 //! Owns: names and forms of these files. Invariants: a file is written under another name first, so that a stopped run
 //! leaves whole files; the page shows every figure that lies in the folder, of this run or of an earlier one.
 
-use super::claim::{Check, Verdict};
+use super::claim::{Check, Verdict, WHOLE};
 use super::graph::Panel;
 use super::svg::{escaped, picture};
 use amphi_host::failure::{During, Outcome};
@@ -66,6 +66,11 @@ impl Record {
 
     /// The verdict and its reasons, a line each.
     pub fn verdicts(&self) -> String {
+        if let [Check { claim, seen, .. }] = &self.checks[..]
+            && claim == WHOLE
+        {
+            return format!("{}: {}: {seen}\n", self.id, self.verdict.words());
+        }
         let mut out = format!("{}: {}\n", self.id, self.verdict.words());
         for check in &self.checks {
             let _ = writeln!(out, "  {}: {} ({})", check.verdict.words(), check.claim, check.seen);
@@ -207,6 +212,13 @@ mod tests {
             std::fs::read_dir(dir.path()).expect("a folder").flatten().map(|e| e.file_name()).collect();
         names.sort();
         assert_eq!(names, ["index.html", "x-1.json", "x-1.svg", "x-1.txt", "x-2.json", "x-2.svg", "x-2.txt"]);
+    }
+
+    /// Goal: a figure of which nothing can be tried takes one line. Method: one.
+    #[test]
+    fn nothing_to_try() {
+        let figure = Record { checks: vec![Check::whole("why")], ..record("x-1", Verdict::CannotBeTried) };
+        assert_eq!(figure.verdicts(), "x-1: CANNOT BE TRIED HERE: why\n");
     }
 
     /// Goal: a figure that cannot be tried has its reason in text and page, and no picture. Method: one.

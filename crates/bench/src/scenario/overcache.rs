@@ -106,6 +106,11 @@ pub fn run(run: &mut Run) -> Outcome {
     place.stop()
 }
 
+/// Errors: this machine has no memory groups, or this user may not make one.
+pub fn can_limit_memory() -> Outcome {
+    MemoryGroup::make("amphi-bench-probe", GROUP_BYTES)?.remove()
+}
+
 /// All variants of these sizes, in a group and on a cluster of their own.
 pub fn by_size(run: &Run, tasks: usize, sizes: &[u64], variants: &[Variant]) -> Outcome<Vec<(u64, Vec<Found>)>> {
     let place = Place::start(run)?;

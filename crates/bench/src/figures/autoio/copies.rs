@@ -207,7 +207,7 @@ pub fn one_file(lab: &mut Lab) -> Outcome<Made> {
          in no cache.",
         bytes >> 20
     );
-    Ok(Made { panels: vec![over_time, rates(&variants, &samples), steady], how })
+    Ok(Made::new(vec![over_time, rates(&variants, &samples), steady], how))
 }
 
 /// Statements of figure 13.
@@ -232,7 +232,7 @@ pub fn data_set(lab: &mut Lab) -> Outcome<Made> {
          Auto goes direct from 512 KiB on, as the paper sets it.",
         sizes.len()
     );
-    Ok(Made { panels: vec![rates(&variants, &samples)], how })
+    Ok(Made::new(vec![rates(&variants, &samples)], how))
 }
 
 /// Statements of figure 14.

@@ -35,7 +35,7 @@ pub fn breakdown(lab: &mut Lab) -> Outcome<Made> {
     }
     let how = "One stream of the client library to a server behind a socket; client and server count the parts. Write-back \
                goes one request at a time, so that none waits for another.";
-    Ok(Made { panels: vec![parts, shares, rates], how: how.into() })
+    Ok(Made::new(vec![parts, shares, rates], how))
 }
 
 /// Statements of figure 2.

@@ -67,10 +67,7 @@ pub fn easy(lab: &mut Lab) -> Outcome<Made> {
     let found = strided::compare(&lab.run, &cluster, "easy", &shape, &EASY)?;
     cluster.stop()?;
     let panels = vec![both_ways("throughput", &EASY, &found)];
-    Ok(Made {
-        panels,
-        how: "4 processes on 4 mounts, a file for each, requests of 16 MiB; each reads the next one's.".into(),
-    })
+    Ok(Made::new(panels, "4 processes on 4 mounts, a file for each, requests of 16 MiB; each reads the next one's."))
 }
 
 /// Statements of figure 10.
@@ -102,7 +99,7 @@ pub fn hard(lab: &mut Lab) -> Outcome<Made> {
          one. The parts of the paper are added one by one; stripes are the default's.",
         shape.segments
     );
-    Ok(Made { panels: vec![both_ways("throughput", &STEPS, &found), callbacks], how })
+    Ok(Made::new(vec![both_ways("throughput", &STEPS, &found), callbacks], how))
 }
 
 /// Statements of figure 11.
@@ -156,7 +153,7 @@ fn dumps(lab: &mut Lab) -> Outcome<Made> {
     all.push(reasons("reasons", "write", &REASONS, &rows));
     let how = "4 processes on 4 mounts write eight variables a step behind a header of 2,104 bytes into one file, and read \
                each other's; I/O alone, without computing.";
-    Ok(Made { panels: all, how: how.into() })
+    Ok(Made::new(all, how))
 }
 
 /// Figure 15.
@@ -195,7 +192,7 @@ fn steps(lab: &mut Lab) -> Outcome<Made> {
     let panels = vec![both_ways("throughput", &NEK, &found), reasons("reasons", "write", &REASONS, &rows)];
     let how = "4 processes on 4 mounts write requests in the proportions of table 4 into one file; I/O alone, without \
                computing.";
-    Ok(Made { panels, how: how.into() })
+    Ok(Made::new(panels, how))
 }
 
 /// Figure 17.
@@ -246,7 +243,7 @@ pub fn contention(lab: &mut Lab) -> Outcome<Made> {
         add(&mut all, size as f64, &shown(size), &variants, &found, plain_name);
     }
     cluster.stop()?;
-    Ok(Made { panels: all, how: "4 processes on 4 mounts write records in turn into one file.".into() })
+    Ok(Made::new(all, "4 processes on 4 mounts write records in turn into one file."))
 }
 
 /// Statements of the slide.
@@ -262,13 +259,13 @@ pub fn writers(lab: &mut Lab) -> Outcome<Made> {
     let x = Axis::new("processes", "");
     let mut all = panels(&["write"], Kind::Lines, &x, &rate());
     for processes in [1, 2, 4, 8] {
-        let segments = (lab.sized(32, 8) / processes as u64).max(1);
+        let segments = lab.sized(8, 2);
         let shape = shape(processes, 4 << 20, segments, false);
         let found = strided::compare(&lab.run, &cluster, &format!("{processes} writers"), &shape, &variants)?;
         add(&mut all, processes as f64, &processes.to_string(), &variants, &found, plain_name);
     }
     cluster.stop()?;
-    Ok(Made { panels: all, how: "Processes on one mount write requests of 4 MiB in turn into one file.".into() })
+    Ok(Made::new(all, "Processes on one mount write requests of 4 MiB in turn into one file."))
 }
 
 /// Statements of the slide.

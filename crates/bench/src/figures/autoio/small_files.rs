@@ -50,7 +50,7 @@ pub fn batching(lab: &mut Lab) -> Outcome<Made> {
          of the next one. What opens small files ahead is off, since the paper has none.",
         shape.items
     );
-    Ok(Made { panels: vec![write, read], how })
+    Ok(Made::new(vec![write, read], how))
 }
 
 /// Statements of figure 9.

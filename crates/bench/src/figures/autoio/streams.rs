@@ -12,7 +12,7 @@ use crate::workload::Phase;
 use crate::workload::ior::{Reorder, Shape};
 use crate::workload::tasks::Tasks;
 use crate::workload::transfers::Calls;
-use amphi_host::failure::{During, Failure, Outcome};
+use amphi_host::failure::{During, Outcome};
 use rustix::fs::{Mode, OFlags, open};
 use std::cell::RefCell;
 
@@ -38,7 +38,7 @@ pub fn local(lab: &mut Lab) -> Outcome<Made> {
     std::fs::create_dir_all(&folder).during(|| format!("make {}", folder.display()))?;
     let probe = open(folder.join("probe"), OFlags::CREATE | OFlags::RDWR | OFlags::DIRECT, Mode::from_raw_mode(0o600));
     if probe.is_err() {
-        return Err(Failure::refused(format!("{}: its file system has no direct I/O", folder.display())));
+        return Ok(Made::missing(format!("{}: its file system has no direct I/O", folder.display())));
     }
     let processes = lab.sized(16, 4);
     let mut all = panels(&["write", "read"], Kind::Lines, &sizes("request size"), &rate());
@@ -89,7 +89,7 @@ pub fn local(lab: &mut Lab) -> Outcome<Made> {
         "{processes} processes with a file each on the local file system below the storage folder; writes to the end of \
          fsync, reads of what was written past the cache."
     );
-    Ok(Made { panels: all, how })
+    Ok(Made::new(all, how))
 }
 
 /// The largest label that was measured.
@@ -126,7 +126,7 @@ fn by_size(lab: &mut Lab) -> Outcome<Made> {
     cluster.stop()?;
     let how = "One process through one mount; writes to the end of fsync, reads of what no cache has. Unaligned requests \
                are 8 bytes longer. Vanilla is AmphiFS with all requests buffered.";
-    Ok(Made { panels: all, how: how.into() })
+    Ok(Made::new(all, how))
 }
 
 /// Figure 4.
@@ -200,7 +200,7 @@ pub fn many_streams(lab: &mut Lab) -> Outcome<Made> {
         add(&mut all, size as f64, &shown(size), &MODES, &found, |variant| variant.name.to_string());
     }
     cluster.stop()?;
-    Ok(Made { panels: all, how: "16 processes with a file each through one mount; reads are cold.".into() })
+    Ok(Made::new(all, "16 processes with a file each through one mount; reads are cold."))
 }
 
 /// Statements of figure 8.
@@ -222,6 +222,9 @@ const REASONS: [(&str, &str); 5] = [
 
 /// Table 2.
 pub fn overused(lab: &mut Lab) -> Outcome<Made> {
+    if let Err(e) = overcache::can_limit_memory() {
+        return Ok(Made::missing(e.text));
+    }
     let processes = lab.sized(16, 4);
     let sizes = [512 << 10];
     let found = overcache::by_size(&lab.run, processes, &sizes, &[AUTO])?;
@@ -231,7 +234,7 @@ pub fn overused(lab: &mut Lab) -> Outcome<Made> {
         "Auto, {processes} processes that stream more than the cache holds, with their mount in a memory group; shares of \
          the requests that the cache did not answer."
     );
-    Ok(Made { panels, how })
+    Ok(Made::new(panels, how))
 }
 
 /// The sum of the medians of these curves at the panel's only label.
@@ -256,6 +259,9 @@ pub fn overused_shape(seen: &Seen<'_>) -> Vec<Check> {
 
 /// The slide on an overused cache.
 pub fn overuse(lab: &mut Lab) -> Outcome<Made> {
+    if let Err(e) = overcache::can_limit_memory() {
+        return Ok(Made::missing(e.text));
+    }
     let processes = lab.sized(8, 4);
     let mut all = panels(&["write", "read"], Kind::Lines, &sizes("request size"), &rate());
     let variants = [VANILLA, DIRECT];
@@ -266,7 +272,7 @@ pub fn overuse(lab: &mut Lab) -> Outcome<Made> {
     }
     let how =
         format!("{processes} processes that stream more than the cache holds, with their mount in a memory group.");
-    Ok(Made { panels: all, how })
+    Ok(Made::new(all, how))
 }
 
 /// Statements of the slide.

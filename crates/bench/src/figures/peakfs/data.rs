@@ -55,7 +55,7 @@ fn by_servers(lab: &mut Lab) -> Outcome<Made> {
     }
     let how = "4 processes on 2 mounts write files of their own in requests of 256 KiB, or one file in records of 47,008 \
                bytes in turn; each reads what another one wrote.";
-    Ok(Made { panels: all, how: how.into() })
+    Ok(Made::new(all, how))
 }
 
 /// Figure 12.
@@ -95,8 +95,8 @@ pub fn by_processes(lab: &mut Lab) -> Outcome<Made> {
     let mut all = panels(&WAYS, Kind::Lines, &Axis::new("processes", ""), &rate());
     let setup = Setup { mounts: MOUNTS, own_reads: true, ..Setup::default() };
     let cluster = Mounts::start(&lab.folder("data-processes"), &setup)?;
-    for tasks in [1, 2, 4, 8] {
-        let segments = (lab.sized(256, 32) / tasks as u64).max(4);
+    for tasks in [2, 4, 8] {
+        let segments = lab.sized(64, 12);
         let found =
             compare(&lab.run, &cluster, &format!("{tasks}"), &shape(tasks, OWN_BYTES, segments, true), &[AUTO])?;
         add(&mut all, tasks as f64, &tasks.to_string(), &[AUTO], &found, |_| OWN.into());
@@ -104,7 +104,7 @@ pub fn by_processes(lab: &mut Lab) -> Outcome<Made> {
     cluster.stop()?;
     let how = "Processes on 2 mounts of one server write files of their own in requests of 256 KiB; each reads what \
                another one wrote.";
-    Ok(Made { panels: all, how: how.into() })
+    Ok(Made::new(all, how))
 }
 
 /// Statements of figure 15.
@@ -154,7 +154,7 @@ fn beside_the_disk(lab: &mut Lab) -> Outcome<Made> {
     cluster.stop()?;
     let how = "2 processes on 2 mounts, requests of 16 MiB; the disk is the local file system below the storage folder with \
                O_DIRECT. Each reads what the other one wrote.";
-    Ok(Made { panels: vec![panel], how: how.into() })
+    Ok(Made::new(vec![panel], how))
 }
 
 fn near_the_disk(seen: &Seen<'_>, curve: &str) -> Vec<Check> {
@@ -205,7 +205,7 @@ pub fn pipeline(lab: &mut Lab) -> Outcome<Made> {
     cluster.stop()?;
     let how = "Processes on 4 mounts write records of 47,008 bytes in turn into one file by direct requests, and read each \
                other's.";
-    Ok(Made { panels: all, how: how.into() })
+    Ok(Made::new(all, how))
 }
 
 /// Statements of figure 22.

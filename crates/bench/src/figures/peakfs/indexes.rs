@@ -171,7 +171,7 @@ pub fn compare(lab: &mut Lab) -> Outcome<Made> {
     }
     let how =
         format!("One thread, {count} names: a prefix of 12 bytes and two serial numbers; a process for each index.");
-    Ok(Made { panels: vec![speed, memory], how })
+    Ok(Made::new(vec![speed, memory], how))
 }
 
 /// Statements of figure 21.

@@ -75,7 +75,7 @@ fn near_linear(seen: &Seen<'_>, panel: &str) -> Vec<Check> {
 pub fn empty_files(lab: &mut Lab) -> Outcome<Made> {
     let panels = by_servers(lab, 0, &[("own directories", true), ("one directory", false)])?;
     let how = "4 processes on 2 mounts make, look at and remove empty files; making ends when all is on the disk.";
-    Ok(Made { panels, how: how.into() })
+    Ok(Made::new(panels, how))
 }
 
 /// Statements of figure 10.
@@ -87,7 +87,7 @@ pub fn empty_files_shape(seen: &Seen<'_>) -> Vec<Check> {
 pub fn small_files(lab: &mut Lab) -> Outcome<Made> {
     let panels = by_servers(lab, SMALL_BYTES, &[("one directory", false)])?;
     let how = "4 processes on 2 mounts make, look at and remove files of 3,901 bytes in one directory.";
-    Ok(Made { panels, how: how.into() })
+    Ok(Made::new(panels, how))
 }
 
 /// Statements of figure 11.
@@ -100,13 +100,14 @@ pub fn by_processes(lab: &mut Lab) -> Outcome<Made> {
     let setup = Setup { mounts: MOUNTS, ..Setup::default() };
     let cluster = Mounts::start(&lab.folder("metadata-processes"), &setup)?;
     let mut panel = panel("own directories", "processes");
-    for tasks in [1, 2, 4, 8] {
+    // A single process would look at its own files, which its mount knows.
+    for tasks in [2, 4, 8] {
         let found = compare(&lab.run, &cluster, &shape(lab, tasks, 0, true), &[AUTO])?;
         add(&mut panel, tasks, &found);
     }
     cluster.stop()?;
     let how = "Processes on 2 mounts of one server make, look at and remove empty files in directories of their own.";
-    Ok(Made { panels: vec![panel], how: how.into() })
+    Ok(Made::new(vec![panel], how))
 }
 
 /// Statements of figure 14.

@@ -199,7 +199,7 @@ pub fn schedules(lab: &mut Lab) -> Outcome<Made> {
         }
     }
     let how = format!("Compact radix trees, one for each thread, {count} operations of each kind by each thread.");
-    Ok(Made { panels: panels.into(), how })
+    Ok(Made::new(panels.into(), how))
 }
 
 /// Statements of figure 20.
