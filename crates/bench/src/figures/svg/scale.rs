@@ -4,7 +4,6 @@
 //! value, or with none, still has a length.
 
 use crate::figures::graph::Panel;
-use crate::report::digits;
 
 /// Ticks of a linear axis, about.
 const TICKS: f64 = 5.0;
@@ -15,6 +14,16 @@ pub struct Scale {
     low: f64,
     high: f64,
     log: bool,
+}
+
+/// The label of a tick.
+fn tick(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 0.01 => format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').into(),
+        _ => format!("{value:.1e}"),
+    }
 }
 
 impl Scale {
@@ -88,8 +97,10 @@ impl Scale {
 
     /// Places with their labels.
     pub fn ticks(&self) -> Vec<(f64, String)> {
-        let values: Vec<f64> = if self.log { self.powers() } else { self.steps() };
-        values.into_iter().filter_map(|v| Some((self.share(v)?, digits(v)))).collect()
+        let powers = if self.log { self.powers() } else { Vec::new() };
+        // A short part of a logarithmic axis holds no power of ten.
+        let values = if powers.len() < 2 { self.steps() } else { powers };
+        values.into_iter().filter_map(|v| Some((self.share(v)?, tick(v)))).collect()
     }
 
     /// Powers of ten, with 2 and 5 times these where they are few.

@@ -144,10 +144,10 @@ fn ticks_of_axes() {
         for (low, high) in [(1.0, 10.0), (0.003, 0.004), (1.0, 1e12), (5.0, 5.0), (1e-9, 3e9)] {
             let scale = Scale::new([low, high].into_iter(), log, true);
             let ticks = scale.ticks();
-            assert!((1..=25).contains(&ticks.len()), "{log} {low} {high}: {ticks:?}");
+            assert!((2..=25).contains(&ticks.len()), "{log} {low} {high}: {ticks:?}");
             assert!(ticks.iter().all(|(share, _)| (0.0..=1.0).contains(share)), "{ticks:?}");
         }
     }
     let ticks: Vec<String> = Scale::new([1.0, 1e6].into_iter(), true, false).ticks().into_iter().map(|t| t.1).collect();
-    assert_eq!(ticks, ["1.00", "10.0", "100", "1000", "10000", "100000", "1000000"]);
+    assert_eq!(ticks, ["1", "10", "100", "1000", "10000", "100000", "1000000"]);
 }
