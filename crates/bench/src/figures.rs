@@ -47,7 +47,7 @@ pub struct Figures {
     /// Fewer sizes, shorter samples and fewer rounds: done within minutes, for a first look
     #[arg(long)]
     quick: bool,
-    /// Folder for pictures (SVG), numbers (JSON and text) and the page index.html; figures of the same name are replaced
+    /// Folder for pictures (SVG), numbers (JSON, text) and the page index.html; figures of the same name are replaced
     #[arg(long, value_name = "DIR", default_value = "figures-out")]
     out: PathBuf,
     /// Folder to work in, on the storage to measure; it is made and removed again

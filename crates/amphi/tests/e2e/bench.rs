@@ -84,8 +84,8 @@ fn a_figure_of_a_paper() {
     assert!(!place.path("bench").exists());
 }
 
-/// Goal: Ctrl-C ends a run without mounts, servers or folders of it; the figures made so far stay whole. Method: a signal
-/// once the second figure has begun, with more rounds than it could do.
+/// Goal: Ctrl-C ends a run without mounts, servers or folders of it; the figures made so far stay whole. Method: a
+/// signal once the second figure has begun, with more rounds than it could do.
 #[test]
 fn stopped_figures_leave_what_they_have() {
     let place = Place::new();

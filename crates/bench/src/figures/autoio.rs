@@ -1,7 +1,7 @@
 //! The figures and tables of autoIO (FAST '24) and of its slides.
 //!
-//! Owns: which of them is measured how, in the order of the paper. Each family of workloads is a file of `autoio/`, with
-//! what the paper's text states about its figures. Does not own: the workloads, which are those of the scenarios.
+//! Owns: which of them is measured how, in the order of the paper. Each family of workloads is a file of `autoio/`,
+//! with what the paper's text states about its figures. Does not own: the workloads, which are those of the scenarios.
 
 mod copies;
 mod costs;

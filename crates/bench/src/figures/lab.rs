@@ -112,8 +112,8 @@ pub fn shown(bytes: u64) -> String {
 }
 
 /// Shares of requests by reason, as piles that reach 100 %: a pile for each of `rows` (label and counters), of the
-/// requests of `direction` ("write", "read"). `heads` are the reasons with the names of their curves; those that are not
-/// named come together as "other".
+/// requests of `direction` ("write", "read"). `heads` are the reasons with the names of their curves; those that are
+/// not named come together as "other".
 pub fn reasons(
     name: &str,
     direction: &str,
