@@ -144,8 +144,11 @@ fn remove(dir: &Path, kind: &str, files: usize) -> Outcome {
     Ok(())
 }
 
-/// Copies with each variant in turn; the copies of the last round of each are returned beside the rates.
-fn compare(lab: &Lab, what: &str, sizes: &[u64], variants: &[Variant]) -> Outcome<(Vec<Vec<f64>>, Vec<Vec<Copied>>)> {
+/// Rates of each variant, and its copies; the first copy of each warmed up and has no rate.
+type Compared = (Vec<Vec<f64>>, Vec<Vec<Copied>>);
+
+/// Copies with each variant in turn.
+fn compare(lab: &Lab, what: &str, sizes: &[u64], variants: &[Variant]) -> Outcome<Compared> {
     let setup = Setup { mounts: COPIERS, own_reads: true, ..Setup::default() };
     let cluster = Mounts::start(&lab.folder(what), &setup)?;
     let copies: Vec<RefCell<Vec<Copied>>> = variants.iter().map(|_| RefCell::default()).collect();
