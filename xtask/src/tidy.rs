@@ -47,7 +47,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("publish", &[]),
     ("host", &["types", "wire", "env", "transport", "client"]),
     ("process", &["types", "wire", "env", "sched", "transport", "server", "client", "host", "fuse"]),
-    ("bench", &["types", "wire", "env", "sched", "transport", "server", "client", "host", "fuse", "process"]),
+    ("bench", &["types", "cart", "wire", "env", "sched", "transport", "server", "client", "host", "fuse", "process"]),
     (
         "amphi",
         &[

@@ -363,6 +363,7 @@ const HOUSES: &[House] = &[
             "workload",
             "breakdown",
             "scenario",
+            "figures",
             "lib",
         ],
         upward: &[],
