@@ -127,6 +127,11 @@ impl Inodes {
         self.peek(local).is_some() || self.away.has(local)
     }
 
+    /// Whether inodes are away.
+    pub(crate) fn any_away(&self) -> bool {
+        self.away.bytes() > 0
+    }
+
     /// Whether the inode of this number is away.
     pub(crate) fn is_away(&self, local: u64) -> bool {
         self.away.has(local)
@@ -243,11 +248,12 @@ impl Inodes {
     }
 
     /// Lets some inodes leave memory if there is more of it than the bound, without those that are to stay. What was
-    /// changed must be in records of the log.
-    pub(crate) fn let_go(&mut self, stays: impl Fn(u64) -> bool) {
+    /// changed must be in records of the log. Returns whether any has left.
+    pub(crate) fn let_go(&mut self, stays: impl Fn(u64) -> bool) -> bool {
+        let mut any = false;
         for _ in 0..LOOKS_MAX {
             if self.bytes <= self.leaving.bytes_max || self.bytes < self.leaving.again_at {
-                return;
+                break;
             }
             let Some((&number, block)) = self.blocks.range(self.leaving.hand..).next() else {
                 let fruitless = !std::mem::take(&mut self.leaving.any);
@@ -269,9 +275,11 @@ impl Inodes {
                     self.drop_record(local);
                     self.away.add(local, inode.charged());
                     self.leaving.any = true;
+                    any = true;
                 }
             }
         }
+        any
     }
 
     /// Switches the counting of inodes by account on or off.

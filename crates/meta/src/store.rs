@@ -176,9 +176,15 @@ impl MetaStore {
 
     /// Lets inodes leave memory if they take more than their bound, except for those that are to stay. To be called
     /// when the records of all changes have been appended.
-    pub fn let_inodes_go(&mut self, stays: impl Fn(Ino) -> bool) {
+    /// Returns whether any has left.
+    pub fn let_inodes_go(&mut self, stays: impl Fn(Ino) -> bool) -> bool {
         let target = self.target;
-        self.inodes.let_go(|local| stays(Ino::new(target, local)));
+        self.inodes.let_go(|local| stays(Ino::new(target, local)))
+    }
+
+    /// Whether any inode is not in memory.
+    pub fn any_away(&self) -> bool {
+        self.inodes.any_away()
     }
 
     /// Whether an inode exists and is not in memory.

@@ -29,6 +29,8 @@ pub enum Mistake {
     UnorderedWrite,
     /// Not a mistake: no value of an extended attribute stays in memory that may go.
     NoValueKept,
+    /// Not a mistake: no inode stays in memory that may leave.
+    NoInodeKept,
     /// A change of the attributes of a directory leaves out its last shard.
     ShardLeftOut,
     /// The removal of a directory does not hold the gate of its shards.

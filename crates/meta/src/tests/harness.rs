@@ -138,7 +138,7 @@ impl Cluster {
     /// Lets all inodes leave memory that may.
     pub fn forget(&mut self) {
         if self.forgets {
-            self.stores.iter_mut().for_each(|store| store.let_inodes_go(|_| false));
+            self.stores.iter_mut().for_each(|store| drop(store.let_inodes_go(|_| false)));
         }
     }
 
