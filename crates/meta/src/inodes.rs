@@ -13,7 +13,8 @@
 //!
 //! If the memory is bounded, inodes leave it that were not used for long, by blocks (`let_go`), and are *away* until
 //! they are put back in (`restore`). Directories never leave, nor do inodes that a start has to find without reading all
-//! of them: those without a name, with unfinished work, or whose size is gathered from objects. Who asks for an inode
+//! of them (those without a name, with unfinished work, or whose size is gathered from objects), nor those with access
+//! control lists, which a start compares with them. Who asks for an inode
 //! that is away gets nothing, and the question is noted (`take_missed`).
 //!
 //! Invariants: an inode that is away exists, and does not change. a decoded inode equals the encoded one, for every value of every field. A block has at least one record.
@@ -103,7 +104,8 @@ fn counted(inode: &Inode) -> Option<Owner> {
 
 /// Whether an inode may leave memory.
 fn may_leave(inode: &Inode) -> bool {
-    inode.kind != Kind::Dir && inode.nlink > 0 && inode.pending == Pending::default() && !inode.objects.spread
+    let is_needed = inode.kind == Kind::Dir || inode.nlink == 0 || inode.flags.has(InodeFlags::LISTS);
+    !is_needed && inode.pending == Pending::default() && !inode.objects.spread
 }
 
 /// Number of the block of an inode, and the inode's place in it.
@@ -127,9 +129,24 @@ impl Inodes {
         self.peek(local).is_some() || self.away.has(local)
     }
 
+    /// Number of inodes that are away.
+    pub(crate) fn away_count(&self) -> usize {
+        self.away.len()
+    }
+
+    /// The numbers of inodes that are away, ascending.
+    pub(crate) fn away(&self) -> impl Iterator<Item = u64> {
+        self.away.numbers(0)
+    }
+
+    /// Whether inodes take at least half of the memory that they may.
+    pub(crate) fn is_near_bound(&self) -> bool {
+        self.bytes >= self.leaving.bytes_max / 2
+    }
+
     /// Whether inodes are away.
     pub(crate) fn any_away(&self) -> bool {
-        self.away.bytes() > 0
+        self.away.len() > 0
     }
 
     /// Whether the inode of this number is away.

@@ -169,7 +169,7 @@ impl MetaStore {
     }
 
     /// Bounds the memory of inodes; without a bound all of them are in memory. Directories are in any case, and so are
-    /// inodes without a name, with unfinished work, or whose size is gathered from objects.
+    /// inodes without a name, with unfinished work or access control lists, or whose size is gathered from objects.
     pub fn set_inodes_max(&mut self, bytes: usize) {
         self.inodes.set_bytes_max(bytes);
     }
@@ -180,6 +180,16 @@ impl MetaStore {
     pub fn let_inodes_go(&mut self, stays: impl Fn(Ino) -> bool) -> bool {
         let target = self.target;
         self.inodes.let_go(|local| stays(Ino::new(target, local)))
+    }
+
+    /// Whether all inodes are in memory, and take less than half of what they may.
+    pub fn holds_all_inodes(&self) -> bool {
+        !self.inodes.any_away() && !self.inodes.is_near_bound()
+    }
+
+    /// Number of inodes that are not in memory.
+    pub fn away_count(&self) -> u64 {
+        self.inodes.away_count() as u64
     }
 
     /// Whether any inode is not in memory.

@@ -31,6 +31,10 @@ pub enum Mistake {
     NoValueKept,
     /// Not a mistake: no inode stays in memory that may leave.
     NoInodeKept,
+    /// An inode that leaves memory may be one that a request holds.
+    HeldInodeLeaves,
+    /// Inodes that were read come into memory although others have left it meanwhile.
+    OldInodeLoaded,
     /// A change of the attributes of a directory leaves out its last shard.
     ShardLeftOut,
     /// The removal of a directory does not hold the gate of its shards.

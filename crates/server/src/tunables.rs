@@ -43,7 +43,7 @@ amphi_types::tunables! {
     WriteBackBytes = "server.write_back_bytes", Bytes, 64 * M, M => 4 * G, "memory of each target for them; a change counts from when it is switched on the next time";
     WriteThroughBytes = "server.write_through_bytes", Bytes, 64 * K, 4 * K => M, "writes of so many bytes go to the disk first; four times as many where it is slow, less in a memory that fills";
     WriteBackAgeMs = "server.write_back_age_ms", Milliseconds, 5000, 1 => HOUR_MS, "what has been in that memory for so long is written to the disk";
-    ReadCacheBytes = "server.read_cache_bytes", Bytes, 16 * M, 0 => 1 << 40, "memory of each target for what was flushed or read in small pieces while there were several mounts; 0: none", default "1/256 of the memory that the server may use, at most 1G";
+    ReadCacheBytes = "server.read_cache_bytes", Bytes, 16 * M, 0 => 1 << 40, "memory of each target for what was flushed or read in small pieces while there were several mounts, and as much for inodes of files; 0: none", default "1/256 of the memory that the server may use, at most 1G";
 }
 
 /// All tunables of a server, shared by its workers.

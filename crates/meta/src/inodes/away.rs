@@ -6,10 +6,9 @@
 //! An inode that is away has one bit. Its account is counted by block, so that inodes can be counted by account without
 //! reading them. An inode does not change while it is away.
 
+use super::{SLOT_BITS, place};
 use amphi_types::Owner;
 use std::collections::BTreeMap;
-
-use super::{SLOT_BITS, place};
 
 /// Memory for the entry of a block, whose inodes mostly have one owner, bytes.
 pub(super) const ENTRY_BYTES: usize = 2 * size_of::<(u64, Gone)>() + 32;
@@ -26,9 +25,15 @@ pub(super) struct Gone {
 #[derive(Clone, Default)]
 pub(super) struct Away {
     blocks: BTreeMap<u64, Gone>,
+    len: usize,
 }
 
 impl Away {
+    /// Number of them.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Bytes of memory.
     pub(super) fn bytes(&self) -> usize {
         self.blocks.len() * ENTRY_BYTES
@@ -46,9 +51,13 @@ impl Away {
         let gone = self.blocks.entry(number).or_default();
         assert!(gone.bits & 1 << slot == 0, "inode {local} left memory twice");
         gone.bits |= 1 << slot;
+        self.len += 1;
         match gone.owners.iter_mut().find(|(of, _)| *of == owner) {
             Some((_, count)) => *count += 1,
-            None => gone.owners.push((owner, 1)),
+            None => {
+                gone.owners.reserve_exact(1);
+                gone.owners.push((owner, 1));
+            }
         }
     }
 
@@ -57,6 +66,7 @@ impl Away {
         let (number, slot) = place(local);
         let Some(gone) = self.blocks.get_mut(&number).filter(|gone| gone.bits & 1 << slot != 0) else { return false };
         gone.bits &= !(1 << slot);
+        self.len -= 1;
         let counted = gone.owners.iter_mut().find(|(of, _)| *of == owner);
         counted.expect("an inode keeps its owner while it is away").1 -= 1;
         gone.owners.retain(|(_, count)| *count > 0);

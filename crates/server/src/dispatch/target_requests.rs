@@ -358,6 +358,7 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("checksum_items", target.data.borrow().checksums.items()),
         ("read_cache_bytes", target.storage.disk.cache.borrow().held_bytes()),
         ("tokens_held", target.coherence.tokens.count() as u64),
+        ("inodes_away", target.meta.borrow().away_count()),
     ]
     .map(|(name, n)| (name.to_string(), n))
     .into();

@@ -40,7 +40,8 @@ use std::rc::Rc;
 /// 4,000 files with 4 KiB each, and a small part of what a server takes anyway.
 const VALUES_BYTES_MAX: usize = 16 << 20;
 
-/// Most bytes of inodes that a target keeps in memory, beside directories: those of six million files.
+/// Most bytes of inodes that a target keeps in memory at a start, until it learns its settings: those of six million
+/// files.
 const INODES_BYTES_MAX: usize = 64 << 20;
 
 /// The state that is built from the items of a zone, one by one, so that no item is in memory twice.
@@ -63,9 +64,9 @@ fn values_max() -> usize {
     if planted::is(Mistake::NoValueKept) { 0 } else { VALUES_BYTES_MAX }
 }
 
-/// Most bytes of inodes that a target keeps in memory.
-fn inodes_max() -> usize {
-    if cfg!(test) || planted::is(Mistake::NoInodeKept) { 0 } else { INODES_BYTES_MAX }
+/// Most bytes of inodes that a target keeps in memory, if a setting says `bytes`.
+pub(super) fn inodes_max(bytes: usize) -> usize {
+    if planted::is(Mistake::NoInodeKept) { 0 } else { bytes }
 }
 
 impl Loading {
@@ -73,7 +74,7 @@ impl Loading {
     pub fn new(target: TargetId, data_blocks: u64) -> Loading {
         let mut meta = MetaStore::empty(target);
         meta.set_values_max(values_max());
-        meta.set_inodes_max(inodes_max());
+        meta.set_inodes_max(inodes_max(INODES_BYTES_MAX));
         Loading {
             meta,
             data: DataStore::new(data_blocks),
@@ -155,7 +156,7 @@ impl<E: Env> Target<E> {
             let root = (id == Ino::ROOT.target()).then_some(root_owner);
             (meta, txn) = MetaStore::format(id, env.rand(), env.wall(), root, pool);
             meta.set_values_max(values_max());
-            meta.set_inodes_max(inodes_max());
+            meta.set_inodes_max(inodes_max(INODES_BYTES_MAX));
         }
         let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
         let (flush_bell, flush_rung) = mpsc::channel(1);
