@@ -62,6 +62,8 @@ pub(crate) struct Inodes {
     away: Away,
     /// An inode that was asked for and is away.
     missed: Cell<Option<u64>>,
+    /// Whether whoever asks now will look whether something was missed.
+    is_attempt: Cell<bool>,
     /// Changes of inodes, which tell whether a step has changed something.
     changes: u64,
     leaving: Leaving,
@@ -157,6 +159,11 @@ impl Inodes {
     /// The number of an inode that was asked for since the last call, and is away.
     pub(crate) fn take_missed(&self) -> Option<u64> {
         self.missed.take()
+    }
+
+    /// Whoever asks from now on will look at `take_missed`, or not any more.
+    pub(crate) fn set_attempt(&self, on: bool) {
+        self.is_attempt.set(on);
     }
 
     /// Number of changes that were made.
@@ -348,6 +355,10 @@ impl Inodes {
             Some((block.usual(), block.record(slot)?))
         });
         if found.is_none() && self.away.has(local) {
+            debug_assert!(
+                cfg!(test) || self.is_attempt.get(),
+                "inode {local} was asked for, is not in memory, and is not held"
+            );
             self.missed.set(Some(local));
         }
         found

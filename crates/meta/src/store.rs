@@ -215,7 +215,9 @@ impl MetaStore {
     /// Takes a step that changes nothing. If it asks for an inode that is not in memory, its result is dropped.
     pub fn attempt<T>(&self, step: impl FnOnce(&MetaStore) -> T) -> Outcome<T> {
         self.inodes.take_missed();
+        self.inodes.set_attempt(true);
         let done = step(self);
+        self.inodes.set_attempt(false);
         self.inodes.take_missed().map_or(Outcome::Done(done), |local| Outcome::Absent(ItemKey::Inode(local).encode()))
     }
 
@@ -229,7 +231,9 @@ impl MetaStore {
     ) -> Outcome<T> {
         self.inodes.take_missed();
         let before = (self.inodes.changes(), txn.len());
+        self.inodes.set_attempt(true);
         let done = step(self, txn);
+        self.inodes.set_attempt(false);
         let Some(local) = self.inodes.take_missed() else { return Outcome::Done(done) };
         assert!(before == (self.inodes.changes(), txn.len()), "a step without inode {local} has made a change");
         Outcome::Absent(ItemKey::Inode(local).encode())

@@ -101,7 +101,8 @@ impl<E: Env> RequestCx<E> {
     pub async fn readdir(&self, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(dir)]).await;
         two_phase::settle_names(&self.target, dir).await;
-        let _held = if plus { Some(self.hold_listed(dir, cookie, max).await?) } else { None };
+        // Inodes that cannot be read are listed without attributes.
+        let _held = if plus { self.hold_listed(dir, cookie, max).await.ok() } else { None };
         let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
         self.worker.send_revocations(&self.target);
         if plus && self.tree.is_none() && !self.target.coherence.tokens.on() {
