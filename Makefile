@@ -22,10 +22,9 @@ capi: setup
 demo: build
 	target/release/amphi demo
 
-# There are no tests in doc comments: looking for them in each crate takes a minute. Many end-to-end tests wait for
-# deadlines, so one test more than there are cores.
+# There are no tests in doc comments: looking for them in each crate takes a minute.
 test: setup preload
-	PATH="$(CARGO_PATH)" RUST_TEST_THREADS=$$(($$(nproc) + 1)) cargo test --locked --workspace --lib --bins --tests
+	PATH="$(CARGO_PATH)" cargo xtask test
 
 dist: setup
 	PATH="$(CARGO_PATH)" cargo build --profile dist --locked -p amphi

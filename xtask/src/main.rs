@@ -1,14 +1,16 @@
 //! Project tasks: `cargo xtask tidy` checks what a machine can check of the house rules; `cargo xtask sim`
 //! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load; `cargo xtask
-//! hostile` sends a server what no peer of ours would.
+//! hostile` sends a server what no peer of ours would; `cargo xtask test` passes all tests.
 
 mod header;
 mod performance;
+mod suites;
 mod tidy;
 
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
+       cargo xtask test                     all tests, the end-to-end tests beside the others
        cargo xtask floors [CRATE ...]       folders from the bottom up, and the largest circle of files
        cargo xtask map [CRATE]              what each file is, by the first sentence of its head
        cargo xtask code-map                 writes docs/CODE_MAP.md: the same of crates and folders
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
+        Some("test") => suites::run(),
         Some("floors") => tidy::floors(&args[1..]),
         Some("map") => tidy::map(args.get(1).map(String::as_str)),
         Some("code-map") => tidy::code_map(),

@@ -199,7 +199,9 @@ struct OpenFile {
     slot: Slot,
     node: NodeId,
     opener: usize,
-    /// The last close of one of its descriptors.
+    /// Whether it can be read.
+    reads: bool,
+    /// The last close of one of its descriptors, if nobody has used it since.
     closed: Option<(usize, usize)>,
 }
 
@@ -366,10 +368,12 @@ impl Planner {
         let Some(open) = self.open.get(&call.handle) else { return self.skip(call.op) };
         let (slot, node) = (open.slot, open.node);
         let (from, to) = call.moved();
-        if !call.is_done() || to - from > CALL_MAX {
+        // A kernel may read for a program that only writes, to fill the rest of a page.
+        let for_itself = call.op == Op::Read && !open.reads;
+        if !call.is_done() || to - from > CALL_MAX || for_itself {
             return self.skip(call.op);
         }
-        self.order.uses_slot(slot);
+        self.uses_open(call.handle, slot);
         let act = match call.op {
             Op::Read => {
                 self.reads(node, from, to);
@@ -380,11 +384,9 @@ impl Planner {
                 Act::Write { slot, node, offset: from, len: to - from }
             }
             Op::Copy => {
-                let source = self.inodes.get(&call.other).copied();
-                let open = self.open.values().find(|open| Some(open.node) == source).map(|open| (open.node, open.slot));
-                let Some((source, from_slot)) = open else { return self.skip(call.op) };
+                let Some((handle, source, from_slot)) = self.source(thread, call) else { return self.skip(call.op) };
                 let (begin, end) = call.copied();
-                self.order.uses_slot(from_slot);
+                self.uses_open(handle, from_slot);
                 self.reads(source, begin, end);
                 self.order.writes(node, from, to);
                 self.plan.nodes[node].copied = true;
@@ -399,6 +401,23 @@ impl Planner {
         let source = if let Act::Copy { from, .. } = act { Some(from) } else { None };
         let at = self.step(thread, call, act);
         [Some(slot), source].into_iter().flatten().for_each(|slot| self.order.used_slot(slot, at));
+    }
+
+    /// The open file that a copy reads from, of which a trace has only the inode: one that can be read, of the thread
+    /// that copies and not closed if there is such a one.
+    fn source(&self, thread: usize, call: &Call) -> Option<(u64, NodeId, Slot)> {
+        let node = *self.inodes.get(&call.other)?;
+        let of_it = self.open.iter().filter(|(_, open)| open.node == node && open.reads);
+        let (handle, open) = of_it.max_by_key(|(_, open)| (open.opener == thread, open.closed.is_none()))?;
+        Some((*handle, node, open.slot))
+    }
+
+    /// The step that is planned uses an open file, which is therefore not closed by the closes before it.
+    fn uses_open(&mut self, handle: u64, slot: Slot) {
+        self.order.uses_slot(slot);
+        if let Some(open) = self.open.get_mut(&handle) {
+            open.closed = None;
+        }
     }
 
     /// Bytes that were read were there, unless somebody has written them.
@@ -476,7 +495,8 @@ impl Planner {
             let dir = self.dir(call.ino);
             self.order.changed_name((dir, call.name.clone()), node, at);
         }
-        self.open.insert(call.handle, OpenFile { slot, node, opener: thread, closed: None });
+        self.open
+            .insert(call.handle, OpenFile { slot, node, opener: thread, reads: call.has(flags::READS), closed: None });
     }
 
     fn lookup(&mut self, thread: usize, call: &Call) {
@@ -527,7 +547,7 @@ impl Planner {
         };
         self.order.uses_node(node);
         if let Some(slot) = slot {
-            self.order.uses_slot(slot);
+            self.uses_open(call.handle, slot);
         }
         let at = self.step(thread, call, act);
         self.order.used_node(node, at);

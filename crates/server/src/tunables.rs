@@ -18,32 +18,32 @@ const G: u64 = 1 << 30;
 const HOUR_MS: u64 = 3_600_000;
 
 amphi_types::tunables! {
-    SessionGraceMs = "server.session_grace_ms", Milliseconds, 30_000, 0 => HOUR_MS, "how long the session of a mount that goes from now on is kept";
-    TokenMs = "server.token_ms", Milliseconds, 1000, 0 => 60_000, "how long the kernel of a new session may use names and attributes without asking while it is the only mount";
-    CallbackDeadlineMs = "server.callback_deadline_ms", Milliseconds, 30_000, 100 => HOUR_MS, "how long a client may take to give back a lock without progress, before it is evicted";
-    DeafMs = "server.deaf_ms", Milliseconds, 5000, 0 => HOUR_MS, "how long a client that is alive may be silent about what it was asked, before it is evicted; 0: as others";
-    ContendedConflicts = "server.contended_conflicts", Count, 16, 1 => 1_000_000, "conflicts within 4 s that make an object contended";
-    ContendedPingPongs = "server.contended_ping_pongs", Count, 2, 0 => 1_000_000, "hand-overs of locks within that time, to sessions and back too soon, that make an object contended if they took long; 0: none do", for_tests;
+    SessionGraceMs = "server.session_grace_ms", Milliseconds, 30_000, 0 => HOUR_MS, "how long the server keeps the session of a mount whose connection is lost";
+    TokenMs = "server.token_ms", Milliseconds, 1000, 0 => 60_000, "how long the kernel of a new mount may cache names and attributes without a token while it is the only mount";
+    CallbackDeadlineMs = "server.callback_deadline_ms", Milliseconds, 30_000, 100 => HOUR_MS, "how long a client may take to return a lock without any progress before it is evicted";
+    DeafMs = "server.deaf_ms", Milliseconds, 5000, 0 => HOUR_MS, "how long a client that sends other messages may leave a callback unanswered before it is evicted. 0: as long as server.callback_deadline_ms";
+    ContendedConflicts = "server.contended_conflicts", Count, 16, 1 => 1_000_000, "lock conflicts within 4 s that make an object contended";
+    ContendedPingPongs = "server.contended_ping_pongs", Count, 2, 0 => 1_000_000, "slow hand-overs of a lock within the window, each soon after the one before and back to a former holder, that make an object contended. 0: they do not count", for_tests;
     ContendedWindowMs = "server.contended_window_ms", Milliseconds, 4000, 1 => HOUR_MS, "window over which conflicts are counted", for_tests;
     ContendedHoldMs = "server.contended_hold_ms", Milliseconds, 5000, 0 => HOUR_MS, "how long an object stays contended after its last conflict", for_tests;
-    LockGranularityBytes = "server.lock_granularity_bytes", PowerOfTwo, 1, 1 => M, "locks, cached and of direct requests, cover whole units of this size";
-    LockGrowth = "server.lock_growth", Switch, 1, 0 => 1, "cached locks are granted as wide as nothing conflicts, otherwise as asked", for_tests;
-    Contention = "server.contention", Switch, 1, 0 => 1, "conflicts are counted and clients are told of contended objects", for_tests;
-    LogMemory = "server.log_memory", Switch, 1, 0 => 1, "changes are answered when their record is in memory that outlives the server, on its way to the disk; off: when it is there";
-    SyncIntervalMs = "server.sync_interval_ms", Milliseconds, 1000, 1 => HOUR_MS, "what is logged is synced at the latest after this time, and survives power loss after twice that";
-    CheckpointBytes = "server.checkpoint_bytes", Bytes, 16 * M, 64 * K => 16 * G, "changed metadata of a target that starts a checkpoint; at most an eighth of its metadata region counts";
-    RoomyBytes = "server.roomy_bytes", Bytes, 128 * M, 64 * K => 1 << 40, "free bytes of a target for each mount, and once more, from which on large writes may return before they have landed";
-    ReuseBytes = "server.reuse_bytes", Bytes, 16 * M, 64 * K => 1 << 40, "bytes that were freed on a target at which that is synced, so that they are written again before blocks that never were", for_tests;
-    DiskReadBytes = "server.disk_read_bytes", Bytes, 4 * M, 64 * K => 1 << 40, "bytes of file data that a worker reads from one disk at a time; more waits for its turn", for_tests;
-    DiskWriteDelayUs = "server.disk_write_delay_us", Microseconds, 0, 0 => 1_000_000, "how long each disk write is held back before it is begun: a slow disk", for_tests;
-    WorkerSpinUs = "server.worker_spin_us", Microseconds, 0, 0 => 1_000_000, "how long a worker polls after its last work before it sleeps, if nobody else needs the core", default "what the program is started with";
-    Checksums = "server.checksums", Switch, 1, 0 => 1, "each block of file data that is written gets a checksum; what has one is verified when it is read, also when this is off";
-    ScrubBytesPerS = "server.scrub_bytes_per_s", Bytes, 0, 0 => 1 << 40, "file data of each target that is read and verified in a second, without end; 0: none";
-    WriteBack = "server.write_back", Switch, 1, 0 => 1, "small writes are answered when they are in memory that outlives the server; off: when they are on the disk";
-    WriteBackBytes = "server.write_back_bytes", Bytes, 64 * M, M => 4 * G, "memory of each target for them; a change counts from when it is switched on the next time";
-    WriteThroughBytes = "server.write_through_bytes", Bytes, 64 * K, 4 * K => M, "writes of so many bytes go to the disk first; four times as many where it is slow, less in a memory that fills";
-    WriteBackAgeMs = "server.write_back_age_ms", Milliseconds, 5000, 1 => HOUR_MS, "what has been in that memory for so long is written to the disk";
-    ReadCacheBytes = "server.read_cache_bytes", Bytes, 16 * M, 0 => 1 << 40, "memory of each target for what was flushed or read in small pieces while there were several mounts, and as much for inodes of files; 0: none", default "1/256 of the memory that the server may use, at most 1G";
+    LockGranularityBytes = "server.lock_granularity_bytes", PowerOfTwo, 1, 1 => M, "extent locks cover whole units of this size";
+    LockGrowth = "server.lock_growth", Switch, 1, 0 => 1, "grant cached extent locks as wide as no other lock conflicts. If off, grant what was requested", for_tests;
+    Contention = "server.contention", Switch, 1, 0 => 1, "count conflicts, and report contended objects to clients", for_tests;
+    LogMemory = "server.log_memory", Switch, 1, 0 => 1, "acknowledge a change when its log record is in memory that outlives the server process. If off, when the record is on the disk";
+    SyncIntervalMs = "server.sync_interval_ms", Milliseconds, 1000, 1 => HOUR_MS, "longest time between flushes of the disk. Acknowledged changes survive a power loss after at most twice this time";
+    CheckpointBytes = "server.checkpoint_bytes", Bytes, 16 * M, 64 * K => 16 * G, "changed metadata of a target that starts a checkpoint, but at most an eighth of the target's metadata region";
+    RoomyBytes = "server.roomy_bytes", Bytes, 128 * M, 64 * K => 1 << 40, "free space of a target, for each mount and once more, above which large direct writes may return before the server has stored them, because they cannot fail for lack of space then";
+    ReuseBytes = "server.reuse_bytes", Bytes, 16 * M, 64 * K => 1 << 40, "freed bytes of a target that trigger a flush, so that freed blocks can be reused before unused ones", for_tests;
+    DiskReadBytes = "server.disk_read_bytes", Bytes, 4 * M, 64 * K => 1 << 40, "bytes of file data that a worker reads from one disk at a time; further reads wait", for_tests;
+    DiskWriteDelayUs = "server.disk_write_delay_us", Microseconds, 0, 0 => 1_000_000, "delay before each disk write, to imitate a slow disk", for_tests;
+    WorkerSpinUs = "server.worker_spin_us", Microseconds, 0, 0 => 1_000_000, "how long a worker polls after its last work before it sleeps, while no other thread needs the core", default "what the program is started with";
+    Checksums = "server.checksums", Switch, 1, 0 => 1, "store a checksum with each block of file data that is written. A block with a checksum is verified when it is read, also if this is off";
+    ScrubBytesPerS = "server.scrub_bytes_per_s", Bytes, 0, 0 => 1 << 40, "file data of each target that is read and verified per second in the background. 0: none";
+    WriteBack = "server.write_back", Switch, 1, 0 => 1, "acknowledge small writes when they are in memory that outlives the server process. If off, when they are on the disk";
+    WriteBackBytes = "server.write_back_bytes", Bytes, 64 * M, M => 4 * G, "write-back memory of each target. A change takes effect when write-back is switched on the next time";
+    WriteThroughBytes = "server.write_through_bytes", Bytes, 64 * K, 4 * K => M, "writes of at least this size go to the disk before they are acknowledged. The threshold is four times as large on slow disks, and smaller while write-back memory is nearly full";
+    WriteBackAgeMs = "server.write_back_age_ms", Milliseconds, 5000, 1 => HOUR_MS, "data in write-back memory is written to the disk when it is this old";
+    ReadCacheBytes = "server.read_cache_bytes", Bytes, 16 * M, 0 => 1 << 40, "memory of each target that caches data which several mounts have flushed or read in small pieces, and as much again for inodes of files. 0: none", default "1/256 of the memory that the server may use, at most 1G";
 }
 
 /// All tunables of a server, shared by its workers.

@@ -14,13 +14,14 @@
 //! 0.7, of one that merges 0.9 instead of 1.5 (`examples/log_cost`).
 
 mod order;
+mod sorted;
 
 use crate::event::turn;
 use amphi_types::item::Change;
 use hashbrown::HashTable;
 use order::KeyOrder;
+use sorted::{Place, SORT_BATCH, Sorted, at, by_key, prefix_of};
 use std::cell::RefCell;
-use std::cmp::Ordering;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher;
 use std::rc::Rc;
@@ -31,8 +32,6 @@ const CHUNK_BYTES_FIRST: usize = 512;
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 /// Unused bytes of the arena, beside as many as are in use, at which it is written anew.
 const DEAD_BYTES_MAX: usize = 64 << 10;
-/// Changes sorted or merged without giving other tasks a turn: about 200 us.
-const SORT_BATCH: usize = 4096;
 /// Bytes that a change costs beside its encoding, as an upper bound: 16 of its entry, in a table that is half empty,
 /// and 32 of its place in the order while a checkpoint writes it.
 const OVERHEAD_BYTES: u64 = 64;
@@ -40,13 +39,6 @@ const OVERHEAD_BYTES: u64 = 64;
 /// The size of a change in memory and, at most, in a segment.
 pub fn cost(change: Change<'_>) -> u64 {
     change.encoded().len() as u64 + OVERHEAD_BYTES
-}
-
-/// The place of a change in the arena.
-#[derive(Clone, Copy)]
-struct Place {
-    chunk: u32,
-    at: u32,
 }
 
 /// The entry of a key in the table.
@@ -57,14 +49,6 @@ struct Entry {
     place: Place,
     /// Bytes at this place: as many as the longest change that was put there.
     room: u32,
-}
-
-/// A change in the order of keys.
-#[derive(Clone, Copy)]
-struct Sorted {
-    /// The first bytes of the key, which tell almost all keys apart.
-    prefix: u128,
-    place: Place,
 }
 
 /// Changes by key, of each key the last one.
@@ -208,10 +192,10 @@ impl Changes {
         sorted.extend(
             self.table.iter().map(|e| Sorted { prefix: prefix_of(at(&self.chunks, e.place).key()), place: e.place }),
         );
-        let is_before = |a: &Sorted, b: &Sorted| is_before(&self.chunks, a, b);
+        let compare = |a: &Sorted, b: &Sorted| by_key(&self.chunks, a, b);
         let is_long = sorted.len() > SORT_BATCH;
         for part in sorted.chunks_mut(SORT_BATCH) {
-            part.sort_unstable_by(is_before);
+            part.sort_unstable_by(compare);
             if is_long {
                 turn().await;
             }
@@ -222,7 +206,7 @@ impl Changes {
             for pair in sorted.chunks(2 * run) {
                 let (mut a, mut b) = pair.split_at(run.min(pair.len()));
                 while let (Some(first), Some(second)) = (a.first(), b.first()) {
-                    let from = if is_before(first, second).is_lt() { &mut a } else { &mut b };
+                    let from = if compare(first, second).is_lt() { &mut a } else { &mut b };
                     let (next, rest) = from.split_first().expect("both have one");
                     merged.push(*next);
                     *from = rest;
@@ -263,15 +247,6 @@ impl<'a> Iterator for Order<'a> {
     }
 }
 
-fn is_before(chunks: &[Vec<u8>], a: &Sorted, b: &Sorted) -> Ordering {
-    let keys = || at(chunks, a.place).key().cmp(at(chunks, b.place).key());
-    a.prefix.cmp(&b.prefix).then_with(keys)
-}
-
-fn at(chunks: &[Vec<u8>], place: Place) -> Change<'_> {
-    Change::take(&mut &chunks[place.chunk as usize][place.at as usize..]).expect("a whole change lies there")
-}
-
 /// The hash of a key.
 pub fn hash_of(key: &[u8]) -> u32 {
     let mut hasher = DefaultHasher::new();
@@ -282,13 +257,6 @@ pub fn hash_of(key: &[u8]) -> u32 {
 /// A hash over all of the bits that the table uses.
 fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-fn prefix_of(key: &[u8]) -> u128 {
-    let mut prefix = [0; 16];
-    let len = key.len().min(16);
-    prefix[..len].copy_from_slice(&key[..len]);
-    u128::from_be_bytes(prefix)
 }
 
 #[cfg(test)]

@@ -23,7 +23,8 @@ use amphi_types::item::{Change, Key};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-/// Items of a scan that are passed without giving other tasks a turn, and most changes of the log that it takes at once.
+/// Items of a scan that are passed without giving other tasks a turn, and most changes of the log that it takes at
+/// once.
 const SCAN_BATCH: usize = 1024;
 
 /// Fewest changes of the log that a scan takes at once, if there are as many.

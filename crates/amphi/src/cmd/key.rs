@@ -109,34 +109,35 @@ struct Add {
     /// Public key, as amphi key make and amphi key show print it
     #[arg(value_name = "FINGERPRINT", value_parser = fingerprint)]
     public: Fingerprint,
-    /// What its holder is: a client mounts, a server serves, an admin does neither and changes keys and tunables
+    /// What the holder may do: a client mounts, a server serves, an admin changes keys and tunables
     #[arg(long)]
     role: RoleArg,
     /// Read only: no request with this key changes anything
     #[arg(long)]
     read_only: bool,
-    /// As whom root counts: keep, or another user and group. Then nobody of that client has capabilities [default for a
-    /// client: 65534]
+    /// The user and group that root of the client becomes (root squash), or keep. If it is another user, no process of
+    /// the client has capabilities [default for a client: 65534]
     #[arg(long, value_name = "keep|UID[:GID]", value_parser = root_squash)]
     root: Option<Root>,
-    /// As whom everybody counts
+    /// The user and group that every user of the client becomes (all squash)
     #[arg(long, value_name = "UID[:GID]", value_parser = squash_to)]
     all: Option<SquashTo>,
-    /// Users of the client, what they are on the servers, and how many; may be repeated. Others are refused
+    /// A range of user ids: the first id on the client, the first id on the servers, and how many. May be repeated.
+    /// Users outside the ranges are refused
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     uids: Vec<IdRange>,
-    /// As --uids, for groups. Others count as 65534
+    /// As --uids, for groups. Groups outside the ranges become 65534
     #[arg(long, value_name = "FIRST:THERE:COUNT", value_parser = range)]
     gids: Vec<IdRange>,
-    /// From where the key may be used: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be repeated
-    /// [default: from anywhere]
+    /// Addresses from which the key may be used: an address, a range such as 10.1.0.0/16 or fd00::/8, or unix; may be
+    /// repeated [default: from anywhere]
     #[arg(long, value_name = "RANGE", value_parser = address)]
     from: Vec<AddressRange>,
     /// Most mounts at a time [default: no bound]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     mounts: Option<u32>,
-    /// The top of a tree (amphi quota track DIR), on a mount of this machine: it is the root of mounts with the key,
-    /// and nothing outside it is reached [default: all of the file system]
+    /// The top of a tree (amphi quota track DIR), on a mount of this machine, to which the key is restricted: it is the
+    /// root of mounts with the key [default: all of the file system]
     #[arg(long, value_name = "DIR")]
     subtree: Option<PathBuf>,
     #[command(flatten)]
@@ -151,27 +152,27 @@ struct Set {
     /// Whether the key is read-only: no request with it changes anything
     #[arg(long, value_name = "on|off")]
     read_only: Option<Switch>,
-    /// As whom root counts: keep, or another user and group
+    /// The user and group that root of the client becomes (root squash), or keep
     #[arg(long, value_name = "keep|UID[:GID]", value_parser = root_squash)]
     root: Option<Root>,
-    /// As whom everybody counts; keep: each as himself
+    /// The user and group that every user of the client becomes (all squash); keep: no change
     #[arg(long, value_name = "keep|UID[:GID]", value_parser = root_squash)]
     all: Option<Root>,
-    /// Users of the client, what they are on the servers, and how many; may be repeated. None: same takes those away
-    /// that there are
+    /// A range of user ids: the first id on the client, the first id on the servers, and how many. May be repeated.
+    /// same removes all ranges: the ids are the same on both sides
     #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
     uids: Vec<Listed<IdRange>>,
     /// As --uids, for groups
     #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
     gids: Vec<Listed<IdRange>>,
-    /// From where the key may be used: an address, a range, or unix; may be repeated. From everywhere: anywhere
+    /// Addresses from which the key may be used: an address, a range, or unix; may be repeated. anywhere removes them
     #[arg(long, value_name = "RANGE|anywhere", value_parser = addresses)]
     from: Vec<Listed<AddressRange>>,
-    /// Most mounts at a time; 0: no bound. Mounts that are there stay
+    /// Most mounts at a time; 0: no bound. Present mounts stay
     #[arg(long, value_name = "N")]
     mounts: Option<u32>,
-    /// The top of the tree beyond which nothing is reached, on a mount of this machine; none: all of the file system
-    /// is. Mounts that are there keep their root, so mount again
+    /// The top of the tree (amphi quota track DIR), on a mount of this machine, to which the key is restricted; none:
+    /// all of the file system. Present mounts keep their root until they are mounted again
     #[arg(long, value_name = "DIR|none")]
     subtree: Option<PathBuf>,
     #[command(flatten)]
@@ -250,7 +251,7 @@ fn subtree(dir: &Path, reach: &Reach) -> Outcome<Subtree> {
     Ok(Subtree { root, project, path })
 }
 
-/// As whom root counts.
+/// The user and group that root becomes.
 #[derive(Clone, Copy, Debug)]
 enum Root {
     Keep,

@@ -59,15 +59,15 @@ enum Action {
         /// Whether the kernel serves reads from its page cache while nobody has the file open for writing
         #[arg(long, value_parser = ["auto", "on", "off"])]
         kernel_cache: Option<String>,
-        /// Whether what is written from now on gets checksums; auto: as server.checksums says
+        /// Whether data that is written from now on gets checksums; auto: as server.checksums says
         #[arg(long, value_parser = ["auto", "on", "off"])]
         checksums: Option<String>,
-        /// When other mounts see a write: posix, when it has returned; commit, at the writer's next fsync, close or
-        /// release of a file lock at the latest
+        /// When other mounts see a write: posix, as soon as it has returned; commit, at the latest when the writer
+        /// calls fsync or close or releases a file lock
         #[arg(long, value_parser = ["posix", "commit"])]
         consistency: Option<String>,
-        /// Spread the names of an empty directory, and the inodes made in it, over so many shards: a number up to 256,
-        /// or all: one on each target; it keeps them
+        /// Number of shards over which the names of a directory and the inodes made in it are spread: up to 256, or all
+        /// for one on each target. The directory has to be empty, and keeps its shards
         #[arg(long, value_name = "N|all")]
         shards: Option<String>,
         /// Files or directories

@@ -51,9 +51,9 @@ pub struct Stage {
 /// The attributes that have to be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kept {
-    /// Everything, or the stage fails
+    /// All of them, or the stage fails
     All,
-    /// What can be kept; the rest is named
+    /// Those that the destination can store; the others are listed
     Possible,
 }
 

@@ -106,6 +106,34 @@ fn copies_are_made() {
     assert_eq!((plan.bytes_written(), plan.skipped.len()), (110_000, 0));
 }
 
+/// Goal: a copy reads from an open file that can be read, and not from one that the program had closed. Method: a file
+/// that a writer closes, while its release comes after the copy by another thread.
+#[test]
+fn copies_read_what_can_be_read() {
+    let mut story = Story::default();
+    let makes = |ino, handle, name: &str| Call {
+        ino: 1,
+        name: name.as_bytes().into(),
+        other: ino,
+        handle,
+        size: Some(0),
+        flags: flags::WRITES,
+        ..Call::new(Op::Create)
+    };
+    let copy = |from, handle| Call { ino: 72, handle, other: from, len: 1000, result: 1000, ..Call::new(Op::Copy) };
+    story.add(1, makes(71, 1, "one")).bytes(1, Op::Write, (71, 1), 0, 1000);
+    story.open(2, 71, 1000, 2).add(2, makes(72, 3, "two"));
+    story.add(1, Call { ino: 71, handle: 1, ..Call::new(Op::Close) }).add(2, copy(71, 3));
+    story.add(0, Call { ino: 71, handle: 1, ..Call::new(Op::Release) });
+    // The same with a reader that has closed one of its descriptors before.
+    story.add(2, Call { ino: 71, handle: 2, ..Call::new(Op::Close) }).add(3, copy(71, 3));
+    story.add(0, Call { ino: 71, handle: 2, ..Call::new(Op::Release) });
+    // The kernel fills the rest of a page.
+    story.bytes(1, Op::Read, (72, 3), 0, 1000);
+    let plan = story.replays();
+    assert_eq!((plan.bytes_written(), &plan.skipped), (3000, &[(Op::Read, 1)].into_iter().collect()));
+}
+
 /// Goal: a forged name leads nowhere. Method: names with slashes and dots.
 #[test]
 fn names_stay_inside() {

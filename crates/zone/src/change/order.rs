@@ -8,7 +8,7 @@
 //! noted, and the next read sorts them into a run and joins runs of similar sizes. So a read costs the logarithm of the
 //! number of changes, what it returns, and a part of the keys that are new since the last read.
 
-use super::{Place, SORT_BATCH, Sorted, at, is_before, prefix_of};
+use super::sorted::{Place, SORT_BATCH, Sorted, at, by_key, prefix_of};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
@@ -49,7 +49,7 @@ impl KeyOrder {
             let places = self.new.drain(part..);
             let mut run: Vec<Sorted> =
                 places.map(|place| Sorted { prefix: prefix_of(at(chunks, place).key()), place }).collect();
-            run.sort_unstable_by(|a, b| is_before(chunks, a, b));
+            run.sort_unstable_by(|a, b| by_key(chunks, a, b));
             self.push(run, chunks);
         }
         self.new.is_empty()
@@ -96,7 +96,7 @@ impl KeyOrder {
 fn join<'a>(mut a: &'a [Sorted], mut b: &'a [Sorted], chunks: &[Vec<u8>]) -> Vec<Sorted> {
     let mut joined = Vec::with_capacity(a.len() + b.len());
     while let (Some(first), Some(second)) = (a.first(), b.first()) {
-        let from = if is_before(chunks, first, second).is_lt() { &mut a } else { &mut b };
+        let from = if by_key(chunks, first, second).is_lt() { &mut a } else { &mut b };
         let (next, rest) = from.split_first().expect("both have one");
         joined.push(*next);
         *from = rest;
