@@ -354,7 +354,7 @@ impl<E: Env> RequestCx<E> {
             };
             let opens = opens.into_iter().filter(|(ino, access)| may(*ino, *access));
             for (ino, access) in opens.chain(kept) {
-                if meta.inode(ino).is_ok() {
+                if meta.is_away(ino) || meta.inode(ino).is_ok() {
                     table.open(self.session, ino, access);
                 }
             }

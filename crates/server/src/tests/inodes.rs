@@ -191,6 +191,17 @@ fn inodes_are_what_was_set() {
     plant(None);
 }
 
+/// Goal: that test can fail. Method: planted mistakes; some run has to end with a wrong answer or an assertion.
+#[test]
+fn planted_mistakes_of_inodes_are_found() {
+    for mistake in [Mistake::HeldInodeLeaves, Mistake::OldInodeLoaded] {
+        plant(Some(mistake));
+        let found = (0..40).find(|seed| std::panic::catch_unwind(|| run(*seed)).is_err());
+        plant(None);
+        assert!(found.is_some(), "{mistake:?} was not noticed");
+    }
+}
+
 /// Goal: an inode that cannot be read from the disk is an error for who needs it, and for nobody else, as long as it
 /// cannot be read. Method: inodes beyond the log of a target, read while the disk refuses reads, and after that.
 #[test]

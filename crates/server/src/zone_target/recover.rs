@@ -66,7 +66,8 @@ fn values_max() -> usize {
 
 /// Most bytes of inodes that a target keeps in memory, if a setting says `bytes`.
 pub(super) fn inodes_max(bytes: usize) -> usize {
-    if planted::is(Mistake::NoInodeKept) || (cfg!(test) && std::env::var("AMPHI_NO_INODES").is_ok()) { 0 } else { bytes }
+    let none = [Mistake::NoInodeKept, Mistake::HeldInodeLeaves, Mistake::OldInodeLoaded].into_iter().any(planted::is);
+    if none || (cfg!(test) && std::env::var("AMPHI_NO_INODES").is_ok()) { 0 } else { bytes }
 }
 
 impl Loading {
