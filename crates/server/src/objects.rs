@@ -270,6 +270,10 @@ pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orph
             continue;
         }
         let mut meta = target.meta.borrow_mut();
+        if meta.is_away(ino) {
+            // It has got a name meanwhile.
+            continue;
+        }
         let Ok(inode) = meta.inode(ino) else { continue };
         let mut data = target.data.borrow_mut();
         let here = inode.kind != Kind::File || (!inode.objects.wide && !inode.pending.destroy);
