@@ -19,6 +19,7 @@ mod file_locks;
 mod fsync;
 mod full;
 mod glimpses;
+mod inodes;
 mod kept;
 mod keys;
 mod left_pages;

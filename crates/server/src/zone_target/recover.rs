@@ -40,6 +40,10 @@ use std::rc::Rc;
 /// 4,000 files with 4 KiB each, and a small part of what a server takes anyway.
 const VALUES_BYTES_MAX: usize = 16 << 20;
 
+/// Most bytes of inodes that a target keeps in memory at a start, until it learns its settings: those of six million
+/// files.
+const INODES_BYTES_MAX: usize = 64 << 20;
+
 /// The state that is built from the items of a zone, one by one, so that no item is in memory twice.
 pub struct Loading {
     meta: MetaStore,
@@ -60,11 +64,18 @@ fn values_max() -> usize {
     if planted::is(Mistake::NoValueKept) { 0 } else { VALUES_BYTES_MAX }
 }
 
+/// Most bytes of inodes that a target keeps in memory, if a setting says `bytes`.
+pub(super) fn inodes_max(bytes: usize) -> usize {
+    let none = [Mistake::NoInodeKept, Mistake::HeldInodeLeaves, Mistake::OldInodeLoaded].into_iter().any(planted::is);
+    if none || (cfg!(test) && std::env::var("AMPHI_NO_INODES").is_ok()) { 0 } else { bytes }
+}
+
 impl Loading {
     /// For a target with this many blocks of data.
     pub fn new(target: TargetId, data_blocks: u64) -> Loading {
         let mut meta = MetaStore::empty(target);
         meta.set_values_max(values_max());
+        meta.set_inodes_max(inodes_max(INODES_BYTES_MAX));
         Loading {
             meta,
             data: DataStore::new(data_blocks),
@@ -89,7 +100,10 @@ impl Loading {
 
     fn load(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), String> {
         match key.first().copied() {
-            Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => self.meta.load(key, value)?,
+            Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => {
+                self.meta.load(key, value)?;
+                self.meta.let_inodes_go(|_| false);
+            }
             Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM | tag::GRANT) => {
                 self.data.load(key, value)?
             }
@@ -143,6 +157,7 @@ impl<E: Env> Target<E> {
             let root = (id == Ino::ROOT.target()).then_some(root_owner);
             (meta, txn) = MetaStore::format(id, env.rand(), env.wall(), root, pool);
             meta.set_values_max(values_max());
+            meta.set_inodes_max(inodes_max(INODES_BYTES_MAX));
         }
         let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
         let (flush_bell, flush_rung) = mpsc::channel(1);
