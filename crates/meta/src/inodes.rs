@@ -14,12 +14,12 @@
 //! If the memory is bounded, inodes leave it that were not used for long, by blocks (`let_go`), and are *away* until
 //! they are put back in (`restore`). Directories never leave, nor do inodes that a start has to find without reading all
 //! of them (those without a name, with unfinished work, or whose size is gathered from objects), nor those with access
-//! control lists, which a start compares with them. Who asks for an inode
-//! that is away gets nothing, and the question is noted (`take_missed`).
+//! control lists, which a start compares with them. Code that asks for an inode that is away gets nothing, and the
+//! question is noted (`take_missed`).
 //!
-//! Invariants: an inode that is away exists, and does not change. a decoded inode equals the encoded one, for every value of every field. A block has at least one record.
-//! A block has at most a quarter and 32 bytes more memory than its records need. Only an inode whose record has the
-//! flag for it has a target in the separate map.
+//! Invariants: an inode that is away exists, and does not change. A decoded inode equals the encoded one, for every
+//! value of every field. A block has at least one record. A block has at most a quarter and 32 bytes more memory than
+//! its records need. Only an inode whose record has the flag for it has a target in the separate map.
 //!
 //! The number that drove the design: an inode as a structure has 176 bytes, and takes 340 in an ordered map. An empty
 //! file takes 8 to 9 here, and one that was written 13. docs/design/inode_records.md has the measurements.
@@ -140,6 +140,11 @@ impl Inodes {
     /// The numbers of inodes that are away, ascending.
     pub(crate) fn away(&self) -> impl Iterator<Item = u64> {
         self.away.numbers(0)
+    }
+
+    /// The numbers of inodes of the same block that are away, ascending.
+    pub(crate) fn away_beside(&self, local: u64) -> impl Iterator<Item = u64> {
+        self.away.beside(local)
     }
 
     /// Whether inodes take at least half of the memory that they may.
@@ -358,7 +363,8 @@ impl Inodes {
             Some((block.usual(), block.record(slot)?))
         });
         if found.is_none() && self.away.has(local) {
-            debug_assert!(
+            // Without this, whoever asked would take the inode for one that was removed.
+            assert!(
                 cfg!(test) || self.is_attempt.get(),
                 "inode {local} was asked for, is not in memory, and is not held"
             );
@@ -406,9 +412,7 @@ impl Inodes {
 impl PartialEq for Inodes {
     fn eq(&self, other: &Inodes) -> bool {
         let is_same = |(local, usual, record)| match other.peek(local) {
-            Some((its_usual, its)) => {
-                self.decode(local, usual, record) == other.decode(local, its_usual, its)
-            }
+            Some((its_usual, its)) => self.decode(local, usual, record) == other.decode(local, its_usual, its),
             None => true,
         };
         self.len == other.len && self.numbers(0).eq(other.numbers(0)) && self.records(0).all(is_same)

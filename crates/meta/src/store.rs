@@ -207,6 +207,12 @@ impl MetaStore {
         ItemKey::Inode(ino.local()).encode()
     }
 
+    /// The keys of inodes that are not in memory and were made at about the time of this one, ascending. Whoever reads
+    /// one of them reads the others with it.
+    pub fn absent_beside(&self, ino: Ino) -> Vec<Key> {
+        self.inodes.away_beside(ino.local()).map(|local| ItemKey::Inode(local).encode()).collect()
+    }
+
     /// An inode that was asked for since the last call and is not in memory: what was answered is wrong.
     pub fn take_missed(&self) -> Option<Ino> {
         self.inodes.take_missed().map(|local| self.ino(local))
@@ -224,11 +230,7 @@ impl MetaStore {
     /// Takes a step that may make a change. If it asks for an inode that is not in memory, its result is dropped.
     ///
     /// Panics if such a step has made a change.
-    pub fn attempt_change<T>(
-        &mut self,
-        txn: &mut Txn,
-        step: impl FnOnce(&mut MetaStore, &mut Txn) -> T,
-    ) -> Outcome<T> {
+    pub fn attempt_change<T>(&mut self, txn: &mut Txn, step: impl FnOnce(&mut MetaStore, &mut Txn) -> T) -> Outcome<T> {
         self.inodes.take_missed();
         let before = (self.inodes.changes(), txn.len());
         self.inodes.set_attempt(true);

@@ -102,7 +102,10 @@ fn memory_of_an_inode_that_is_away() {
     let (freed, counted) = (before - BYTES.get(), counted - store.inode_bytes() as isize);
     let left = store.inode_bytes() as f64 / files as f64;
     println!("{} bytes of an inode are freed, {left:.1} are left", freed / files as isize);
-    assert!((freed - counted).abs() < freed / 10, "{counted} bytes by the store's own count, {freed} by the allocator's");
+    assert!(
+        (freed - counted).abs() < freed / 10,
+        "{counted} bytes by the store's own count, {freed} by the allocator's"
+    );
     assert!(left < 3.0, "{left} bytes");
 }
 

@@ -29,8 +29,6 @@ pub enum Mistake {
     UnorderedWrite,
     /// Not a mistake: no value of an extended attribute stays in memory that may go.
     NoValueKept,
-    /// Not a mistake: no inode stays in memory that may leave.
-    NoInodeKept,
     /// An inode that leaves memory may be one that a request holds.
     HeldInodeLeaves,
     /// Inodes that were read come into memory although others have left it meanwhile.

@@ -21,6 +21,14 @@ pub(super) struct Gone {
     owners: Vec<(Owner, u8)>,
 }
 
+impl Gone {
+    /// Their numbers, ascending, in the block with this number.
+    fn numbers(&self, block: u64) -> impl Iterator<Item = u64> {
+        let bits = self.bits;
+        (0..1 << SLOT_BITS).filter(move |slot| bits & 1 << slot != 0).map(move |slot| block << SLOT_BITS | slot)
+    }
+}
+
 /// Inodes that are not in memory, by block.
 #[derive(Clone, Default)]
 pub(super) struct Away {
@@ -76,6 +84,12 @@ impl Away {
         true
     }
 
+    /// The numbers of inodes of the same block, ascending.
+    pub(super) fn beside(&self, local: u64) -> impl Iterator<Item = u64> {
+        let number = place(local).0;
+        self.blocks.get(&number).into_iter().flat_map(move |gone| gone.numbers(number))
+    }
+
     /// The owners of inodes, each with a number of them.
     pub(super) fn owners(&self) -> impl Iterator<Item = (Owner, u8)> {
         self.blocks.values().flat_map(|gone| gone.owners.iter().copied())
@@ -84,9 +98,7 @@ impl Away {
     /// The numbers of inodes from this one on, ascending.
     pub(super) fn numbers(&self, from: u64) -> impl Iterator<Item = u64> {
         let blocks = self.blocks.range(place(from).0..);
-        let all = blocks.flat_map(|(&number, gone)| {
-            (0..1 << SLOT_BITS).filter(|slot| gone.bits & 1 << slot != 0).map(move |slot| number << SLOT_BITS | slot)
-        });
+        let all = blocks.flat_map(|(&number, gone)| gone.numbers(number));
         all.filter(move |&local| local >= from)
     }
 }

@@ -120,7 +120,8 @@ impl Cluster {
 
     pub fn new(targets: u16, seed: u64, hash_mask: u64, bug: Option<Bug>) -> Cluster {
         let now = Timespec { sec: 1000, nsec: 0 };
-        let mut cluster = Cluster { stores: vec![], forgets: false, logs: vec![], now, misses: 0, inode_misses: Cell::new(0) };
+        let mut cluster =
+            Cluster { stores: vec![], forgets: false, logs: vec![], now, misses: 0, inode_misses: Cell::new(0) };
         for t in 0..targets {
             let (mut store, txn) = MetaStore::format(TargetId(t), seed, now, (t == 0).then_some((0, 0)), targets);
             store.index.hash_mask = hash_mask;
@@ -356,10 +357,12 @@ impl Cluster {
     pub fn getxattr(&mut self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let t = usize::from(ino.target().0);
         loop {
-            let value = |c: &Cluster| -> Result<Outcome<Vec<u8>>> { match c.stores[t].getxattr(cred, ino, name)? {
-                Outcome::Done(value) => Ok(Outcome::Done(value.to_vec())),
-                Outcome::Absent(key) => Ok(Outcome::Absent(key)),
-            }};
+            let value = |c: &Cluster| -> Result<Outcome<Vec<u8>>> {
+                match c.stores[t].getxattr(cred, ino, name)? {
+                    Outcome::Done(value) => Ok(Outcome::Done(value.to_vec())),
+                    Outcome::Absent(key) => Ok(Outcome::Absent(key)),
+                }
+            };
             let key = match self.read(value)? {
                 Outcome::Done(value) => return Ok(value),
                 Outcome::Absent(key) => key,

@@ -40,10 +40,6 @@ use std::rc::Rc;
 /// 4,000 files with 4 KiB each, and a small part of what a server takes anyway.
 const VALUES_BYTES_MAX: usize = 16 << 20;
 
-/// Most bytes of inodes that a target keeps in memory at a start, until it learns its settings: those of six million
-/// files.
-const INODES_BYTES_MAX: usize = 64 << 20;
-
 /// The state that is built from the items of a zone, one by one, so that no item is in memory twice.
 pub struct Loading {
     meta: MetaStore,
@@ -64,18 +60,12 @@ fn values_max() -> usize {
     if planted::is(Mistake::NoValueKept) { 0 } else { VALUES_BYTES_MAX }
 }
 
-/// Most bytes of inodes that a target keeps in memory, if a setting says `bytes`.
-pub(super) fn inodes_max(bytes: usize) -> usize {
-    let none = [Mistake::NoInodeKept, Mistake::HeldInodeLeaves, Mistake::OldInodeLoaded].into_iter().any(planted::is);
-    if none || (cfg!(test) && std::env::var("AMPHI_NO_INODES").is_ok()) { 0 } else { bytes }
-}
-
 impl Loading {
-    /// For a target with this many blocks of data.
-    pub fn new(target: TargetId, data_blocks: u64) -> Loading {
+    /// For a target with this many blocks of data, which keeps so many bytes of inodes in memory.
+    pub fn new(target: TargetId, data_blocks: u64, inodes_max: usize) -> Loading {
         let mut meta = MetaStore::empty(target);
         meta.set_values_max(values_max());
-        meta.set_inodes_max(inodes_max(INODES_BYTES_MAX));
+        meta.set_inodes_max(inodes_max);
         Loading {
             meta,
             data: DataStore::new(data_blocks),
@@ -157,7 +147,6 @@ impl<E: Env> Target<E> {
             let root = (id == Ino::ROOT.target()).then_some(root_owner);
             (meta, txn) = MetaStore::format(id, env.rand(), env.wall(), root, pool);
             meta.set_values_max(values_max());
-            meta.set_inodes_max(inodes_max(INODES_BYTES_MAX));
         }
         let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
         let (flush_bell, flush_rung) = mpsc::channel(1);
@@ -214,7 +203,7 @@ mod tests {
     fn values_take_bounded_memory() {
         let (cred, now, id) = (Cred::root(), Timespec::default(), TargetId(0));
         let (mut meta, txn) = MetaStore::format(id, 1, now, Some((0, 0)), 1);
-        let mut loading = Loading::new(id, 1000);
+        let mut loading = Loading::new(id, 1000, usize::MAX);
         let mut take = |txn: &Txn| {
             txn.changes().for_each(|change| loading.take(change.key(), change.value().expect("nothing is deleted")));
         };

@@ -15,6 +15,7 @@
 //! of it is still right if none has left since the scan began.
 
 use crate::planted::{self, Mistake};
+use crate::tunables::{Tunable, Tunables};
 use crate::zone_target::Target;
 use amphi_env::Env;
 use amphi_types::{Errno, Ino, Result};
@@ -23,15 +24,35 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Inodes of a block, which are read together because those of one directory were mostly made one after the other.
-const BLOCK_INODES: u64 = 64;
+/// Fewest bytes of inodes that a target keeps in memory: those of a million files.
+const INODES_BYTES_MIN: u64 = 16 << 20;
+
+/// Most bytes of inodes that a target keeps in memory, if its configuration says `configured`.
+pub fn bytes_max(configured: Option<usize>, tunables: &Tunables) -> usize {
+    let tuned = || tunables.get(Tunable::ReadCacheBytes).max(INODES_BYTES_MIN);
+    configured.unwrap_or_else(|| usize::try_from(tuned()).unwrap_or(usize::MAX))
+}
 
 /// The inodes of a target that tasks hold in memory.
 #[derive(Default)]
 pub struct Residency {
     holders: Rc<Holders>,
+    /// `ServerConfig::inodes_bytes`.
+    configured: Cell<Option<usize>>,
     /// How often inodes have left memory.
     departures: Cell<u64>,
+}
+
+impl Residency {
+    /// Notes what the configuration of the server says about the memory of inodes.
+    pub fn configure(&self, inodes_bytes: Option<usize>) {
+        self.configured.set(inodes_bytes);
+    }
+
+    /// Most bytes of inodes that stay in memory.
+    pub fn bytes_max(&self, tunables: &Tunables) -> usize {
+        bytes_max(self.configured.get(), tunables)
+    }
 }
 
 #[derive(Default)]
@@ -101,15 +122,12 @@ impl<E: Env> Target<E> {
         Ok(())
     }
 
-    /// Reads the inodes of a block that are away, if that is possible with one read; an error is left to `bring_back`.
+    /// Reads an inode that is away, and those with it that were made at about the same time, which are mostly of the
+    /// same directory. An error is left to `bring_back`.
     async fn bring_block_back(&self, ino: Ino) {
         let departures = self.queues.inodes.departures.get();
-        let first = ino.0 / BLOCK_INODES * BLOCK_INODES;
-        let (from, last) = {
-            let meta = self.meta.borrow();
-            (meta.inode_key(Ino(first)), meta.inode_key(Ino(first + BLOCK_INODES - 1)))
-        };
-        let Ok(items) = self.zone.scan(&from, &[&last[..], &[0]].concat(), BLOCK_INODES as usize).await else { return };
+        let keys = self.meta.borrow().absent_beside(ino);
+        let Ok(items) = self.zone.scan_keys(&keys).await else { return };
         if self.queues.inodes.departures.get() != departures && !planted::is(Mistake::OldInodeLoaded) {
             return;
         }

@@ -5,7 +5,6 @@
 
 use crate::tunables::{Tunable, Tunables};
 use crate::zone_target::Target;
-use crate::zone_target::recover;
 use crate::zone_target::write_back::Settings;
 use amphi_dlm::{ContentionLimits, LockLimits};
 use amphi_env::Env;
@@ -15,8 +14,7 @@ impl<E: Env> Target<E> {
     /// The part of `tune` that a target does not come with by itself.
     pub fn tune_storage(&self, tunables: &Tunables) {
         self.storage.disk.tune(tunables.get(Tunable::DiskReadBytes), tunables.get(Tunable::ReadCacheBytes));
-        let inodes_max = usize::try_from(tunables.get(Tunable::ReadCacheBytes)).unwrap_or(usize::MAX);
-        self.meta.borrow_mut().set_inodes_max(recover::inodes_max(inodes_max));
+        self.meta.borrow_mut().set_inodes_max(self.queues.inodes.bytes_max(tunables));
         self.freeing.tune(tunables.get(Tunable::ReuseBytes));
         self.storage.verifier.tune(tunables.on(Tunable::Checksums), tunables.get(Tunable::ScrubBytesPerS));
     }
