@@ -12,10 +12,10 @@
 //! Inodes go in and come out by value, because nothing in memory has the form of an `Inode` that could be borrowed.
 //!
 //! If the memory is bounded, inodes leave it that were not used for long, by blocks (`let_go`), and are *away* until
-//! they are put back in (`restore`). Directories never leave, nor do inodes that a start has to find without reading all
-//! of them (those without a name, with unfinished work, or whose size is gathered from objects), nor those with access
-//! control lists, which a start compares with them. Code that asks for an inode that is away gets nothing, and the
-//! question is noted (`take_missed`).
+//! they are put back in (`restore`). Directories never leave, nor do inodes that a start has to find without reading
+//! all of them (those without a name, with unfinished work, or whose size is gathered from objects), nor those with
+//! access control lists, which a start compares with them. Code that asks for an inode that is away gets nothing, and
+//! the question is noted (`take_missed`).
 //!
 //! Invariants: an inode that is away exists, and does not change. A decoded inode equals the encoded one, for every
 //! value of every field. A block has at least one record. A block has at most a quarter and 32 bytes more memory than

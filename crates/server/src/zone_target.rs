@@ -14,6 +14,7 @@ pub(crate) mod free_space_below;
 mod freeing;
 pub(crate) mod gate;
 mod grant_calls;
+mod holding;
 pub(crate) mod known_sessions;
 pub(crate) mod memory_watch;
 pub(crate) mod old_blocks;

@@ -8,8 +8,8 @@
 //! the key, the read waits until it is written, and in the map.
 //!
 //! Invariant: `get` returns the value that the item has at that moment. While it reads the disk, records may be
-//! appended and a checkpoint may replace segments; then it looks again. So may `scan` and `scan_keys`, whose results have
-//! everything that was appended before the call.
+//! appended and a checkpoint may replace segments; then it looks again. So may `scan` and `scan_keys`, whose results
+//! have everything that was appended before the call.
 
 use crate::change::{Changes, hash_of};
 use crate::event::turn;

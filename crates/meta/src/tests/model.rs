@@ -295,8 +295,8 @@ fn run(
 /// Goal: the store equals the reference file system, errno for errno, on one target and over several with parts, and
 /// its replayed log always equals its memory. Method: random operations by several users with few names; after each,
 /// results, all attributes, entries and extended attributes, the items against the replayed log, a recovered store, and
-/// the cluster's invariants are compared; in half of the runs no long value of an attribute stays in memory, and in half
-/// no inode that may leave it. Every interesting outcome must have occurred, so that the run tests them.
+/// the cluster's invariants are compared. In half of the runs no long value of an attribute stays in memory, and in
+/// half no inode that may leave it. Every interesting outcome must have occurred, so that the run tests them.
 #[test]
 fn random_operations_match_the_reference() {
     let mut outcomes = Outcomes::new();

@@ -1,7 +1,7 @@
 //! Inodes that leave memory, and those that are held in it.
 //!
-//! Owns: which inodes tasks hold in memory, reading inodes back from the zone, and when inodes leave. Does not own:
-//! which inodes may leave, and which go first (`amphi_meta`).
+//! Owns: which inodes tasks hold in memory, how much memory inodes may take, and when they leave. Does not own: reading
+//! inodes back from the zone (`holding`), which inodes may leave, and which go first (`amphi_meta`).
 //!
 //! A request holds the inodes that it names, from its begin to its end (`ops::execute`). A step that follows a name to
 //! an inode holds that inode before it reads it, or reads it with `Target::step`. Work in the background holds what it
@@ -16,9 +16,8 @@
 
 use crate::planted::{self, Mistake};
 use crate::tunables::{Tunable, Tunables};
-use crate::zone_target::Target;
-use amphi_env::Env;
-use amphi_types::{Errno, Ino, Result};
+use amphi_meta::MetaStore;
+use amphi_types::Ino;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -53,6 +52,38 @@ impl Residency {
     pub fn bytes_max(&self, tunables: &Tunables) -> usize {
         bytes_max(self.configured.get(), tunables)
     }
+
+    /// Holds all inodes. They have to be in memory.
+    pub(super) fn hold_all(&self) -> HeldInodes {
+        self.holders.of_all.update(|count| count + 1);
+        HeldInodes { holders: self.holders.clone(), inos: None }
+    }
+
+    /// Holds inodes, of which none leaves from now on.
+    pub(super) fn hold(&self, inos: impl Iterator<Item = Ino>) -> HeldInodes {
+        let inos: SmallVec<[Ino; 2]> = inos.collect();
+        {
+            let mut held = self.holders.held.borrow_mut();
+            inos.iter().for_each(|ino| *held.entry(*ino).or_default() += 1);
+        }
+        HeldInodes { holders: self.holders.clone(), inos: Some(inos) }
+    }
+
+    /// How often inodes have left memory.
+    pub(super) fn departures(&self) -> u64 {
+        self.departures.get()
+    }
+
+    /// Lets inodes that nobody holds leave memory, if there are too many.
+    pub(super) fn let_go(&self, meta: &mut MetaStore) {
+        if self.holders.of_all.get() > 0 {
+            return;
+        }
+        let held = self.holders.held.borrow();
+        if meta.let_inodes_go(|ino| held.contains_key(&ino) && !planted::is(Mistake::HeldInodeLeaves)) {
+            self.departures.update(|count| count + 1);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -71,6 +102,13 @@ pub struct HeldInodes {
     inos: Option<SmallVec<[Ino; 2]>>,
 }
 
+impl HeldInodes {
+    /// Those that are held one by one.
+    pub(super) fn inos(&self) -> impl Iterator<Item = Ino> {
+        self.inos.iter().flatten().copied()
+    }
+}
+
 impl Drop for HeldInodes {
     fn drop(&mut self) {
         let Some(inos) = &self.inos else {
@@ -83,86 +121,6 @@ impl Drop for HeldInodes {
                 Some(count) if *count > 1 => *count -= 1,
                 _ => drop(held.remove(ino)),
             }
-        }
-    }
-}
-
-impl<E: Env> Target<E> {
-    /// Holds inodes in memory, as far as they are this target's, and reads those that are away. Those that do not exist
-    /// are held as well, as somebody may be about to make them.
-    ///
-    /// Errors: `Io` if an inode cannot be read.
-    pub async fn hold(&self, inos: impl IntoIterator<Item = Ino>) -> Result<HeldInodes> {
-        let holders = self.queues.inodes.holders.clone();
-        if self.meta.borrow().holds_all_inodes() {
-            holders.of_all.update(|count| count + 1);
-            return Ok(HeldInodes { holders, inos: None });
-        }
-        let inos: SmallVec<[Ino; 2]> = inos.into_iter().filter(|ino| ino.target() == self.id).collect();
-        {
-            let mut held = holders.held.borrow_mut();
-            inos.iter().for_each(|ino| *held.entry(*ino).or_default() += 1);
-        }
-        let held = HeldInodes { holders, inos: Some(inos) };
-        for ino in held.inos.iter().flatten() {
-            if self.meta.borrow().is_away(*ino) {
-                self.bring_block_back(*ino).await;
-            }
-            self.bring_back(*ino).await?;
-        }
-        Ok(held)
-    }
-
-    /// Reads an inode that is away.
-    async fn bring_back(&self, ino: Ino) -> Result<()> {
-        while self.meta.borrow().is_away(ino) {
-            let key = self.meta.borrow().inode_key(ino);
-            self.load(&key).await?;
-        }
-        Ok(())
-    }
-
-    /// Reads an inode that is away, and those with it that were made at about the same time, which are mostly of the
-    /// same directory. An error is left to `bring_back`.
-    async fn bring_block_back(&self, ino: Ino) {
-        let departures = self.queues.inodes.departures.get();
-        let keys = self.meta.borrow().absent_beside(ino);
-        let Ok(items) = self.zone.scan_keys(&keys).await else { return };
-        if self.queues.inodes.departures.get() != departures && !planted::is(Mistake::OldInodeLoaded) {
-            return;
-        }
-        for (key, value) in items {
-            let _ = self.meta.borrow_mut().load_absent(&key, Some(&value));
-        }
-    }
-
-    /// Reads an item that a step has found to be absent.
-    ///
-    /// Errors: `Io`.
-    pub(super) async fn load(&self, key: &[u8]) -> Result<()> {
-        let read = self.zone.get(key).await;
-        // What was read is what the item is at this moment, as the store and the log change in one step.
-        let loaded = match &read {
-            Ok(value) => self.meta.borrow_mut().load_absent(key, value.as_deref()),
-            Err(e) => Err(e.to_string()),
-        };
-        loaded.map_err(|text| {
-            tracing::error!("{}: metadata cannot be read: {text}", self.id);
-            Errno::Io
-        })
-    }
-
-    /// A request has ended: inodes leave memory if there are too many.
-    pub fn let_inodes_go(&self) {
-        let Ok(mut meta) = self.meta.try_borrow_mut() else { return };
-        let missed = meta.take_missed();
-        debug_assert!(missed.is_none(), "inode {missed:?} was asked for, and is not in memory");
-        if self.queues.inodes.holders.of_all.get() > 0 {
-            return;
-        }
-        let held = self.queues.inodes.holders.held.borrow();
-        if meta.let_inodes_go(|ino| held.contains_key(&ino) && !planted::is(Mistake::HeldInodeLeaves)) {
-            self.queues.inodes.departures.update(|count| count + 1);
         }
     }
 }
