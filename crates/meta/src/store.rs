@@ -16,8 +16,8 @@ use crate::inode::{DirState, InodeFlags, InodeOwner, InodeTimes, ObjectsState};
 use crate::inodes::{Brief, Inodes};
 use crate::part::NewInode;
 use crate::perm::{self, Want};
-use crate::{Dentry, Facts, Inode, Named, Pending};
-use amphi_types::item::Txn;
+use crate::{Dentry, Facts, Inode, Named, Outcome, Pending};
+use amphi_types::item::{Key, Txn};
 use amphi_types::{Account, Attr, Cred, Errno, Ino, Kind, Layout, Name, Owner, Result, TargetId, Timespec};
 
 /// Step in which inode numbers are reserved.
@@ -168,6 +168,79 @@ impl MetaStore {
         self.inodes.bytes()
     }
 
+    /// Bounds the memory of inodes; without a bound all of them are in memory. Directories are in any case, and so are
+    /// inodes without a name, with unfinished work or access control lists, or whose size is gathered from objects.
+    pub fn set_inodes_max(&mut self, bytes: usize) {
+        self.inodes.set_bytes_max(bytes);
+    }
+
+    /// Lets inodes leave memory if they take more than their bound, except for those that are to stay. To be called
+    /// when the records of all changes have been appended.
+    /// Returns whether any has left.
+    pub fn let_inodes_go(&mut self, stays: impl Fn(Ino) -> bool) -> bool {
+        let target = self.target;
+        self.inodes.let_go(|local| stays(Ino::new(target, local)))
+    }
+
+    /// Whether all inodes are in memory, and take less than half of what they may.
+    pub fn holds_all_inodes(&self) -> bool {
+        !self.inodes.any_away() && !self.inodes.is_near_bound()
+    }
+
+    /// Number of inodes that are not in memory.
+    pub fn away_count(&self) -> u64 {
+        self.inodes.away_count() as u64
+    }
+
+    /// Whether any inode is not in memory.
+    pub fn any_away(&self) -> bool {
+        self.inodes.any_away()
+    }
+
+    /// Whether an inode exists and is not in memory.
+    pub fn is_away(&self, ino: Ino) -> bool {
+        ino.target() == self.target && self.inodes.is_away(ino.local())
+    }
+
+    /// The key of an inode's item, which `load_absent` takes.
+    pub fn inode_key(&self, ino: Ino) -> Key {
+        ItemKey::Inode(ino.local()).encode()
+    }
+
+    /// The keys of inodes that are not in memory and were made at about the time of this one, ascending. Whoever reads
+    /// one of them reads the others with it.
+    pub fn absent_beside(&self, ino: Ino) -> Vec<Key> {
+        self.inodes.away_beside(ino.local()).map(|local| ItemKey::Inode(local).encode()).collect()
+    }
+
+    /// An inode that was asked for since the last call and is not in memory: what was answered is wrong.
+    pub fn take_missed(&self) -> Option<Ino> {
+        self.inodes.take_missed().map(|local| self.ino(local))
+    }
+
+    /// Takes a step that changes nothing. If it asks for an inode that is not in memory, its result is dropped.
+    pub fn attempt<T>(&self, step: impl FnOnce(&MetaStore) -> T) -> Outcome<T> {
+        self.inodes.take_missed();
+        self.inodes.set_attempt(true);
+        let done = step(self);
+        self.inodes.set_attempt(false);
+        self.inodes.take_missed().map_or(Outcome::Done(done), |local| Outcome::Absent(ItemKey::Inode(local).encode()))
+    }
+
+    /// Takes a step that may make a change. If it asks for an inode that is not in memory, its result is dropped.
+    ///
+    /// Panics if such a step has made a change.
+    pub fn attempt_change<T>(&mut self, txn: &mut Txn, step: impl FnOnce(&mut MetaStore, &mut Txn) -> T) -> Outcome<T> {
+        self.inodes.take_missed();
+        let before = (self.inodes.changes(), txn.len());
+        self.inodes.set_attempt(true);
+        let done = step(self, txn);
+        self.inodes.set_attempt(false);
+        let Some(local) = self.inodes.take_missed() else { return Outcome::Done(done) };
+        assert!(before == (self.inodes.changes(), txn.len()), "a step without inode {local} has made a change");
+        Outcome::Absent(ItemKey::Inode(local).encode())
+    }
+
     /// Bytes of memory for directory entries and their names, without windows of directories that are being listed.
     pub fn dentry_bytes(&self) -> usize {
         self.index.bytes()
@@ -313,7 +386,7 @@ impl MetaStore {
         self.inodes().filter(|(_, i)| i.pending != Pending::default()).map(|(ino, i)| (ino, i.pending)).collect()
     }
 
-    /// All inodes, ascending.
+    /// All inodes in memory, ascending.
     pub fn inodes(&self) -> impl Iterator<Item = (Ino, Inode)> {
         self.inodes.iter(0).map(|(local, inode)| (self.ino(local), inode))
     }

@@ -65,9 +65,20 @@ impl MetaStore {
                 findings.push(format!("inode {ino} is beyond the numbers given out"));
             }
         }
+        for ino in self.inodes.away().map(|local| self.ino(local)).filter(|ino| ino.given() >= self.reserved) {
+            findings.push(format!("inode {ino} is beyond the numbers given out"));
+        }
         findings.extend(counts.keys().map(|dir| format!("directory {dir} has entries and does not exist")));
         for (local, name) in self.xattrs.keys() {
             let is_list = [acl::ACCESS, acl::DEFAULT].contains(&&**name);
+            if self.inodes.is_away(*local) {
+                // An inode with lists does not leave memory.
+                if is_list {
+                    let ino = self.ino(*local);
+                    findings.push(format!("inode {ino} does not say that it has an access control list"));
+                }
+                continue;
+            }
             match self.inodes.get(*local) {
                 None => findings.push(format!("inode {} has extended attributes and does not exist", self.ino(*local))),
                 Some(inode) if is_list && !inode.flags.has(InodeFlags::LISTS) => {

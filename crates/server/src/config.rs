@@ -158,6 +158,9 @@ pub struct ServerConfig {
     pub roomy_bytes: u64,
     /// How long a worker polls after its last work: the initial value of the tunable. The threads set it by themselves.
     pub worker_spin: Duration,
+    /// Memory of each target for inodes, bytes. `None`: as much as the read cache may have (`server.read_cache_bytes`),
+    /// and at least 16 MiB. With 0, which is for tests, no inode that may leave memory stays longer than a request.
+    pub inodes_bytes: Option<usize>,
     /// Names or patterns of tunables, and the values that they begin with.
     pub tunables: Vec<(String, String)>,
     /// Returns whether a session's process is known to have ended, so that the session need not be kept.
@@ -206,6 +209,7 @@ impl ServerConfig {
             callback_deadline: Duration::from_secs(30),
             roomy_bytes: 128 << 20,
             worker_spin: Duration::ZERO,
+            inodes_bytes: None,
             tunables: Vec::new(),
             holder_gone: Arc::new(|_| false),
             machine: Machine::default(),

@@ -123,6 +123,10 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
         // Until every session has presented its opens, one of them may be a writer that relies on the mark.
         target.recovered().await;
         for _ in 0..TRIES {
+            // The inode of a spread file is always in memory.
+            if target.meta.borrow().is_away(ino) {
+                return;
+            }
             let Ok((spread, layout)) = target.meta.borrow().inode(ino).map(|i| (i.objects.spread, i.layout)) else {
                 return;
             };
@@ -150,9 +154,9 @@ async fn settle_to<E: Env>(
 ) -> bool {
     // A truncate has set its size before the objects elsewhere are cut: what they say in between is too much.
     let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-    let Ok((now, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.objects.generation)) else {
-        return true;
-    };
+    // The inode of a spread file is always in memory.
+    let inode = if target.meta.borrow().is_away(ino) { Err(Errno::Stale) } else { target.meta.borrow().inode(ino) };
+    let Ok((now, generation)) = inode.map(|i| (i.layout, i.objects.generation)) else { return true };
     // What this target has is in its log before the inode says so.
     if target.flush_file(ino).await.is_err() {
         return true;
@@ -173,7 +177,9 @@ async fn settle_to<E: Env>(
     gathered.join(&there);
     let mut txn = Txn::default();
     let mut meta = target.meta.borrow_mut();
-    let same = meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
+    let is_here = !meta.is_away(ino);
+    let same = is_here
+        && meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
     if same && !target.files.open.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
         drop(meta);
         target.append(txn, Order::Plain);
@@ -343,6 +349,10 @@ pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orph
             continue;
         }
         let mut meta = target.meta.borrow_mut();
+        if meta.is_away(ino) {
+            // It has got a name meanwhile.
+            continue;
+        }
         let Ok(inode) = meta.inode(ino) else { continue };
         let mut data = target.data.borrow_mut();
         let here = inode.kind != Kind::File || (!inode.objects.wide && !inode.pending.destroy);

@@ -44,7 +44,7 @@ pub use open::{Opening, after_close, open_here, present};
 pub use rights::right_of;
 
 use crate::counters::add;
-use crate::session::reach::Terms;
+use crate::session::reach::{Terms, named_by};
 use crate::session::slots::Begin;
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
@@ -118,6 +118,24 @@ fn failed(errno: Errno) -> Answer {
 /// Executes a client's request on one of this worker's targets. If a request has not begun when its client has stopped
 /// waiting (`Terms::until_ns`), it is refused with `TimedOut`, even when it is sent again.
 pub async fn execute<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    session: SessionId,
+    id: RequestId,
+    call: Call,
+    payload: Option<Buf>,
+    terms: Terms,
+) -> (Answer, Option<Buf>) {
+    let answer = match target.hold(named_by(&call.op)).await {
+        Ok(_held) => execute_held(worker, target, session, id, call, payload, terms).await,
+        Err(e) => (failed(e), None),
+    };
+    target.let_inodes_go();
+    answer
+}
+
+/// As `execute`; the inodes that the request names are in memory.
+async fn execute_held<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     session: SessionId,

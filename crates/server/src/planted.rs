@@ -29,6 +29,10 @@ pub enum Mistake {
     UnorderedWrite,
     /// Not a mistake: no value of an extended attribute stays in memory that may go.
     NoValueKept,
+    /// An inode that leaves memory may be one that a request holds.
+    HeldInodeLeaves,
+    /// Inodes that were read come into memory although others have left it meanwhile.
+    OldInodeLoaded,
     /// A change of the attributes of a directory leaves out its last shard.
     ShardLeftOut,
     /// The removal of a directory does not hold the gate of its shards.

@@ -21,7 +21,7 @@ use crate::membership::map::{self, Belonging};
 use crate::message::{Message, OpenReport, TargetReply, TargetRequest};
 use crate::ops::scrub::scrub_agent;
 use crate::records::HomeRecord;
-use crate::tunables::{SharedTunables, Tunable, Tunables};
+use crate::tunables::{SharedTunables, Tunables};
 use crate::worker::routes::{Routes, SharedRoutes};
 use crate::worker::{Worker, ring_messages};
 use crate::zone_target::Target;
@@ -145,17 +145,7 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
     let mut targets: BTreeMap<TargetId, Rc<Target<E>>> = BTreeMap::new();
     let (mut failure, mut queues) = (None, BTreeMap::new());
     for &id in routes.local().iter().skip(tx.id()).step_by(tx.workers()) {
-        match folder::open_target(
-            &env,
-            &config,
-            tunables.on(Tunable::LogMemory),
-            id.0,
-            routes.pool(),
-            &counters,
-            &mut queues,
-        )
-        .await
-        {
+        match folder::open_target(&env, &config, &tunables, id.0, routes.pool(), &counters, &mut queues).await {
             Ok(target) => {
                 env.spawn(scrub_agent(env.clone(), Rc::downgrade(&target), target.storage.verifier.listen()));
                 if let Some(read) = &config.machine.read_file {

@@ -19,6 +19,7 @@ mod file_locks;
 mod fsync;
 mod full;
 mod glimpses;
+mod inodes;
 mod kept;
 mod keys;
 mod left_pages;
@@ -71,6 +72,11 @@ fn config(targets: u16, workers: u16) -> ServerConfig {
 /// An option that half of the seeds enable.
 fn on_by(seed: u64) -> &'static str {
     ["on", "off"][seed as usize % 2]
+}
+
+/// The memory for inodes: in a third of the seeds none stays in memory longer than a request.
+fn inodes_by(seed: u64) -> Option<usize> {
+    seed.is_multiple_of(3).then_some(0)
 }
 
 fn name(text: &str) -> Name {
@@ -211,10 +217,15 @@ struct Client {
 
 impl Place {
     fn new(seed: u64, targets: u16, workers: u16) -> Place {
-        let sim = Sim::new(seed, SimConfig::default());
+        Place::with_sim(seed, targets, workers, SimConfig::default())
+    }
+
+    fn with_sim(seed: u64, targets: u16, workers: u16, sim: SimConfig) -> Place {
+        let sim = Sim::new(seed, sim);
         sim.node("client");
         let mut config = config(targets, workers);
         config.tunables.push(("server.checksums".into(), on_by(seed).into()));
+        config.inodes_bytes = inodes_by(seed);
         Place { sim, config }
     }
 

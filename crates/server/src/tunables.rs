@@ -43,7 +43,7 @@ amphi_types::tunables! {
     WriteBackBytes = "server.write_back_bytes", Bytes, 64 * M, M => 4 * G, "write-back memory of each target. A change takes effect when write-back is switched on the next time";
     WriteThroughBytes = "server.write_through_bytes", Bytes, 64 * K, 4 * K => M, "writes of at least this size go to the disk before they are acknowledged. The threshold is four times as large on slow disks, and smaller while write-back memory is nearly full";
     WriteBackAgeMs = "server.write_back_age_ms", Milliseconds, 5000, 1 => HOUR_MS, "data in write-back memory is written to the disk when it is this old";
-    ReadCacheBytes = "server.read_cache_bytes", Bytes, 16 * M, 0 => 1 << 40, "memory of each target that caches data which several mounts have flushed or read in small pieces. 0: none", default "1/256 of the memory that the server may use, at most 1G";
+    ReadCacheBytes = "server.read_cache_bytes", Bytes, 16 * M, 0 => 1 << 40, "memory of each target that caches data which several mounts have flushed or read in small pieces. 0: none. Inodes of files may take as much again, and 16M at least", default "1/256 of the memory that the server may use, at most 1G";
 }
 
 /// All tunables of a server, shared by its workers.

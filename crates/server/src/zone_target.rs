@@ -14,6 +14,7 @@ pub(crate) mod free_space_below;
 mod freeing;
 pub(crate) mod gate;
 mod grant_calls;
+mod holding;
 pub(crate) mod known_sessions;
 pub(crate) mod memory_watch;
 pub(crate) mod old_blocks;
@@ -23,6 +24,7 @@ pub(crate) mod queues;
 pub(crate) mod quota;
 pub(crate) mod recover;
 mod release;
+pub(crate) mod residency;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;
 pub(crate) mod storage;
@@ -301,20 +303,15 @@ impl<E: Env> Target<E> {
     /// Errors: those of the step, `Io` if an item cannot be read.
     pub async fn step<T>(&self, step: impl Fn(&MetaStore) -> Result<Outcome<T>>) -> Result<T> {
         loop {
-            let key = match step(&self.meta.borrow())? {
-                Outcome::Done(done) => return Ok(done),
+            let outcome = self.meta.borrow().attempt(&step);
+            let key = match outcome {
+                Outcome::Done(done) => match done? {
+                    Outcome::Done(done) => return Ok(done),
+                    Outcome::Absent(key) => key,
+                },
                 Outcome::Absent(key) => key,
             };
-            let read = self.zone.get(&key).await;
-            // What was read is what the item is at this moment, as the store and the log change in one step.
-            let loaded = match &read {
-                Ok(value) => self.meta.borrow_mut().load_absent(&key, value.as_deref()),
-                Err(e) => Err(e.to_string()),
-            };
-            if let Err(text) = loaded {
-                tracing::error!("{}: metadata cannot be read: {text}", self.id);
-                return Err(Errno::Io);
-            }
+            self.load(&key).await?;
         }
     }
 

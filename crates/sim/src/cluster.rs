@@ -83,6 +83,8 @@ pub struct Shape {
     pub tunables: Vec<(String, String)>,
     /// Tunables of the servers.
     pub server_tunables: Vec<(String, String)>,
+    /// Memory of each target for inodes. 0: none stays longer than a request.
+    pub inodes_bytes: Option<usize>,
     /// The environment.
     pub sim: SimConfig,
     /// How connections over the network are protected.
@@ -170,6 +172,7 @@ impl Shape {
             zone_bytes: 64 << 20,
             tunables,
             server_tunables,
+            inodes_bytes: Dice::new(seed, 41).one_in(3).then_some(0),
             sim,
             secure: Secure::Off,
             holder_known_gone: dice.one_in(2),

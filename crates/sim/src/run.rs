@@ -70,6 +70,8 @@ pub struct Plan {
     pub locks: Option<bool>,
     /// Whether tasks use the file of cells, if not by the seed.
     pub cells: Option<bool>,
+    /// Whether servers keep no inode in memory longer than a request, if not by the seed.
+    pub forgetful: Option<bool>,
     /// Whether mounts do nothing but fight for few files.
     pub contention: bool,
     /// A bug that the run must find.
@@ -91,6 +93,7 @@ impl Plan {
             mounts: None,
             locks: None,
             cells: None,
+            forgetful: None,
             contention: false,
             plant: None,
             secure: Secure::Off,
@@ -214,6 +217,9 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     }
     let mut shape = Shape::with(plan.seed, plan.servers, mounts);
     shape.secure = plan.secure;
+    if let Some(forgetful) = plan.forgetful {
+        shape.inodes_bytes = forgetful.then_some(0);
+    }
     if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
         shape.sim.break_one_in = if plan.contention { 80 } else { 300 };
     }

@@ -175,6 +175,7 @@ const STATES: &[&str] = &[
     "file_locks_held",
     "file_locks_waiting",
     "tokens_held",
+    "inodes_away",
     "lock_objects_contended",
     "read_cache_bytes",
     "scrub_pass_bytes",

@@ -8,8 +8,8 @@
 //! the key, the read waits until it is written, and in the map.
 //!
 //! Invariant: `get` returns the value that the item has at that moment. While it reads the disk, records may be
-//! appended and a checkpoint may replace segments; then it looks again. So may `scan`, whose result has everything that
-//! was appended before the call.
+//! appended and a checkpoint may replace segments; then it looks again. So may `scan` and `scan_keys`, whose results
+//! have everything that was appended before the call.
 
 use crate::change::{Changes, hash_of};
 use crate::event::turn;
@@ -83,6 +83,27 @@ impl<E: Env> Shared<E> {
     /// See `Zone::scan`.
     pub async fn scan(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
         self.wait_all_written().await?;
+        self.scan_written(from, end, max).await
+    }
+
+    /// See `Zone::scan_keys`.
+    pub async fn scan_keys(&self, keys: &[Key]) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
+        let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(Vec::new()) };
+        debug_assert!(keys.is_sorted(), "the keys are ascending");
+        let mut hashes: Vec<u32> = keys.iter().map(|key| hash_of(key)).collect();
+        hashes.sort_unstable();
+        let is_wanted = |hash: u32| hashes.binary_search(&hash).is_ok();
+        if is_any_queued(&self.state.borrow(), is_wanted) {
+            self.wait_all_written().await?;
+        }
+        let end = [&last[..], &[0]].concat();
+        let mut items = self.scan_written(first, &end, usize::MAX).await?;
+        items.retain(|(key, _)| keys.binary_search(key).is_ok());
+        Ok(items)
+    }
+
+    /// The items of a range, without records that are queued.
+    async fn scan_written(&self, from: &[u8], end: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
         let mut scan = Scan { items: Vec::new(), from: from.to_vec(), end, max };
         loop {
             let segments = self.state.borrow().medium.segments.clone();
@@ -231,11 +252,16 @@ impl<E: Env> Shared<E> {
 
 /// Whether a record that is not written yet may change the key with this hash.
 fn is_queued(st: &State, hash: u32) -> bool {
+    is_any_queued(st, |of| of == hash)
+}
+
+/// Whether a record that is not written yet may change a key whose hash is wanted.
+fn is_any_queued(st: &State, is_wanted: impl Fn(u32) -> bool) -> bool {
     if planted::is(Mistake::QueueUnread) {
         return false;
     }
     let queued = st.waiting.groups.iter().flat_map(|group| &group.hashes);
-    st.waiting.writing_hashes.iter().chain(queued).any(|of| *of == hash)
+    st.waiting.writing_hashes.iter().chain(queued).any(|of| is_wanted(*of))
 }
 
 /// The newest change of a key that is not in a segment yet.

@@ -394,6 +394,15 @@ impl<E: Env> Zone<E> {
         self.shared.scan(from, end, max).await
     }
 
+    /// The items with these keys, which are ascending and near one another, ascending, with every record that was
+    /// appended before the call; there are none for keys without an item. It costs what `scan` costs for the range from
+    /// the first to the last key. Records that are queued are waited for only if they may change one of the keys.
+    ///
+    /// Errors: those of `scan`. Dropping the future changes nothing.
+    pub async fn scan_keys(&self, keys: &[Key]) -> Result<Vec<(Key, Vec<u8>)>, ZoneError> {
+        self.shared.scan_keys(keys).await
+    }
+
     /// Counters.
     pub fn stats(&self) -> ZoneStats {
         self.shared.stats()

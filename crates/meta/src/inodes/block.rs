@@ -11,6 +11,7 @@
 //! them.
 
 use super::record::Usual;
+use std::cell::Cell;
 
 /// Inodes of a block.
 pub(super) const SLOTS: usize = 64;
@@ -24,12 +25,24 @@ pub(super) struct Block {
     lens: [u8; SLOTS],
     usual: Usual,
     records: Vec<u8>,
+    /// Whether one of its inodes was used since the block was last considered for removal from memory.
+    used: Cell<bool>,
 }
 
 impl Block {
     /// A block without records.
     pub(super) fn new(usual: Usual) -> Block {
-        Block { lens: [0; SLOTS], usual, records: Vec::new() }
+        Block { lens: [0; SLOTS], usual, records: Vec::new(), used: Cell::new(true) }
+    }
+
+    /// One of the inodes is being used.
+    pub(super) fn note_use(&self) {
+        self.used.set(true);
+    }
+
+    /// Whether one of the inodes was used since the last call.
+    pub(super) fn take_use(&self) -> bool {
+        self.used.take()
     }
 
     /// The values that the block's records omit.

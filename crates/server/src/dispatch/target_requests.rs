@@ -11,6 +11,7 @@ use crate::zone_target::tx_table::Promise;
 use crate::zone_target::{NameKey, Target};
 use amphi_dlm::SessionEnd;
 use amphi_env::Env;
+use amphi_meta::Outcome;
 use amphi_types::item::Txn;
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::TargetStatus;
@@ -31,7 +32,10 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             }
             ops::view(worker, target, ino, asker).await.map(|(view, token)| TargetReply::View(Box::new(view), token))
         }
-        TargetRequest::Facts(ino) => Ok(TargetReply::Facts(Box::new(target.meta.borrow().facts(ino)?))),
+        TargetRequest::Facts(ino) => {
+            let facts = target.step(|meta| meta.facts(ino).map(Outcome::Done)).await?;
+            Ok(TargetReply::Facts(Box::new(facts)))
+        }
         TargetRequest::Project(ino) => ops::subtree::project_here(target, ino).await.map(TargetReply::Project),
         TargetRequest::IsBound(project) => Ok(TargetReply::Outcome(target.is_bound(project))),
         TargetRequest::Place(dir, name) => {
@@ -188,10 +192,13 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
                     || target.coherence.glimpses.is_unanswered(session, now_ns, quiet_ns),
             ))
         }
-        TargetRequest::Right(session, ino) => ops::right_of(target, ino, session).map(TargetReply::Right),
+        TargetRequest::Right(session, ino) => {
+            let _held = target.hold([ino]).await?;
+            ops::right_of(target, ino, session).map(TargetReply::Right)
+        }
         TargetRequest::Quota(question) => ops::quota::ledger::answer(worker, target, question).await,
         TargetRequest::QuotaIsOn => Ok(TargetReply::Outcome(target.counts.quota.ledger.borrow().is_on())),
-        TargetRequest::Owners(inos) => Ok(ops::quota::counting::owners(target, &inos)),
+        TargetRequest::Owners(inos) => ops::quota::counting::owners(target, &inos).await,
         TargetRequest::SetOwner(ino, owner) => {
             target.set_owner(ino, owner);
             Ok(TargetReply::Done)
@@ -352,6 +359,7 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("checksum_items", target.data.borrow().checksums.items()),
         ("read_cache_bytes", target.storage.disk.cache.borrow().held_bytes()),
         ("tokens_held", target.coherence.tokens.count() as u64),
+        ("inodes_away", target.meta.borrow().away_count()),
     ]
     .map(|(name, n)| (name.to_string(), n))
     .into();

@@ -173,6 +173,7 @@ impl<E: Env> RequestCx<E> {
     fn note_accepted(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
         let mut meta = self.target.meta.borrow_mut();
+        assert!(!meta.is_away(ino), "inode {ino} is to be changed, and is not in memory");
         let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.objects.wide, i.objects.spread)) else { return };
         if wide && !spread {
             let noted = meta.mark_spread(ino, txn);

@@ -46,6 +46,7 @@ pub async fn view<E: Env>(
     ino: Ino,
     asker: Option<SessionId>,
 ) -> Result<(InodeView, Option<TokenGrant>)> {
+    let _held = target.hold([ino]).await?;
     let asker = asker.filter(|asker| *asker == NOBODY || target.coherence.tokens.on());
     if asker.is_some() && !target.reclaim.is_over() && target.check_file(ino).is_ok() {
         // A session that writes the file may not have reconnected yet.
@@ -135,7 +136,8 @@ fn plain<E: Env>(
 /// The answer to `Request::GetAttr` if it need not wait, because no change is under way and the inode itself has the
 /// right attributes. Errors are left to `RequestCx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
-    if !target.has_session(session) || !target.queues.names.is_empty() {
+    let is_away = target.meta.borrow().is_away(ino);
+    if is_away || !target.has_session(session) || !target.queues.names.is_empty() {
         return None;
     }
     let asker = Some(session).filter(|_| target.coherence.tokens.on());

@@ -106,6 +106,8 @@ impl<E: Env> Target<E> {
         if runs.is_empty() {
             return Ok(());
         }
+        let _held = self.hold([object.ino]).await?;
+        let runs = self.data.borrow().delayed.runs(object, range);
         debug_assert!(runs.iter().all(|run| run.start >= range.start && run.end <= range.end), "what was asked for");
         let plans = self.write_somewhere(object, &runs).await?;
         assert_eq!(plans.len(), runs.len(), "{object:?}: each delayed run has its plan");
@@ -274,6 +276,7 @@ impl<E: Env> Target<E> {
     /// Brings an inode up to what its object here has on the disk.
     pub fn note_landed(&self, ino: Ino, txn: &mut Txn) {
         let mut meta = self.meta.borrow_mut();
+        assert!(!meta.is_away(ino), "inode {ino} is to be changed, and is not in memory");
         let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.objects.wide, i.objects.spread)) else { return };
         let noted = if !wide {
             meta.settle(ino, &self.landed(ino), txn)

@@ -5,7 +5,7 @@ use crate::message::{TargetReply, TargetRequest};
 use crate::tx::run::Ran;
 use crate::worker::request::RequestCx;
 use amphi_env::Env;
-use amphi_meta::{Facts, plan};
+use amphi_meta::{Facts, Outcome, plan};
 use amphi_types::{Errno, Ino, Name, Result};
 use amphi_wire::Reply;
 
@@ -13,7 +13,7 @@ impl<E: Env> RequestCx<E> {
     /// Facts of an inode of any target.
     pub async fn facts_anywhere(&self, ino: Ino) -> Result<Facts> {
         if ino.target() == self.target.id {
-            return self.target.meta.borrow().facts(ino);
+            return self.target.step(|meta| meta.facts(ino).map(Outcome::Done)).await;
         }
         match self.worker.ask(ino.target(), TargetRequest::Facts(ino)).await? {
             TargetReply::Facts(facts) => Ok(*facts),

@@ -69,6 +69,7 @@ pub async fn open_here<E: Env>(
     ino: Ino,
     how: Opening<'_>,
 ) -> Result<(InodeView, Option<u64>, Option<TokenGrant>)> {
+    let _held = target.hold([ino]).await?;
     let is_news =
         || how.access.write && target.coherence.tokens.on() && !target.files.open.borrow().is_writer(how.session, ino);
     let mut changed = None;
@@ -149,6 +150,10 @@ fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access,
 /// Called when an open of the inode has ended. Destroys the inode if it has no name and no open, and settles its size
 /// if no session has it open for writing any more.
 pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
+    if target.meta.borrow().is_away(ino) {
+        // It has a name, and the right size.
+        return;
+    }
     let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.objects.spread)) else { return };
     if nlink == 0 {
         destroy_orphan(worker, target, ino);
@@ -276,6 +281,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.coherence.tokens.on() {
             let (worker, target, session) = (self.worker.clone(), self.target.clone(), self.session);
             self.worker.env.spawn(async move {
+                let Ok(_here) = target.hold(times.iter().map(|(ino, _)| *ino)).await else { return };
                 let held = times.iter().map(|(ino, _)| (NameKey::Inode(*ino), Hold::Exclusive)).collect();
                 let _guard = target.queues.names.take(held).await;
                 if target.zone.reserve(0).await.is_err() {
@@ -348,7 +354,7 @@ impl<E: Env> RequestCx<E> {
             };
             let opens = opens.into_iter().filter(|(ino, access)| may(*ino, *access));
             for (ino, access) in opens.chain(kept) {
-                if meta.inode(ino).is_ok() {
+                if meta.is_away(ino) || meta.inode(ino).is_ok() {
                     table.open(self.session, ino, access);
                 }
             }

@@ -49,7 +49,7 @@ pub(super) fn freeing<E: Env>(target: &Target<E>) -> Freeing {
         return Freeing::Yes;
     }
     let (meta, open) = (target.meta.borrow(), target.files.open.borrow());
-    let has_no_name = |ino: Ino| meta.inode(ino).is_ok_and(|inode| inode.nlink == 0);
+    let has_no_name = |ino: Ino| !meta.is_away(ino) && meta.inode(ino).is_ok_and(|inode| inode.nlink == 0);
     if open.inodes().any(has_no_name) { Freeing::Perhaps } else { Freeing::No }
 }
 

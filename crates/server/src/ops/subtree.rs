@@ -28,6 +28,7 @@ const REGISTRY: TargetId = TargetId(0);
 ///
 /// Errors: `Stale`.
 pub async fn project_here<E: Env>(target: &Target<E>, ino: Ino) -> Result<u32> {
+    let _held = target.hold([ino]).await?;
     let known = target.meta.borrow().charged(ino);
     if known.is_err() {
         target.settle(vec![NameKey::Inode(ino)]).await;

@@ -147,6 +147,24 @@ pub fn reach_of(op: &Request, tree: &Tree) -> Reach {
     }
 }
 
+/// The inodes whose attributes a request may need because it names them.
+pub fn named_by(op: &Request) -> SmallVec<[Ino; 2]> {
+    match op {
+        Request::SetAttr { ino, .. } | Request::Close { ino, .. } => SmallVec::from_slice(&[*ino]),
+        Request::CloseBatch { closes } => closes.iter().map(|(ino, ..)| *ino).collect(),
+        Request::Represent { opens, .. } | Request::RepresentFor { opens, .. } => {
+            opens.iter().map(|(ino, _)| *ino).collect()
+        }
+        Request::RepresentFileLocks { locks, converted } => {
+            locks.iter().map(|lock| lock.ino).chain(converted.iter().map(|lock| lock.ino)).collect()
+        }
+        op => match reach_of(op, &Tree { root: Ino::ROOT, project: 0 }) {
+            Reach::Inodes(inos) => inos,
+            Reach::Own | Reach::Presented | Reach::Beyond => SmallVec::new(),
+        },
+    }
+}
+
 fn inodes(named: impl IntoIterator<Item = Ino>) -> Reach {
     Reach::Inodes(named.into_iter().collect())
 }

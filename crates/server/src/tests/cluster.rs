@@ -58,6 +58,7 @@ impl World {
         config.name = format!("s{at}");
         config.key = Some(KEY.to_vec());
         config.tunables.push(("server.checksums".into(), on_by(self.sim.seed()).into()));
+        config.inodes_bytes = inodes_by(self.sim.seed());
         if at > 0 {
             config.join = vec![addr(0)];
         }

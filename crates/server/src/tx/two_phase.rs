@@ -157,6 +157,7 @@ pub async fn prepare<E: Env>(
     debug_assert!(promise == Promise::Logged || is_here, "a promise in memory ends with the server of who decides");
     target.zone.reserve(growth(&parts) * 2).await?;
     let guard = target.queues.names.take(keys(&parts)).await;
+    let _held = target.hold(parts.iter().map(Part::ino)).await?;
     if let Err(refusal) = target.meta.borrow().check_parts(&parts) {
         return refused(refusal);
     }
@@ -260,6 +261,11 @@ pub async fn finish<E: Env>(
     tx: TxId,
     commit: bool,
 ) -> Result<TargetReply> {
+    let concerned: Vec<Ino> = match target.txs.borrow().prepared.get(&tx) {
+        Some(prepared) if commit => prepared.parts.iter().map(Part::ino).collect(),
+        _ => Vec::new(),
+    };
+    let _held = target.hold(concerned).await?;
     let Some(prepared) = target.txs.borrow_mut().prepared.remove(&tx) else { return Ok(TargetReply::Done) };
     let Prepared { now, parts, promise, guard, changing, held } = prepared;
     // In this very step the inodes are counted, or will never be.

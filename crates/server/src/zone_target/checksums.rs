@@ -171,6 +171,9 @@ fn path_of(meta: &MetaStore, ino: Ino) -> Option<String> {
         if at == Ino::ROOT {
             return Some(path);
         }
+        if meta.is_away(at) {
+            return None;
+        }
         let parent = meta.inode(at).ok()?.dir.parent;
         if at.is_shard() {
             at = parent;

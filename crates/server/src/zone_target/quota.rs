@@ -188,8 +188,8 @@ impl<E: Env> Target<E> {
         })
     }
 
-    /// Begins to count. Returns the objects on this target that belong to files of other targets: their owners have to
-    /// be requested.
+    /// Begins to count. Returns the objects on this target that belong to files of other targets, or whose inode is not
+    /// in memory: their owners have to be requested.
     pub fn begin_counting(&self) -> Vec<ObjectId> {
         let mut data = self.data.borrow_mut();
         if data.is_counting() {
@@ -200,6 +200,10 @@ impl<E: Env> Target<E> {
         data.set_counting(true);
         let mut foreign = Vec::new();
         for object in data.objects_of_nobody(None, usize::MAX) {
+            if meta.is_away(object.ino) {
+                foreign.push(object);
+                continue;
+            }
             match meta.charged(object.ino) {
                 Ok(owner) => data.set_owner(object, owner),
                 Err(_) if object.ino.target() != self.id => foreign.push(object),

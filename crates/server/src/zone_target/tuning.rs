@@ -14,6 +14,7 @@ impl<E: Env> Target<E> {
     /// The part of `tune` that a target does not come with by itself.
     pub fn tune_storage(&self, tunables: &Tunables) {
         self.storage.disk.tune(tunables.get(Tunable::DiskReadBytes), tunables.get(Tunable::ReadCacheBytes));
+        self.meta.borrow_mut().set_inodes_max(self.queues.inodes.bytes_max(tunables));
         self.freeing.tune(tunables.get(Tunable::ReuseBytes));
         self.storage.verifier.tune(tunables.on(Tunable::Checksums), tunables.get(Tunable::ScrubBytesPerS));
     }

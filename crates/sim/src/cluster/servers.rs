@@ -45,6 +45,7 @@ impl Cluster {
         config.log_bytes = 1 << 20;
         (config.secure, config.peers_secure) = (self.shape.secure, self.shape.secure);
         let forgets = plant::active() == Some(Plant::ForgottenSessions);
+        config.inodes_bytes = self.shape.inodes_bytes;
         config.tunables.clone_from(&self.shape.server_tunables);
         config.session_grace = if forgets { Duration::ZERO } else { GRACE };
         config.callback_deadline = CALLBACK_DEADLINE;

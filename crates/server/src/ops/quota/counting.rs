@@ -61,7 +61,8 @@ pub(super) fn set_on<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, on:
     target.counts.quota.shares.borrow_mut().set_on(on);
 }
 
-/// Begins to count, and requests the owners of stripes of files of other targets.
+/// Begins to count, and requests the owners of stripes of files of other targets and of files whose inode is not in
+/// memory.
 fn begin_counting<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     let mut foreign: BTreeMap<TargetId, BTreeSet<Ino>> = BTreeMap::new();
     for object in target.begin_counting() {
@@ -100,9 +101,10 @@ fn first_of<E: Env>(target: &Target<E>, ino: Ino) -> ObjectId {
 }
 
 /// `TargetRequest::Owners`.
-pub fn owners<E: Env>(target: &Target<E>, inos: &[Ino]) -> TargetReply {
+pub async fn owners<E: Env>(target: &Target<E>, inos: &[Ino]) -> Result<TargetReply> {
+    let _held = target.hold(inos.iter().copied()).await?;
     let meta = target.meta.borrow();
-    TargetReply::Owners(inos.iter().map(|ino| meta.charged(*ino).ok()).collect())
+    Ok(TargetReply::Owners(inos.iter().map(|ino| meta.charged(*ino).ok()).collect()))
 }
 
 /// Counts, and waits until all owners are known.
