@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Where groups are made, the file that exists if memory is limited there, the files of limit and usage.
+/// Where memory groups are made, the file that exists if memory is limited there, and the files with limit and usage.
 const ROOTS: [[&str; 4]; 2] = [
     ["/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.limit_in_bytes", "memory.usage_in_bytes"],
     ["/sys/fs/cgroup", "cgroup.controllers", "memory.max", "memory.current"],
@@ -16,7 +16,7 @@ pub struct MemoryGroup {
     dir: PathBuf,
     usage: &'static str,
     limit: u64,
-    /// Memory that the group pays for.
+    /// Memory that is charged to the group.
     ballast: PathBuf,
 }
 

@@ -22,7 +22,7 @@ fn labels(text: &str) -> Vec<(String, String, String)> {
     found
 }
 
-/// Every name that begins so in a text, with the selector behind it, if there is one.
+/// Every name in a text that begins with `prefix`, with the selector behind it, if there is one.
 fn named(text: &str) -> Vec<(String, String)> {
     let part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut found = Vec::new();

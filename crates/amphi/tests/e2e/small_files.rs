@@ -90,9 +90,9 @@ fn three_thousand_small_files() {
 }
 
 /// Goal: a mount that has never seen the small files of a directory, which one mount made, reads them in order with a
-/// fraction of a message for each, with the right bytes. It sees what the first one writes meanwhile. Method: 500
-/// files, and counters of both mounts, with the feature on and off. Then the writer replaces, appends to and cuts files
-/// that the reader comes to a little later.
+/// fraction of a message for each, with the right bytes. It also sees what the first mount writes meanwhile. Method:
+/// 500 files, and counters of both mounts, with the feature on and off. Then the writer replaces, appends to and cuts
+/// files that the reader comes to a little later.
 #[test]
 fn files_read_in_order_travel_together() {
     let mut per_file = Vec::new();

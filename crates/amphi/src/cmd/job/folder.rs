@@ -1,13 +1,15 @@
-//! What a node has of a job: one folder, and how everything of the job is removed.
+//! The files of a job on one node: they lie in one folder, and this module removes everything of the job.
 //!
-//! The folder is `amphi-job-UID-ID`, with mode 0700: `data` has the zones, `mnt` is the mount point, `run` has the
-//! sockets, `state` what the processes note, `key` is the cluster key, `lock` is locked as long as the keeper lives.
+//! The folder is `amphi-job-UID-ID`, with mode 0700. `data` has the zones, `mnt` is the mount point, `run` has the
+//! sockets, `state` has the notes of the processes, `key` is the cluster key, and `lock` is locked as long as the
+//! keeper runs.
 //!
 //! Owns: names, the lock, finding processes, mounts and memory of a job. Does not own: starting them (`node`).
 //!
-//! Invariants: everything is done with the rights of the user, whose folder it is. Nothing below the mount point is
-//! ever removed: it is taken away as an empty directory or not at all. Processes are found by a mark in their
-//! environment, so that none is missed that was started and not noted, and none is taken for one whose number it has.
+//! Invariants: everything is done with the rights of the user who owns the folder. Nothing below the mount point is
+//! ever removed: the mount point is removed as an empty directory or not at all. Processes are found by a variable in
+//! their environment. So no process is missed that was started and not noted yet, and no other process is hit that got
+//! the number of one that has ended.
 
 use amphi_host::control;
 use amphi_host::failure::{Failure, Outcome};
@@ -34,7 +36,7 @@ pub const MOUNT_VARIABLE: &str = "AMPHI_JOB_DIR";
 const PROGRAM_S: u64 = 2;
 /// How long a killed process may take to end, seconds.
 const KILLED_S: u64 = 20;
-/// Where kept memory lies, and how its names begin (`amphi_env`).
+/// The folder with kept memory, and the prefix of the names there (`amphi_env`).
 const MEMORY: &str = "/dev/shm/amphi-";
 /// Place and length of a zone's number in its first block.
 const ZONE_ID: std::ops::Range<usize> = 24..32;
@@ -75,7 +77,7 @@ impl Folder {
         Ok(Folder { path, _lock: Some(fd) })
     }
 
-    /// That of a job which may have one.
+    /// The folder of a job in `scratch`, whether it exists or not.
     pub fn of(scratch: &Path, id: &str) -> Folder {
         Folder { path: named(scratch, id), _lock: None }
     }
@@ -96,7 +98,7 @@ impl Folder {
                     Ok(()) => left.push(Folder { path, _lock: Some(fd) }),
                     Err(_) => alive.push(path),
                 },
-                // It is just being made, or was killed while it was.
+                // The folder is just being made, or its keeper was killed while it made the folder.
                 Err(_) if is_young(&path) => alive.push(path),
                 Err(_) => left.push(Folder { path, _lock: None }),
             }
@@ -133,7 +135,7 @@ impl Folder {
     }
 
     /// Removes everything of the job on this node: processes, the mount, memory that is kept for servers, the folder.
-    /// What is in the file system is discarded. Returns what is left, with the reason.
+    /// Data in the file system is discarded. Returns what could not be removed, with the reason.
     pub fn remove(self) -> Vec<String> {
         if !self.path.exists() {
             return Vec::new();
@@ -142,7 +144,7 @@ impl Folder {
         end_all(MOUNT_VARIABLE, &self.mount(), Signal::TERM, PROGRAM_S);
         left.extend(end_all(MOUNT_VARIABLE, &self.mount(), Signal::KILL, KILLED_S));
         left.extend(end_all(OWN_MARK, &self.path, Signal::KILL, KILLED_S));
-        // There are two if somebody has mounted something on it.
+        // There are two mounts if somebody has mounted something on the mount point.
         while is_mounted(&self.mount()) {
             if let Err(e) = detach(&self.mount()) {
                 left.push(format!("{}: cannot be unmounted: {e}", self.mount().display()));
@@ -172,7 +174,7 @@ fn named(scratch: &Path, id: &str) -> PathBuf {
     scratch.join(format!("{PREFIX}{}-{id}", rustix::process::geteuid().as_raw()))
 }
 
-/// Whether a folder was made a moment ago, so that it may not be whole yet.
+/// Whether a folder was made so recently that it may not be complete yet.
 fn is_young(path: &Path) -> bool {
     let age = std::fs::metadata(path).and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
     age.is_none_or(|age| age.as_secs() < 60)
@@ -213,7 +215,7 @@ fn marked(variable: &str, value: &Path) -> Vec<Pid> {
 fn end_all(variable: &str, value: &Path, signal: Signal, wait_s: u64) -> Vec<String> {
     let begun = amphi_env::real::monotonic();
     loop {
-        // Those that a process has started before it ended are found in the next round.
+        // Processes that one of these started before it ended are found in the next round.
         let open = |pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?));
         let processes: Vec<(Pid, OwnedFd)> = marked(variable, value).into_iter().filter_map(open).collect();
         if processes.is_empty() {

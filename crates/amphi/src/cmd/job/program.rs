@@ -18,14 +18,14 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it. Its end goes to `tell`.
+    /// Starts the program. The program's end is reported to `tell`.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for the program")]
     pub fn start(command: &[OsString], folder: &str, mount: &str, tell: Sender<Event>) -> Outcome<Program> {
         let name = &command[0];
         let child = Command::new(name)
             .args(&command[1..])
             .env(MOUNT_VARIABLE, mount)
-            // So that `amphi top` and others find the job's own mount and server.
+            // With this `amphi top` and other commands find the job's own mount and server.
             .env("AMPHI_RUNTIME", format!("{folder}/run"))
             .spawn();
         let mut child = child.map_err(|e| Failure::refused(format!("cannot start {}: {e}", name.display())))?;
@@ -36,7 +36,7 @@ impl Program {
         Ok(Program { pid })
     }
 
-    /// Sends it a signal. One that has ended needs none.
+    /// Sends it a signal. A program that has ended needs no signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = self.pid {
             let _ = kill_process(pid, signal);
