@@ -45,7 +45,7 @@ pub(crate) fn fail<T>(errno: i32) -> Done<T> {
 const TEXT_MAX: usize = 1024;
 
 thread_local! {
-    // In one place for the life of the thread, so that a pointer to an old text shows the new one.
+    // The text stays at one address for the life of the thread, so that a pointer to an old text shows the new one.
     static TEXT: RefCell<[u8; TEXT_MAX]> = const { RefCell::new([0; TEXT_MAX]) };
 }
 

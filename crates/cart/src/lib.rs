@@ -1,4 +1,4 @@
-//! A compact adaptive radix tree: the names of directories, and a number for each.
+//! A compact adaptive radix tree: it contains the names of directories, and a number for each name.
 //!
 //! Owns: the trees, a table from directory to tree, and their memory. Does not own: what directories and numbers mean.
 //!

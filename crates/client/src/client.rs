@@ -81,7 +81,7 @@ impl Client {
             mount.policy.look_at_memory();
             let mut bytes = mount.first_cache_bytes();
             if mount.policy.growth.is_dear() {
-                // The cache reuses its memory: only what it may take beyond that is touched ahead.
+                // The cache reuses its memory, so only memory that it may take in addition is touched ahead.
                 bytes = bytes.min(mount.cache_bytes().saturating_sub(mount.cache.used_bytes()));
             }
             Some(usize::try_from(bytes).unwrap_or(usize::MAX))
@@ -99,8 +99,9 @@ impl Client {
         sharing::rule_for_front(&self.mount)
     }
 
-    /// The timeout that a front end may give to answers to requests that it sent under `rule`. There is none unless
-    /// this mount has been in sole mode since. The result has to be dropped when the answer has been given.
+    /// The timeout that a front end may give to answers to requests that it sent under `rule`. The result is `None`
+    /// unless this mount has been in sole mode all the time since. The result has to be dropped when the answer has
+    /// been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
         sharing::lend(&self.mount, rule)
     }
@@ -159,7 +160,7 @@ impl Client {
     }
 
     /// In shared mode: the timeout for a name, which the front end is about to give as an answer to its own lookup
-    /// thread. The front end is told when the name changes (`KernelPages::take_names`), and the change waits for it.
+    /// thread. When the name changes, the front end is called (`KernelPages::take_names`), and the change waits for it.
     pub fn lend_name(&self, lent: &LentName) -> Duration {
         lent_names::lend(&self.mount, lent)
     }
@@ -179,8 +180,7 @@ impl Client {
         lent_names::absent(&self.mount, dir, &Name::new(name.to_vec()).ok()?)
     }
 
-    /// The front end has shown that nothing is cached under that timeout any more, so the front end need not invalidate
-    /// it.
+    /// The front end has shown that nothing is cached under that timeout any more, so it need not invalidate the name.
     pub fn absent_loan_is_over(&self, dir: Ino, name: &[u8], loan: u64) {
         if let Ok(name) = Name::new(name.to_vec()) {
             lent_names::is_over(&self.mount, dir, &name, loan);
@@ -208,7 +208,7 @@ impl Client {
     }
 
     /// For how long a front end may use a listing that it read when the directory had these attributes. The time is
-    /// zero unless the directory still has the same attributes. In sole mode, the time is that of the attributes of the
+    /// zero unless the directory still has the same attributes. In sole mode, the time is that of the attributes in the
     /// entries.
     pub fn lend_listing(&self, attr: &Attr) -> Duration {
         match directories::attr(&self.mount, attr.ino) {
@@ -218,8 +218,8 @@ impl Client {
         }
     }
 
-    /// Whether attributes of a directory in an answer to a request under `rule` may be cached. They may not if any
-    /// directory was changed meanwhile.
+    /// Whether attributes of a directory in an answer to a request under `rule` may be cached. They may not be cached
+    /// if any directory was changed meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.mount, rule)
     }
@@ -259,8 +259,8 @@ impl Client {
         self.mount.coherence.file_locks.set_closes(closes);
     }
 
-    /// Who serves the reads of a file that `ctx` has just opened, and which pages a front end may keep. To be called
-    /// once for each open file, before its first read.
+    /// Decides who serves the reads of a file that `ctx` has just opened, and which pages a front end may keep. This
+    /// has to be called once for each open file, before its first read.
     pub fn front_cache(&self, ctx: &Ctx, open: &OpenFile) -> ops::front::FrontCache {
         ops::front::front_cache(&self.mount, ctx, open)
     }
@@ -276,8 +276,8 @@ impl Client {
         self.mount.life.stopped.load(Ordering::Acquire)
     }
 
-    /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. It must
-    /// not block. The task is dropped if the client has stopped.
+    /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. The task
+    /// must not block. The task is dropped if the client has stopped.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.mount.spawn(task);
     }
@@ -291,7 +291,7 @@ impl Client {
 /// `walks`).
 impl Client {
     /// The operation of a thread ([`Ctx::tid`]) was answered with `Stale`, so the thread will walk its path again. From
-    /// now on, whatever it looks up is kept open until the operation has ended.
+    /// now on, every file that the thread looks up is kept open until the operation has ended.
     pub fn walk_failed(&self, thread: u32) {
         self.mount.coherence.walks.failed(thread, None, self.mount.clock.now_ns());
     }
@@ -357,8 +357,8 @@ impl Client {
         self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))
     }
 
-    /// The root of the mount: that of the file system, or the top of the tree to which the client's key is bound. It is
-    /// known as soon as anything has been answered.
+    /// The root of the mount: that of the file system, or the top of the tree to which the client's key is bound. The
+    /// root is known as soon as any server has answered.
     pub fn root(&self) -> Ino {
         self.mount.cluster.root()
     }
@@ -492,7 +492,7 @@ impl Client {
         self.start(ops::open::create(self.mount.clone(), ctx.clone(), dir, name.to_vec(), perm, flags))
     }
 
-    /// Creates a file without a name in the manner of `dir` and opens it.
+    /// Creates a file without a name, with the attributes that a file in `dir` would get, and opens it.
     pub fn tmpfile(&self, ctx: &Ctx, dir: Ino, perm: u16, flags: OpenFlags) -> Pending<Created> {
         self.start(ops::open::tmpfile(self.mount.clone(), ctx.clone(), dir, perm, flags))
     }
@@ -519,7 +519,7 @@ impl Client {
     /// After a read of `len` bytes at `offset`: if it continued where the previous one had ended, and the following
     /// bytes are in the page cache, loads as many into the processor's cache, for a read on this thread or a
     /// neighbouring one. This takes 0.1 us for each KiB, so only a thread that would otherwise be idle while the
-    /// program runs should call it. It works for reads that are followed by this call.
+    /// program runs should call it. It has an effect only for reads that are followed by this call.
     pub fn warm_next(&self, file: &OpenFile, offset: u64, len: usize) {
         ops::read::warm_next(&self.mount, file, offset, len as u64);
     }
@@ -563,7 +563,7 @@ impl Client {
         self.start(ops::write::write(self.mount.clone(), ctx.clone(), file.clone(), offset, data, hints))
     }
 
-    /// The result of `close`. For an open file that can write, it is the latest write-back failure that was not
+    /// The result of `close`. If the open file can write, the error is the latest write-back failure that was not
     /// reported to it. Waits for large writes that have returned and are under way, not for dirty bytes in the cache.
     /// Files that are open only for reading do not report failures, so that callers that write or sync get them.
     pub fn flush(&self, _ctx: &Ctx, file: &Arc<OpenFile>) -> Pending<()> {
@@ -613,8 +613,8 @@ impl Client {
         self.start(ops::seek::lseek(self.mount.clone(), ctx.clone(), file.clone(), offset, whence))
     }
 
-    /// Lock-ahead: requests locks on `range`, for writing or reading, and does not wait. They are granted exactly as
-    /// requested, or refused if another lock conflicts.
+    /// Lock-ahead: requests locks on `range`, for writing or reading, and does not wait. The locks are granted exactly
+    /// as requested, or refused if another lock conflicts.
     ///
     /// Errors: `BadFd` if the file is not open for this mode; `Inval` if the range is empty; `Busy` if too many
     /// requests are under way.

@@ -42,7 +42,7 @@ use std::time::Duration;
 const BATCH: usize = 64;
 /// Longest pause between checks of the age of dirty data.
 const TICK_MAX_MS: u64 = 1000;
-/// As `TICK_MAX_MS`, while memory is short.
+/// As `TICK_MAX_MS`, but while memory is short.
 const TICK_SHORT_MS: u64 = 100;
 /// Part of the cache's size that may wait as used memory for the next stream.
 const KEPT_PART: usize = 4;
@@ -185,7 +185,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             self.mount.cluster.learn(recovery.welcome());
         } else if !recovery.welcome().resumed {
             // The session has ended and was begun anew: only a mount that may continue in sole mode may send what it
-            // had before.
+            // held before.
             links.hear_master().await?;
         }
         links.catch_up(&recovery).await;
@@ -308,7 +308,7 @@ async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
         let ended = poll_fn(|cx| {
             mount.queue.waker.register(cx.waker());
             if !mount.queue.is_empty() {
-                // Others of this thread get their turn first.
+                // First the other tasks of this thread get their turn.
                 if std::mem::replace(&mut yielded, true) {
                     return Poll::Ready(false);
                 }
@@ -329,8 +329,8 @@ async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
 
 /// Writes everything back at the end.
 ///
-/// Errors: that of bytes lost now or before which no `fsync`, `close` or sync of all files has reported, because no
-/// later call could report it.
+/// Errors: the error of bytes that are lost now, or were lost before, if no `fsync`, `close` or sync of all files has
+/// reported it, because no later call could report it.
 async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
     mount.coherence.walks.clear();
     opened_ahead::lose(mount, None);

@@ -31,7 +31,7 @@ struct Worker {
     who: u64,
     known: Mutex<Known>,
     done: AtomicU64,
-    /// Its mount is killed in this round: from then on calls may fail.
+    /// The mount of this program is killed in this round: from then on calls may fail.
     may_fail: AtomicBool,
 }
 
@@ -133,7 +133,7 @@ fn clean(mount: &Path, who: u64) {
 }
 
 /// Goal: Promise S5, S9, S10, S12 for several mounts: after kills of any process, in any order, acknowledged stable
-/// state is there and whole, and every mount sees it. Only the killed mount's own programs see an error. Method: two
+/// state is there as a whole, and every mount sees it. Only the killed mount's own programs see an error. Method: two
 /// mounts with a worker on each. Every round kills a server or a mount (each once in random order, then random ones, at
 /// random moments) and starts it again. In between everything is compared by the other mount, and the zones are checked
 /// at the end.

@@ -125,8 +125,9 @@ fn metrics_are_served() {
     up.stop();
 }
 
-/// Goal: each call of a program is in the histogram of its kind and of how it was served, once. Method: calls whose
-/// number is known, one of which has to wait; the metrics, where the buckets hold what the counts say, and a sample.
+/// Goal: each call of a program is counted once in the histogram of its kind and of how it was served. Method: calls
+/// whose number is known, one of which has to wait; the metrics, where the buckets hold what the counts say, and a
+/// sample.
 #[test]
 fn calls_are_timed() {
     let place = Place::new();
@@ -224,8 +225,8 @@ fn mounts_and_servers_have_sockets() {
     refused(&["metrics", "--socket", "server-0"], "has a socket server-0");
 }
 
-/// Goal: the page is served with the samples that it draws, to whoever has its token; names of files that are open are
-/// in them. Method: a program that writes an open file; the page, then samples until they show it; wrong tokens.
+/// Goal: a reader with the token gets the page and the samples that it draws, with the names of open files. Method: a
+/// program that writes an open file; the page, then samples until they show it; wrong tokens.
 #[test]
 fn the_page_gets_samples() {
     let place = Place::new();

@@ -18,8 +18,8 @@ async fn land(mount: &Mount, ino: Ino) {
     }
 }
 
-/// A lock is granted. Pages that the kernel kept when the mount returned its locks over them may show bytes of before
-/// other mounts' writes, so the next holder finds them dropped.
+/// A lock is granted. When the mount returns locks, the kernel may keep pages that show bytes from before other mounts'
+/// writes. So these pages are dropped before a program gets a file lock.
 async fn granted(mount: &Arc<Mount>, ino: Ino, taken: Result<TakenLock>) -> Result<TakenLock> {
     if taken.is_ok()
         && let Some(file) = mount.files.get(ino)
@@ -81,7 +81,8 @@ impl Client {
         })
     }
 
-    /// The lock with the lowest offset that conflicts with `lock`. Its process is 0 if it belongs to another mount.
+    /// The lock with the lowest offset that conflicts with `lock`. The process in the result is 0 if the lock belongs
+    /// to another mount.
     pub fn test_lock(&self, lock: FileLockSpec) -> Pending<Option<FileLockSpec>> {
         Pending::start(&self.mount, file_locks::test(self.mount.clone(), lock))
     }

@@ -58,7 +58,7 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
         }
         let alone = rule & 1 == 1;
         // In sole mode there are no locks for which the server could send a glimpse, and no other mount changes the
-        // file. In shared mode there are none of writes that are unfinished.
+        // file. In shared mode, unfinished writes that were sent without a lock have no such lock either.
         let own = |file: Arc<Inode>| if alone { file.size.own_end() } else { file.size.unfinished_end() };
         attr.size = view.attr.size.max(mount.files.get(ino).map_or(0, own));
         return Ok((view, attr));
@@ -66,7 +66,7 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
 }
 
 /// Returns the attributes in the answer to another request than one for attributes. If this mount changed the file
-/// meanwhile, so that the size is not used, the attributes are requested again.
+/// meanwhile, the size in the answer is not used, and the attributes are requested again.
 pub(crate) async fn shown(mount: &Arc<Mount>, cred: &Cred, told: Told, view: InodeView) -> Attr {
     let (attr, taken) = told.keep_size(view);
     drop(told);
@@ -82,7 +82,7 @@ pub(crate) async fn reload(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> 
     ask(mount, &Cred::root(), file.ino).await.map(|_| ())
 }
 
-/// The size of the file at the moment of the call or later. It stays valid while the caller holds locks that keep
+/// The size of the file at the moment of the call or later. The size stays valid while the caller holds locks that keep
 /// others from changing it.
 pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<u64> {
     if tokens::is_sure(mount, file) || knows_end(mount, file) {

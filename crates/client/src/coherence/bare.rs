@@ -1,4 +1,4 @@
-//! Inodes without extended attributes, in sole mode: how requests and their answers update the record of them.
+//! The record of inodes without extended attributes, in sole mode: how requests and their answers update it.
 //!
 //! Owns: noting calls that set an attribute before they are sent, and using what answers show. Does not own: the record
 //! of such inodes (`tables::coherence::bare`).
@@ -17,7 +17,7 @@ pub(crate) struct Asked {
     events: u64,
 }
 
-/// To be called before a request is sent whose answer may show inodes.
+/// Has to be called before a request is sent whose answer may show inodes.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     Asked { rule: mount.coherence.sharing.rule(), events: mount.coherence.bare.events.load(SeqCst) }
 }
@@ -46,7 +46,7 @@ pub(crate) struct Setting {
     answered: bool,
 }
 
-/// To be called before a request is sent.
+/// Has to be called before the request is sent.
 pub(crate) fn setting(mount: &Arc<Mount>, op: &Request) -> Option<Setting> {
     let Request::SetXattr { ino, .. } = op else { return None };
     let mut state = mount.coherence.bare.state.lock();

@@ -3,12 +3,12 @@
 //! Owns: the use of the cache: requests, grants, this mount's own changes, revocations, and lookups that need no
 //! message. Does not own: the rules (`dlm`), when tokens are used at all (`sharing`).
 //!
-//! There is one cache for all targets, because the answer to a lookup may bring grants of two. A hit takes the cache's
-//! lock shared and allocates nothing but the copy.
+//! There is one cache for all targets, because the answer to a lookup may contain grants of two targets. A hit takes
+//! the cache's lock shared and allocates nothing but the copy.
 //!
 //! Invariants: `FileSize::token_end_ns` is not 0 only while the attributes token of the file is held and `Inode::size`
-//! is the size under this token. It changes under the cache's lock. A value is stored only if no change of this mount
-//! came between request and answer.
+//! is the size under this token. The value changes only under the cache's lock. A value is stored only if no change of
+//! this mount came between request and answer.
 
 use crate::coherence::lease;
 use crate::coherence::lent_names;
@@ -132,12 +132,12 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// The outcome. To be called once.
+    /// The outcome. May be called only once.
     pub(crate) fn take(&mut self) -> Result<Reply> {
         std::mem::replace(&mut self.result, Ok(Reply::Done))
     }
 
-    /// The bytes that came with the answer. To be called once.
+    /// The bytes that came with the answer. May be called only once.
     pub(crate) fn take_payload(&mut self) -> Option<Buf> {
         self.payload.take()
     }
@@ -280,7 +280,7 @@ impl Question {
         lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }
 
-    /// Called when the answer has arrived. Changes up to this number came before it.
+    /// Called when the answer has arrived. Changes with numbers up to this one came before the answer.
     fn ends(&mut self, number: Option<u64>) {
         if let Some(change) = self.change.take() {
             self.mount.coherence.tokens.cache.write().changed(change, number.map(TokenNumber));
@@ -300,14 +300,14 @@ impl Drop for Question {
     }
 }
 
-/// Invalidates attributes in a front end. Returns the inodes that may be becoming known there by an answer on its way.
+/// Invalidates attributes in a front end. Returns the inodes that an answer on its way may make known to the front end.
 fn take_back(mount: &Mount, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknown> {
     let front = mount.coherence.sharing.pages();
     let forget = |ino| front.as_ref().is_none_or(|front| front.drop_attributes(ino));
     mount.coherence.tokens.lent.take_back(mount.clock.boot_ns(), inodes, forget)
 }
 
-/// As `take_back`, and deals with answers on their way in the background.
+/// As `take_back`, but handles answers on their way in the background.
 fn take_back_soon(mount: &Arc<Mount>, inodes: impl IntoIterator<Item = Ino>) {
     let unknown = take_back(mount, inodes);
     if !unknown.is_empty() {
@@ -331,7 +331,7 @@ fn inodes_of(keys: &[TokenKey]) -> impl Iterator<Item = Ino> {
     keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None })
 }
 
-/// Makes the size of a file uncertain. It has to be called under the cache's lock.
+/// Makes the size of a file uncertain. This has to be called under the cache's lock.
 fn unsure(mount: &Mount, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
         && let Some(file) = mount.files.get(ino)
@@ -340,7 +340,8 @@ fn unsure(mount: &Mount, key: TokenKey) {
     }
 }
 
-/// This mount has changed the file in a way that its cached attributes do not show. Its size stays certain.
+/// This mount has changed the file in a way that its cached attributes do not show. The size in these attributes stays
+/// certain.
 pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
     if !mount.coherence.sharing.is_alone() {
         let key = TokenKey::Attributes(ino);
@@ -504,7 +505,8 @@ pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
 }
 
 /// The timeout that attributes may get in a front end: the remaining life of the token, if the token shows exactly
-/// these attributes. It is recorded, and the front end is told to invalidate them when the token goes.
+/// these attributes. The timeout is recorded, and the front end is called to invalidate the attributes when the token
+/// goes.
 pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     let Some(now) = usable_now(mount, attr.ino.target()) else { return Duration::ZERO };
     // The lock is held until that is recorded, so a revocation of the token finds the record.
@@ -552,8 +554,8 @@ fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     }
 }
 
-/// Whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode it is once
-/// it was requested, in shared mode as long as the attributes token is held.
+/// Whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode this is so
+/// once the size was requested, in shared mode as long as the attributes token is held.
 #[inline]
 pub(crate) fn is_sure(mount: &Mount, file: &Inode) -> bool {
     let rule = mount.coherence.sharing.rule();

@@ -35,7 +35,8 @@ pub(crate) trait Keeper: Send + Sync {
 
 type Running<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// An operation: done, or under way. It makes progress when polled, and in the background once it has been dropped.
+/// An operation: done, or under way. It makes progress when it is polled, and in the background once it has been
+/// dropped.
 #[must_use = "an operation is waited for, or dropped to finish in the background"]
 pub struct Pending<T: Send + 'static> {
     state: State<T>,
@@ -81,7 +82,7 @@ impl<T: Send + 'static> Pending<T> {
     }
 
     /// Polls for `client.spin_us`, if no other thread needs the core, and returns the result if it arrives in this
-    /// time. It never sleeps, and no signal ends it. A `wait` that follows does not poll again.
+    /// time. The function never sleeps, and no signal ends it. A `wait` after it does not poll again.
     pub fn linger(&mut self) -> Option<Result<T>> {
         let State::Running(_, keeper) = &self.state else { return self.try_take() };
         WAITED.set(true);

@@ -4,11 +4,11 @@
 //! table. Does not own: its parts, each of which has a file of its own (`known`, `size`, `fills`, ...), open files
 //! (`open_file`), the table of all files (`table`).
 //!
-//! An `Inode` stays in the table while it is open, has cached bytes or a close that was not sent yet. The size is
+//! An `Inode` stays in the table while it is open, has cached bytes, or has a close that was not sent yet. The size is
 //! determined by the client in sole mode, while it has changes that the server has not confirmed; otherwise by the
-//! latest answer that no change of this mount overlapped. In shared mode other mounts change the size too: then it is
-//! the server's size joined with the end of this mount's own bytes, as of the answer; `tokens::is_sure` says whether
-//! that still holds.
+//! latest answer that no change of this mount overlapped. In shared mode other mounts change the size too. Then the
+//! size is that of the server's answer joined with the end of this mount's own bytes; `tokens::is_sure` says whether it
+//! is still valid.
 
 use super::cluster_locks::{ClusterLocks, stripe_bit};
 use super::exported::Exported;
@@ -47,9 +47,9 @@ pub(crate) struct Adopted {
 pub(crate) struct Life {
     /// Number of uses that are not opens; while there are any, the file stays in the table.
     pub(crate) uses: AtomicU32,
-    /// The last name of the file is gone, as far as this client knows.
+    /// The file has lost its last name, as far as this client knows.
     pub(crate) nameless: AtomicBool,
-    /// Opens that no program uses: made ahead of a program, or kept for the next one.
+    /// Opens that no program uses yet: they were made ahead of a program, or kept for the next one.
     pub(crate) idle_opens: AtomicU32,
 }
 
@@ -162,7 +162,7 @@ impl Inode {
         self.flights.lock().overlap(range)
     }
 
-    /// As `in_flight`, for requests with numbers up to `upto` (`Flights::last`).
+    /// As `in_flight`, but only for requests with numbers up to `upto` (`Flights::last`).
     pub(crate) fn in_flight_upto(&self, range: ByteRange, upto: u64) -> bool {
         self.flights.lock().overlap_upto(range, upto)
     }
@@ -315,7 +315,7 @@ impl Inode {
         self.size.grow(end);
     }
 
-    /// Where the bytes lie.
+    /// The layout of the bytes over objects.
     pub(crate) fn layout(&self) -> Layout {
         self.hints.layout()
     }

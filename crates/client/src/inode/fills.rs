@@ -36,12 +36,12 @@ pub(crate) struct Fills {
     list: Mutex<List>,
     /// Number of fills under way whose bytes enter the cache.
     pub(crate) under_way: AtomicU32,
-    /// Number of all fills under way.
+    /// Has to be called under the lock of the cache's shard.
     pub(super) entered: AtomicU32,
 }
 
 impl Fills {
-    /// Adds a fill. From now on changes of its bytes spoil it.
+    /// Adds a fill. From now on changes of its bytes make its result unusable.
     pub(crate) fn begin(&self, range: ByteRange) -> u64 {
         self.enter(range, false)
     }
@@ -65,8 +65,8 @@ impl Fills {
         self.under_way.store(fills.cached().count() as u32, SeqCst);
     }
 
-    /// Whether the bytes that fill `id` brings for `range` are still right. To be called under the lock of the cache's
-    /// shard.
+    /// Whether the bytes that fill `id` brings for `range` are still right. Has to be called under the lock of the
+    /// cache's shard.
     pub(crate) fn is_true(&self, id: u64, range: ByteRange) -> bool {
         self.list.lock().list.iter().any(|f| f.id == id && !f.spoiled.overlaps(range))
     }

@@ -1,4 +1,4 @@
-//! `FilePages`: what a front end caches of a file, as its inode knows it.
+//! `FilePages`: which pages a front end caches of a file, as its inode knows them.
 //!
 //! Owns: whether there are such pages and in which caching mode they were read, which bytes were read into them and
 //! replaced since (`overwrites`), which requests run without a lock while pages are dropped (`taking`). Does not own:
@@ -56,7 +56,7 @@ impl FilePages {
         FilePages { exported, ..FilePages::default() }
     }
 
-    /// Pages exist, or may exist again.
+    /// The front end has pages, or may have some again.
     pub(crate) fn keep(&self) {
         if !self.any.swap(true, SeqCst) {
             self.exported.all_change();
@@ -119,7 +119,7 @@ impl FilePages {
         self.is_taking() && self.taking.lock().is_dropping
     }
 
-    /// Bytes of `range` are about to be read into pages. To be called before they are read.
+    /// Bytes of `range` are about to be read into pages. Has to be called before they are read.
     pub(crate) fn note(&self, range: ByteRange) {
         self.overwrites.lock().note(range.align_out(PAGE));
         self.keep();
@@ -146,7 +146,7 @@ impl FilePages {
         self.overwrites.lock().begin(range)
     }
 
-    /// Up to `end` the bytes of the write are where readers find them.
+    /// The bytes of the write up to `end` are where readers find them.
     pub(super) fn overwrite_in_place(&self, id: u64, end: u64) {
         self.overwrites.lock().in_place(id, end);
     }

@@ -45,7 +45,7 @@ fn unlock(mount: &Mount, target: TargetId, locks: Vec<u64>) {
     }
 }
 
-/// This is done as for any open, so that a restarted server gets the open before it gets the close.
+/// A late open is handled like any other open, so that a restarted server gets the open before it gets the close.
 fn close(mount: &Arc<Mount>, view: InodeView, access: Access) {
     let file = mount.files.open(view, access, AskedAt::PAST);
     release(mount, &file, access, false);

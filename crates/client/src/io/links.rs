@@ -37,7 +37,7 @@ use std::time::Duration;
 
 /// How often a map is requested again if it is older than the announced one.
 const MAP_TRIES: u32 = 5;
-/// Pause between these.
+/// Pause between these requests.
 const MAP_PAUSE: Duration = Duration::from_millis(20);
 /// How often a mount that ends checks whether the servers can be reached.
 const LOOK: Duration = Duration::from_millis(100);
@@ -61,12 +61,12 @@ pub(crate) struct Links<E: Env> {
     asking: Cell<bool>,
     /// Latest epoch that a server named.
     announced: Cell<u64>,
-    /// `Welcome::begun` when the mount began.
+    /// The value of `Welcome::begun` when the mount began.
     first_begun: Cell<u64>,
     changed: Signal,
 }
 
-/// The map of a server that is alone and does not say so.
+/// The map for a server that is the only one and reports no map.
 fn map_of_one(cluster: u64, pool: u16, addrs: &[String]) -> ClusterMap {
     let targets = (0..pool.max(1)).map(TargetId).collect();
     ClusterMap {
@@ -230,7 +230,7 @@ impl<E: Env> Links<E> {
         self.seats.borrow().first().is_some_and(|s| Rc::ptr_eq(s, seat))
     }
 
-    /// Targets of the server at `seat`; all of `pool` if it is alone.
+    /// Targets of the server at `seat`; all targets of `pool` if it is the only server.
     pub(crate) fn targets_of(&self, seat: &Seat<E>, pool: u16) -> Vec<TargetId> {
         if seat.is_part() || self.seats.borrow().len() > 1 {
             return seat.targets();
@@ -277,8 +277,8 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// Called when a server has come back after a restart. Its map is adopted if it is newer. The master knows the
-    /// newest.
+    /// Called when a server has come back after a restart. The client adopts its map if that is newer. The master knows
+    /// the newest.
     pub(crate) async fn catch_up(self: &Rc<Self>, recovery: &Recovery<E>) {
         if recovery.welcome().map_epoch <= self.mount.cluster.map.lock().epoch {
             return;

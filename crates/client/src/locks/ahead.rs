@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Most requests that may be under way.
 const AHEAD_MAX: u64 = 4096;
 
-/// What a lock-ahead meets.
+/// The result of a lock-ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
     /// The request was sent, and counters will show its result. If the caller waited for the answer: the server has

@@ -64,8 +64,8 @@ pub(crate) fn front_cache(mount: &Mount, ctx: &Ctx, open: &OpenFile) -> FrontCac
     let serves = server.is_kernel();
     open.front.choose(serves, chosen(server));
     let rule = mount.coherence.sharing.rule();
-    // In sole mode the front end has seen every change. The mount does not see a read that the front end serves, so it
-    // has to serve the first one itself.
+    // In sole mode the front end has seen every change. The mount does not see a read that the front end serves, so the
+    // mount has to serve the first one itself.
     let covered = mount.coherence.sharing.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
     let keeps = covered && !(serves && read_is_missed(mount, open));
     open.front.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
@@ -99,7 +99,7 @@ fn reader_of(mount: &Mount, open: &OpenFile) -> Reader {
     Reader { file, directory, program: open.program.executable }
 }
 
-/// Called when an open file was closed after these reads. They are noted for the next open of this file, of its
+/// Called when an open file was closed after these reads. The sizes are used for the next open of this file, of its
 /// neighbours, or of another file by this program.
 pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
     let t = &mount.tunables;

@@ -101,7 +101,8 @@ async fn lookup_at(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Name) -> Resul
     }
 }
 
-/// Calls with a change of one name in `dir`, which `op` makes of where the name lies. Returns that as well.
+/// Calls with a change of one name in `dir`, which `op` makes of where the name lies. Returns the directory or shard as
+/// well.
 pub(super) async fn change(
     mount: &Arc<Mount>,
     ctx: &Ctx,
@@ -128,7 +129,7 @@ pub(crate) async fn parent(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino) -> Result<In
             Reply::Ino(parent) => parent,
             other => return Err(unexpected(&other)),
         };
-        // Above a shard is the directory that it belongs to.
+        // The parent of a shard is the directory to which it belongs.
         if !dir.is_shard() {
             return Ok(dir);
         }

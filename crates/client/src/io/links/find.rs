@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Where the master is.
+/// The result of a search for the master.
 pub(super) struct Found {
     /// The addresses of the master.
     pub(super) addrs: Vec<String>,
@@ -35,8 +35,8 @@ impl<E: Env> LinkEvents<E> for Deaf {
     }
 }
 
-/// Sends a request to the servers at the configured addresses in turn until one answers, as often as the time for
-/// connecting permits.
+/// Sends a request to the servers at the configured addresses in turn until one answers, for as many attempts as the
+/// time for connecting permits.
 ///
 /// Errors: one line with the fault of each address.
 pub(super) async fn master<E: Env>(env: &E, config: &LinkConfig) -> io::Result<Found> {
@@ -58,7 +58,7 @@ pub(super) async fn master<E: Env>(env: &E, config: &LinkConfig) -> io::Result<F
     }
 }
 
-/// Several errors as one.
+/// Combines several errors into one.
 fn all(mut errors: Vec<io::Error>) -> io::Error {
     match errors.len() {
         0 => io::Error::new(io::ErrorKind::InvalidInput, "no address to connect to"),
