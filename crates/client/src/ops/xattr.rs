@@ -121,8 +121,8 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
             own => control::get(&mount, &ctx, own).await,
         };
     }
-    // The kernel asks for `security.capability` with each change of owner, programs for `security.selinux` of each file
-    // that they show, and the kernel for the lists of each inode that a caller does not own.
+    // The kernel requests `security.capability` with each change of owner, and the access control lists of each inode
+    // that a caller does not own. Programs request `security.selinux` of each file that they list.
     if (name.starts_with(b"security.") || name.starts_with(b"system.")) && has_none(&mount, ino) {
         return Err(Errno::NoData);
     }

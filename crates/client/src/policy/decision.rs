@@ -76,8 +76,7 @@ pub struct Input {
     pub large_bytes: u64,
     /// Small threshold, bytes.
     pub small_bytes: u64,
-    /// The read fills pages of the kernel, which keeps them. So the mount's cache would hold bytes that are not
-    /// requested again.
+    /// The read fills pages that the kernel keeps. So the mount's cache would hold bytes that are not requested again.
     pub kernel_keeps: bool,
     /// A server reported lately that an object of the file is contended.
     pub contended: bool,
@@ -103,7 +102,8 @@ pub struct Decision {
 }
 
 /// The mode that was set with the highest precedence. The order is: the open file, the file, the process that opened
-/// it, the mount. `Auto` is no setting for the first two, which start with it. For a process it is a setting.
+/// it, the mount. `Auto` counts as no setting for the open file and the file, whose initial value it is. For a process
+/// it is a setting.
 pub(crate) fn asked(open_and_file: [IoMode; 2], process: Option<IoMode>, mount: IoMode) -> IoMode {
     let nearest = open_and_file.into_iter().find(|mode| *mode != IoMode::Auto);
     nearest.or(process).unwrap_or(mount)
@@ -178,8 +178,8 @@ mod tests {
         misfit: false,
     };
 
-    /// Goal: the order of the rules. Method: a table. Each row turns on every condition with a lower precedence than
-    /// its reason.
+    /// Goal: the order of the rules. Method: a table. Each row turns on every condition whose rule comes later than the
+    /// rule of its reason.
     #[test]
     fn order_of_the_rules() {
         let all = Input { contended: true, memory_short: true, overcache: true, no_locality: true, ..BASE };

@@ -26,7 +26,7 @@ impl Rotational {
         self.any.store(!targets.is_empty(), Relaxed);
     }
 
-    /// Whether there are any. It is checked first, because the layout of a file is behind a lock.
+    /// Whether there are any rotating targets. Callers check this first, because the layout of a file is behind a lock.
     pub(crate) fn are_there(&self) -> bool {
         self.any.load(Relaxed)
     }

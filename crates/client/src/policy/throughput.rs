@@ -5,20 +5,20 @@
 //!
 //! A rate is the number of bytes that arrived in a *stretch* of elapsed time in which all requests went one way. So the
 //! work of the processors is included as well as that of network and disks. For reads and for writes there is one
-//! stretch at a time. It consists of direct requests of one size, of reads that the cache answered, or of write-back.
-//! Reads are measured where they are answered, because read-ahead arrives in bursts, each at the speed of the disk.
-//! Pauses of the applications do not count. Time in which an application waited for its request does count, however
-//! long. With many streams, read-ahead brings a hundred megabytes at once: all streams wait for it, and then read it in
-//! no time.
+//! stretch at a time. A stretch consists of direct requests of one size, of reads that the cache answered, or of
+//! write-back. Reads are measured where they are answered, because read-ahead arrives in bursts, each at the speed of
+//! the disk. Pauses of the applications do not count. Time in which an application waited for its request does count,
+//! however long. With many streams, read-ahead fetches a hundred megabytes at once: all streams wait for them, and then
+//! read them in no time.
 //!
 //! Invariants:
 //!
-//! * A stretch ends without a sample when too many bytes go another way, or when its user says that it shows nothing.
-//!   It shows nothing in three cases: direct writes at the same time as write-back of earlier ones, direct reads at the
-//!   same time as read-ahead from before them, and write-back for which few or no programs wait.
+//! * A stretch ends without a sample when too many bytes go another way, or when its user says that it shows nothing. A
+//!   stretch shows nothing in three cases: direct writes at the same time as write-back of earlier ones, direct reads
+//!   at the same time as read-ahead from before them, and write-back for which few or no programs wait.
 //! * Until both ways have a rate, the rule of the paper is used: direct. If only direct requests were measured,
-//!   requests are tried through the cache. Writes are tried for a bounded number of bytes, because write-back shows
-//!   nothing while no program is held up by it.
+//!   requests are tried through the cache. Writes are tried only for a bounded number of bytes, because write-back
+//!   shows nothing while no program waits for it.
 //! * If a way was not used, its rate is raised by five percent with each second of I/O, so that the way is tried again.
 //!   The closer the two rates were, the sooner this happens. A trial costs a sample: 64 MiB of reads, 32 MiB of writes.
 //!   Time without I/O does not count, or a program that works in bursts would pay for a trial in each burst.
@@ -39,12 +39,12 @@ pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
 /// One byte in this many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
 /// If the rate of writes through the cache is not known, this many bytes are sent through it as a trial. The trial is
-/// repeated after `TRIAL_REST` times as many have gone direct. If the cache had a quarter of the speed, that would cost
-/// a tenth of the time.
+/// repeated after `TRIAL_REST` times as many bytes have gone direct. If the cache had a quarter of the speed, that
+/// would cost a tenth of the time.
 const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
 const TRIAL_REST: u64 = 32;
-/// Samples of one way that are averaged. Each is a few dozen milliseconds long, and if others use the disks as well,
-/// two samples differ by a half.
+/// Samples of one way that are averaged. Each sample is a few dozen milliseconds long, and if others use the disks as
+/// well, two samples differ by a half.
 const MEAN_OF: u64 = 8;
 /// Samples older than this, in time with I/O, count together as one sample when the next one is added.
 const OLD_NS: u64 = 5_000_000_000;
@@ -67,7 +67,7 @@ const SHARE_MAX: u64 = 512;
 /// The way that bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
-    /// Through the cache.
+    /// Through the cache of the mount.
     Cached,
     /// Direct, in application requests of this many bytes.
     Direct(u64),
@@ -221,7 +221,7 @@ impl Side {
 pub(crate) struct Throughput {
     sides: [Mutex<Side>; 2],
     ahead: Mutex<Side>,
-    /// From which size on requests go direct.
+    /// The sizes from which on requests go direct.
     pub(crate) thresholds: Thresholds,
 }
 
@@ -417,7 +417,7 @@ mod tests {
         assert_eq!(mixed.shown(), []);
     }
 
-    /// Goal: a stall counts if a caller waited, and a pause of the applications does not. Both may have the same
+    /// Goal: a stall counts if a caller waited, and a pause of the applications does not. Both pauses may have the same
     /// length. Method: bursts of 16 MiB within a millisecond, every 100 ms, waited for and not.
     #[test]
     fn waiting_is_no_pause() {
@@ -460,7 +460,7 @@ mod tests {
         assert!(direct_alone.cache_is_faster(Way::Write, 1 << 20), "writes too");
     }
 
-    /// Goal: the slower way is tried again, the sooner the closer its rate was. Only time with I/O counts, however long
+    /// Goal: the slower way is tried again, and sooner if its rate was closer. Only time with I/O counts, however long
     /// the mount rested in between. Method: given rates, in stretches of a fifth of a second that follow each other
     /// directly or after an hour.
     #[test]
@@ -566,8 +566,8 @@ mod tests {
     }
 
     /// Goal: reads are requested ahead until that rate is measured, and then not for the length of a sample. After that
-    /// the rates decide. Equal rates mean requesting ahead, the slower way is tried again, and sizes are distinguished.
-    /// Method: reads by hand.
+    /// the better rate decides. Equal rates mean requesting ahead, the slower way is tried again, and sizes are
+    /// distinguished. Method: reads by hand.
     #[test]
     fn asking_ahead_has_to_pay() {
         let large = 4 << 20;

@@ -100,8 +100,8 @@ fn old_files_take_others_along() {
 }
 
 /// Goal: `fsync` and a lock that is called back send their file alone, at once. Method: there are several dirty files.
-/// One of them is synced, and the lock of another is called back. Each is one request of its own, and the others stay
-/// in the cache.
+/// One of them is synced, and the lock of another is called back. Each of them is a separate request, and the other
+/// files stay in the cache.
 #[test]
 fn who_waits_for_one_file_sends_that_file() {
     let mut w = World::new(13, &[]);
@@ -195,8 +195,8 @@ fn runs_of_one_file() {
 }
 
 /// Goal: whatever programs do with many small files, reads return the written bytes, and at the end they are on the
-/// server. Method: random creates, writes, truncates, renames, unlinks, syncs and pauses, with callbacks of locks and
-/// parts that have to be sent alone. The result is compared with a map of vectors.
+/// server. Method: random creates, writes, truncates, renames, unlinks, syncs and pauses; locks are called back, and
+/// some parts have to be sent separately. The result is compared with a map of vectors.
 #[test]
 fn many_small_files_match_a_model() {
     let mut batches = 0;
@@ -303,9 +303,9 @@ fn frozen_files_stay_out() {
 }
 
 /// Goal: scattered small runs of a large file are sent together, by object, and each byte arrives. Runs that are long,
-/// or share a block with the run before, or that the server refuses in a batch, are sent alone. A refusal is reported.
-/// Method: random runs over many stripes, more than may be under way, are compared with a copy. They are written back
-/// by `fsync` and, when they are old, in the background. The requests are counted.
+/// that share a block with the previous run, or that the server refuses in a batch, are sent separately. A refusal is
+/// reported. Method: random runs over many stripes, more than may be under way, are compared with a copy. They are
+/// written back by `fsync` and, when they are old, in the background. The requests are counted.
 #[test]
 fn scattered_runs_leave_together() {
     const END: usize = 60 << 20;
@@ -349,7 +349,7 @@ fn scattered_runs_leave_together() {
         let op = w.client.fsync(&root, &file, false);
         assert_eq!(w.run(op), Ok(()), "round {round}");
         let (batches, singles) = (sent(&w, "WriteBatch") - batches, sent(&w, "Write") - singles);
-        // Some are cut by the end of a stripe, or touch what is dirty from the round before.
+        // Some runs are cut by the end of a stripe, or touch bytes that are dirty from the previous round.
         let few = singles <= alone + runs / 50;
         assert!(batches * 20 < runs && few, "{runs} runs: {batches} batches, {singles} alone, of {alone}");
         (runs, alone) = (0, 0);

@@ -41,8 +41,8 @@ fn put(model: &mut Vec<u8>, at: u64, len: u64, byte: u8) {
 
 /// Goal: Promise S1 under commit consistency: the writing mount sees the bytes and the size of its own writes at once,
 /// even before its server knows them. Other mounts see them once `close` or `fsync` has returned. After a truncate no
-/// earlier bytes reappear. Method: one of two mounts makes writes of all lengths, over each other and with holes
-/// between them. Both are checked after each write.
+/// earlier bytes reappear. Method: one of two mounts makes writes of all lengths, which overlap or leave holes between
+/// them. Both are checked after each write.
 #[test]
 fn the_writer_sees_its_writes() {
     for seed in 0..24 {

@@ -291,7 +291,8 @@ fn copies_are_counted() {
     let op = w.client.read(&ctx, &file, 0, 20, hints);
     assert_eq!(w.run(op).expect("read").len(), 20);
     assert_eq!(copied(&w), [130, 70, 0, 0]);
-    // A whole unit keeps its memory and is lent; the copy for write-back is made of both units, since they are few.
+    // A whole unit keeps its memory and is passed without a copy; the copy for write-back contains both units, since
+    // they are few.
     let mut unit = Buf::scratch(UNIT_BYTES);
     unit.fill(1);
     assert_eq!(w.client.try_write_buf(&ctx, &file, KIB64, &mut unit, hints), Some(UNIT_BYTES));

@@ -111,8 +111,8 @@ fn a_group_keeps_others_out() {
     }
 }
 
-/// Goal: many groups use one file one after the other, also by several open files of one mount. Each sees what the
-/// group before it wrote, and no group is lost. Method: two mounts with two open files each increment a number under
+/// Goal: many groups use one file one after the other, also by several open files of one mount. Each group sees what
+/// the previous group wrote, and no group is lost. Method: two mounts with two open files each increment a number under
 /// groups of their own, in any order.
 #[test]
 fn groups_take_turns() {
@@ -244,9 +244,9 @@ fn locks_age_unless_they_are_used() {
     });
 }
 
-/// Goal: a removed file leaves no locks behind, and their return is sent together with others. Open files keep their
-/// locks. Method: files are written, synced, closed and removed. One is removed while it is open, and one by a rename
-/// over it.
+/// Goal: a removed file leaves no locks behind, and its locks are returned together with others. Open files keep their
+/// locks. Method: files are written, synced, closed and removed. One file is removed while it is open, and one by a
+/// rename over it.
 #[test]
 fn locks_of_removed_files_go_back() {
     in_cluster(212, async |c| {

@@ -138,7 +138,7 @@ fn who_locks_for_direct_requests() {
         let file = create(&a, "f").await;
         let there = super::sharing::open(&b, "f", OpenFlags::READ_WRITE).await;
         write_in(&b, &there, 0, &[1; 8192]).await;
-        // The request for bytes that are known to be there goes to the target alone.
+        // The request for bytes that are known to exist goes only to the target.
         assert_eq!(a.getattr(&root(), file.ino()).await.map(|attr| attr.size), Ok(8192));
         let past = Hints { direct: true, ..Hints::default() };
         let before = locked(&a, Count::LockEnqueue);

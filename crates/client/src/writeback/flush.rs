@@ -2,7 +2,7 @@
 //!
 //! Owns: dividing dirty runs by the layout, requests under way and their bound, the consequences of a failure, and
 //! slowing down writers. Does not own: dirty state (`cache`), when a lock needs a flush (`locks`), small files that are
-//! sent together (`batch`), the order of what the bound leaves over (`backlog`).
+//! sent together (`batch`), the order of bytes that wait because of the bound (`backlog`).
 //!
 //! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs (`tables::writeback`). A connection accepts
 //! 65,536 waiting calls. With a bound on bytes alone, twice as many small scattered runs could be under way, and those

@@ -5,7 +5,7 @@
 //!
 //! A server evicts a mount that is silent for 30 s. A mount that has received nothing from a server for `LEASE_NS` uses
 //! nothing that is cached under that server's locks and tokens, until a request of its own is answered. So this mount
-//! has stopped using its cache before other mounts continue. What other servers granted can still be used.
+//! has stopped using its cache before other mounts continue. Whatever other servers granted can still be used.
 //!
 //! The number behind `all_until_ns`: while messages arrive from all servers, one comparison decides for all of them.
 
@@ -119,8 +119,8 @@ pub(crate) fn targets(file: &Inode, range: ByteRange) -> BTreeSet<TargetId> {
 mod tests {
     use super::*;
 
-    /// Goal: what a silent server granted is not used, and everything else is. After a long silence, a push does not
-    /// renew the lease, but an answer does. Method: two servers, one of which sends messages.
+    /// Goal: rights that a silent server granted are not used, and all others are. After a long silence, a push does
+    /// not renew the lease, but an answer does. Method: two servers, one of which sends messages.
     #[test]
     fn each_server_has_its_own() {
         let leases = Leases::default();

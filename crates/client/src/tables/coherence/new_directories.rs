@@ -1,11 +1,11 @@
 //! `NewDirectories`: which names exist in directories that this mount has made, in sole mode.
 //!
 //! A program that makes a file makes the kernel look its name up first. In a directory that this mount has made, and
-//! that only this mount can change, every name was made by this mount. So a name that it has never sent for that
-//! directory does not exist, and the look-up needs no message. This saves one of three messages for each file of a tree
-//! that is unpacked or copied.
+//! that only this mount can change, this mount made every name. So a name that it has never sent for that directory
+//! does not exist, and the look-up needs no message. This saves one of three messages for each file of a tree that is
+//! unpacked or copied.
 //!
-//! The shards of a directory (`coherence::shards`) that this mount has given it are such directories as well.
+//! Shards (`coherence::shards`) that this mount has given to a directory count as such directories as well.
 //!
 //! Owns: the hashes of names that requests may have made. Does not own: requests (`coherence::new_directories`), the
 //! caching mode (`sharing`).
@@ -18,8 +18,8 @@
 //! * A directory is recorded when the answer to its mkdir arrives. Another thread may have found the directory before
 //!   that answer and made names in it. Therefore the directories of all names that are sent while any directory is
 //!   being made are noted, and a directory that is among them is not recorded.
-//! * Only answers to requests of the same time of sole mode count (`rule`), and nothing is kept over a change of the
-//!   mode or a server that has forgotten what it granted (`forget_all`).
+//! * Only answers to requests of the same time of sole mode count (`rule`). Nothing is kept if the mode changes or if a
+//!   server has lost its record of what it granted (`forget_all`).
 //!
 //! Bound: 1,024 directories and 131,072 names, about 3 MiB. The oldest directories are dropped first.
 
@@ -48,7 +48,7 @@ struct State {
     names: usize,
     /// Directories that are being made.
     making: usize,
-    /// Directories that got names meanwhile. `None`: too many to say.
+    /// Directories that got names while the request was under way. `None`: too many to say.
     meanwhile: Option<BTreeSet<Ino>>,
     /// How often all records were dropped.
     generation: u64,
@@ -87,7 +87,7 @@ impl NewDirectories {
         state.generation
     }
 
-    /// The request has ended: with the directories that were made in this time of sole mode, or without any.
+    /// The request has ended. It has made these directories in this time of sole mode, or none.
     pub(crate) fn made(&self, generation: u64, rule: u64, made: &[Ino]) {
         let state = &mut *self.state.lock();
         state.making -= 1;
@@ -106,7 +106,7 @@ impl NewDirectories {
                 let directories = &state.directories;
                 state.order.retain(|dir| directories.contains_key(dir));
             }
-            // A server may say twice that it has made this inode.
+            // A server may report twice that it has made this inode.
             state.forget(dir);
             state.directories.insert(dir, Names { rule, hashes: BTreeSet::new() });
             state.order.push_back(dir);
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     /// Goal: only names that were never sent count as absent, and only in directories that no other thread can have
-    /// found before they were recorded. Method: by hand.
+    /// found before they were recorded. Method: single calls in each order.
     #[test]
     fn absent_names() {
         let new = NewDirectories::default();

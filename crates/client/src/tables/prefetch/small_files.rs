@@ -22,7 +22,7 @@ pub(crate) const READY_MAX: usize = 1024;
 const FILES_AHEAD_MAX: u64 = 256;
 /// Most requests under way.
 const UNDER_WAY_MAX: usize = 4;
-/// How long a file stays open ahead. This is less than the life of a token.
+/// How long a file stays open ahead. This is shorter than the life of a token.
 pub(crate) const KEPT_NS: u64 = 20_000_000_000;
 /// Most directories whose names are kept.
 const DIRECTORIES_MAX: usize = 16;
@@ -40,7 +40,7 @@ pub(crate) enum Key {
     Inode(Ino),
 }
 
-/// An open that the server counts and that no program has taken over yet. Dropping it closes it.
+/// An open that the server counts and that no program has taken over yet. Dropping the value closes the open.
 pub(crate) struct Opened {
     closer: Weak<dyn Closer>,
     file: Option<Arc<Inode>>,
@@ -96,7 +96,7 @@ pub(crate) struct UnderWay {
     pub(crate) names: BTreeSet<Name>,
     /// Keys that were changed or revoked since the request was sent.
     pub(crate) spoiled: BTreeSet<Key>,
-    /// Only the locks of the answer are used.
+    /// The files of the answer are not used, only its locks.
     pub(crate) void: bool,
 }
 
@@ -125,8 +125,8 @@ pub(crate) struct State {
 pub(crate) struct SmallFilePrefetch {
     pub(crate) state: Mutex<State>,
     pub(crate) answered: Signal,
-    /// Number of files that are open ahead, requests under way and kept opens: it shows without the lock whether there
-    /// are any.
+    /// Number of files that are open ahead, requests under way and kept opens; if it is 0, callers need not take the
+    /// lock.
     pub(crate) busy: AtomicU64,
 }
 

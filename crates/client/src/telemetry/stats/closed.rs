@@ -40,7 +40,7 @@ impl ClosedFiles {
         assert!(kept.young.len() <= GENERATION_MAX, "the counters of {} closed files", kept.young.len());
     }
 
-    /// The file is in the table again: returns its earlier counters, which are no longer kept here.
+    /// The file is in the table again: returns its earlier counters, and removes them here.
     pub(crate) fn take(&self, ino: Ino) -> Option<Arc<FileStats>> {
         let mut kept = self.0.lock();
         // Most files that enter the table were never closed on this mount.
