@@ -6,7 +6,7 @@
 //!
 //! A delayed extent hides what the blocks of its object contain, byte by byte, and has an item of its own. The record
 //! that accepts the bytes puts that item, and the record of whatever overwrites, cuts or flushes them deletes or
-//! shortens it. So the log alone says which extents are alive. The object's item does not mention the extent: a loss of
+//! shortens it. So the log alone says which extents exist. The object's item does not mention the extent: a loss of
 //! power takes the memory, and with it all evidence that there was more.
 //!
 //! Invariants:
@@ -15,8 +15,8 @@
 //! * `reserved` is the number of blocks that contain at least one delayed byte. This many blocks are kept free for
 //!   flushes, which therefore always find room. The plan of a flush uses up a part of that number (`lent`) until it
 //!   ends.
-//! * If an extent is `logged`, the log has all of its bytes (`logged`). If the memory is lost, they are read from
-//!   there, as extents without an item of their own.
+//! * If an extent is `logged`, the log has all of its bytes (`logged`). If the memory is lost, the bytes are read from
+//!   the log, as extents without an item of their own.
 //! * `end` and `mtime` of an object are at least those of each of its extents.
 
 use crate::extent::dirty_key;
@@ -56,7 +56,7 @@ pub(crate) struct DirtyExtent {
     pub end: u64,
     pub mtime: Timespec,
     pub memory: Rc<Memory>,
-    /// The log has the bytes as well.
+    /// The log contains the bytes as well.
     pub logged: bool,
 }
 
@@ -133,7 +133,7 @@ pub struct Delayed {
     pub(crate) lent: u64,
     /// Memory of extents that were cut since the last `take_dead`.
     dead: Vec<Rc<Memory>>,
-    /// Delayed bytes that the log has too.
+    /// Delayed bytes that the log also contains.
     logged: Logged,
     /// Extents whose bytes are not in the log, by first byte.
     unlogged: BTreeSet<(ObjectId, u64)>,
@@ -211,8 +211,8 @@ impl Delayed {
         Some(extents.collect())
     }
 
-    /// Logs the bytes of these extents, which `unlogged` has just returned. Once the record is stable they survive a
-    /// loss of power.
+    /// Logs the bytes of these extents, which `unlogged` has just returned. Once the record is stable, these bytes
+    /// survive a loss of power.
     pub fn log<'a>(&mut self, extents: impl IntoIterator<Item = (ObjectId, ByteRange, &'a [u8])>, txn: &mut Txn) {
         let mut touched = BTreeSet::new();
         for (object, range, bytes) in extents {
@@ -444,7 +444,7 @@ impl Delayed {
         }
     }
 
-    /// Removes the bytes of `range`, with the changes of items in `txn`. Another record has the new content of the
+    /// Removes the bytes of `range`, with the changes of items in `txn`. Another record contains the new content of the
     /// range.
     pub(crate) fn cut(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         self.logged.cut(object, range, txn);

@@ -54,7 +54,7 @@ const _: () = assert!(size_of::<Extents>() == 24);
 #[derive(Clone, Debug)]
 pub(crate) struct Many {
     list: List,
-    /// Blocks of all.
+    /// Number of blocks of all extents.
     blocks: u64,
 }
 
@@ -102,7 +102,7 @@ impl Extents {
         }
     }
 
-    /// The extents that begin at a file block or behind it.
+    /// The extents that begin at or behind a file block.
     pub fn range(&self, from: u64) -> Iter<'_> {
         match self.slice() {
             Ok(slice) => Iter::Slice(slice[slice.partition_point(|e| e.0 < from)..].iter()),
@@ -206,7 +206,7 @@ impl PartialEq for Extents {
 
 impl Eq for Extents {}
 
-/// Some extents of an object, ascending.
+/// Some extents of an object, in ascending order.
 pub(crate) enum Iter<'a> {
     Slice(std::slice::Iter<'a, Placed>),
     Tree(btree_map::Range<'a, u64, Extent>),

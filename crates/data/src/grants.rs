@@ -78,7 +78,7 @@ impl Grants {
         self.sessions.get(&session).map_or(0, |held| held.blocks - held.lent)
     }
 
-    /// The grant of a session, including plans under way. `None` if it has never requested one.
+    /// The grant of a session, including plans under way. `None` if the session has never requested a grant.
     pub fn held(&self, session: SessionId) -> Option<u64> {
         self.sessions.get(&session).map(|held| held.blocks)
     }
@@ -160,9 +160,8 @@ impl Grants {
         }
     }
 
-    /// Called when the plan is carried out by this record: `added` blocks belong to the file now. If there is `room`
-    /// for as many more, and the session has no more than its share, they are granted again, and nothing has to be
-    /// logged.
+    /// Called when this record executes the plan: `added` blocks belong to the file now. If there is `room` for as many
+    /// blocks again, and the session has no more than its share, they are granted again, and nothing has to be logged.
     pub(crate) fn spend(&mut self, loan: Loan, added: u64, room: u64, txn: &mut Txn) {
         let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) else {
             return;
@@ -213,7 +212,7 @@ mod tests {
     const S: SessionId = SessionId(7);
 
     /// Goal: a reported grant never exceeds the state after a kill, and a plan that ends behind its session changes
-    /// nothing. Method: grants that are not kept, blocks that are used, granted again and returned, and a session that
+    /// nothing. Method: grants that are not kept; blocks that are used, granted again and returned; and a session that
     /// ends and begins again. The items are loaded into another store.
     #[test]
     fn grants_are_told_when_they_are_kept() {

@@ -38,8 +38,8 @@ pub struct Segment {
     pub kind: SegmentKind,
 }
 
-/// A block at the edge of a write that has old bytes to keep. It is read, joined with the new bytes, and written as a
-/// part of a fresh segment.
+/// A block at the edge of a write that has old bytes to keep. The block is read, joined with the new bytes, and written
+/// as a part of a fresh segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// File block.
@@ -80,7 +80,7 @@ pub struct WritePlan {
     pub(crate) lent: u64,
     /// Blocks that the plan has taken from a grant.
     pub(crate) loan: Option<Loan>,
-    /// Checksums, one for each block of `aligned()`. If empty, the blocks get none.
+    /// Checksums, one for each block of `aligned()`. If the list is empty, the blocks get no checksums.
     pub(crate) checksums: Vec<Checksum>,
 }
 
@@ -282,7 +282,7 @@ impl Freed {
         &self.runs
     }
 
-    /// Joins what two commits freed. At the release both records must be stable.
+    /// Joins what two commits freed. The record of both commits must be stable at the release.
     pub fn absorb(&mut self, other: Freed) {
         self.runs.extend(other.runs);
     }

@@ -13,7 +13,7 @@
 //! * The locks of one owner on a file are disjoint, and adjacent ones of the same kind are one lock.
 //! * A waiting request has changed nothing, except that a conversion of a flock has lost the old lock.
 //! * A request waits only for held locks, or behind an earlier conflicting request. A request waits behind an earlier
-//!   request only if its owner holds no lock on the file. It then waits only until its next check, one every
+//!   request only if its owner holds no lock on the file. The request then waits only until its next check, one every
 //!   [`FileLockLimits::yield_ns`].
 //! * While every POSIX owner has at most one waiting request, owners never wait for each other in a cycle.
 //!
@@ -53,8 +53,8 @@ pub struct FileLockLimits {
     pub max_waits: usize,
     /// Most requests that wait for one file, in one of the two tables.
     pub max_waits_per_file: usize,
-    /// Most locks that are examined in search of a deadlock. If there are more, the request waits, and its caller can
-    /// interrupt it.
+    /// Most locks that are examined in search of a deadlock. If the search would need more steps, the request waits,
+    /// and its caller can interrupt it.
     pub max_cycle_steps: usize,
     /// A request that waits only behind earlier waiting requests passes them at its next check. Checks come in these
     /// intervals; greater than zero.
@@ -77,9 +77,11 @@ impl Default for FileLockLimits {
 /// Which system call made the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LockFamily {
-    /// `fcntl(F_SETLK)`: owned by a process. Also for front ends that cannot tell OFD locks apart.
+    /// `fcntl(F_SETLK)`: owned by a process. Front ends that cannot distinguish OFD locks use this kind for them as
+    /// well.
     Posix,
-    /// `fcntl(F_OFD_SETLK)`: owned by an open file. Conflicts with POSIX locks. No deadlocks are searched for.
+    /// `fcntl(F_OFD_SETLK)`: owned by an open file. Conflicts with POSIX locks. The server searches for no deadlocks of
+    /// these owners.
     OpenFile,
     /// `flock`: owned by an open file, for whole files only. Conflicts with no lock of the other families.
     Flock,
@@ -117,7 +119,8 @@ pub struct FileLock {
     pub ino: Ino,
     /// Shared or exclusive.
     pub kind: LockKind,
-    /// The locked bytes, as [`record_range`] makes them. A `flock` covers the whole file, whatever this range is.
+    /// The locked bytes, in the form that [`record_range`] returns. A `flock` covers the whole file, whatever this
+    /// range is.
     pub range: ByteRange,
 }
 
@@ -205,8 +208,8 @@ pub struct DroppedFileLocks {
     pub waits: Vec<WaitId>,
 }
 
-/// The bytes from `start` to `end` inclusive, as the kernel and FUSE name them. An `end` at the largest offset or
-/// beyond means to the end of every file.
+/// The range from byte `start` to byte `end` inclusive, as the kernel and FUSE express it. An `end` at the largest
+/// offset or beyond means to the end of every file.
 pub fn record_range(start: u64, end: u64) -> Result<ByteRange, FileLockRefusal> {
     if start > end || start > OFFSET_MAX {
         return Err(FileLockRefusal::Invalid);
@@ -214,13 +217,13 @@ pub fn record_range(start: u64, end: u64) -> Result<ByteRange, FileLockRefusal> 
     Ok(ByteRange::new(start, if end >= OFFSET_MAX { u64::MAX } else { end + 1 }))
 }
 
-/// First and last byte of a range that is not empty, as FUSE takes them.
+/// First and last byte of a range that is not empty, as FUSE expresses it.
 pub fn inclusive(range: ByteRange) -> (u64, u64) {
     (range.start, range.end.saturating_sub(1).min(OFFSET_MAX))
 }
 
 /// The number of an owner in these tables. The trees store one number with each range, by which a search can leave out
-/// one owner. In the lock server it is a session, here it is an owner.
+/// one owner. In the lock server this number is a session, here it is an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Party(u64);
 
@@ -263,7 +266,7 @@ fn conflicting(kind: LockKind) -> std::ops::Range<usize> {
     if kind == LockKind::Exclusive { 0..2 } else { 1..2 }
 }
 
-/// One held lock. Owner, file and start are its key.
+/// One lock that is held. Owner, file and start are its key.
 #[derive(Clone, Copy)]
 #[cfg_attr(test, derive(Debug))]
 struct Piece {
@@ -444,7 +447,8 @@ impl FileLocks {
         sessions.into_iter().take(max).collect()
     }
 
-    /// Restores a lock that its owner held before the server restarted. To be called before new requests are accepted.
+    /// Restores a lock that its owner held before the server restarted. Has to be called before new requests are
+    /// accepted.
     pub fn restore(&mut self, lock: FileLock) -> Result<(), FileLockRefusal> {
         let table = lock.owner.family.table();
         let range = range_of(&lock)?;
@@ -538,9 +542,9 @@ impl FileLocks {
         conflicting(kind).find_map(|tree| self.forest.find(file.held[tree], &search))
     }
 
-    /// A waiting request of another owner, older than `before` if that is given, that conflicts with this one. Of those
-    /// with the same start it is the latest, so that many requests form a chain in which each release wakes one of
-    /// them.
+    /// A waiting request of another owner, older than `before` if that is given, that conflicts with this one. If
+    /// several have the same start, it is the latest, so that many requests form a chain in which each release wakes
+    /// one of them.
     fn waiting_conflict(
         &self,
         file: &File,

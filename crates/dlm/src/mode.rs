@@ -4,8 +4,8 @@
 //!
 //! Invariant: conflict is symmetric. Two locks of one session conflict only if both are direct requests, or if one of
 //! them is a group lock. A mount orders its own I/O itself, so its own locks need not exclude each other in other
-//! cases. Two direct requests must, because each is atomic. And data that a mount cached before it joined a group has
-//! to be dropped.
+//! cases. Two direct requests must, because each is atomic. In addition, data that a mount cached before it joined a
+//! group has to be dropped.
 
 use amphi_types::{ByteRange, SessionId};
 
@@ -53,11 +53,12 @@ pub enum Owner {
     /// lasts as long as it, never grows and is never called back.
     Direct(SessionId),
     /// As `Direct`, for bytes that the session has changed under cached locks of its own (even read locks) and now
-    /// writes back. It passes all waiting requests. One of them may wait for just such a lock, whose return waits for
-    /// this request. The lock server treats a `Holder` as `Direct` if the session no longer holds a lock on the bytes.
+    /// writes back. It passes all waiting requests. One of the waiting requests may wait for just such a lock, whose
+    /// return waits for this request. The lock server treats a `Holder` as `Direct` if the session no longer holds a
+    /// lock on the bytes.
     Holder(SessionId),
     /// As `Direct`, for a session that holds a lock of that group on the object. The lock server turns `Direct` into
-    /// this by itself.
+    /// this kind itself.
     Member(SessionId, GroupId),
     /// A client that does its I/O under a group lock, which always covers all bytes. It excludes everything but locks
     /// of the same group and their members' direct requests. A group lock is never called back and never overdue.

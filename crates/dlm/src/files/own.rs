@@ -60,7 +60,7 @@ impl FileLocks {
         FileLock { owner, pid: piece.pid, ino, kind: piece.kind, range: ByteRange::new(start, piece.end) }
     }
 
-    /// The change after which the owner holds `range` as `to` says, or nothing of it.
+    /// The change after which the owner holds `range` in mode `to`, or holds nothing of it.
     pub(super) fn plan(&self, party: Option<Party>, ino: Ino, range: ByteRange, to: Option<(LockKind, u32)>) -> Plan {
         let mut plan = Plan { gone: SmallVec::new(), come: SmallVec::new(), acquires: to.is_some() };
         let mut joined = range;

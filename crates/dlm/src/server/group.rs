@@ -3,10 +3,10 @@
 //! Owns: the table of members, and which direct requests are those of members. Does not own: which locks conflict
 //! (`mode`), queues (`queue`).
 //!
-//! A group is in force on an object while a lock of it is granted there. While a group is in force, nothing else is
+//! A group is in force on an object while one of its locks is granted there. While a group is in force, nothing else is
 //! granted but direct requests of its members. A request to join a group in force, and members' direct requests, pass
-//! all other waiting requests. These wait for the end of the group, and the end of the group may wait for the passing
-//! requests. So a group that always has a member keeps others out, which is its purpose.
+//! all other waiting requests. The waiting requests wait for the end of the group, and that end may wait for the
+//! requests that pass them. So a group that always has a member keeps others out, which is its purpose.
 
 use super::{GROUP, LockSpace, Object, State, class, conflicting};
 use crate::mode::{GroupId, LockId, Mode, Owner};

@@ -3,10 +3,10 @@
 //! Owns: the states of a request: enqueued, waiting, granted, and removed. Does not own: how far a grant grows
 //! (`grant`).
 //!
-//! A request waits for every conflicting granted lock and every earlier conflicting request. Of these, the request
-//! watches only one. When that lock or request is gone, the request is checked again, and either watches another one or
-//! is granted. So the return of a lock costs what it wakes, not the length of the queue. A watched request that is
-//! granted stays watched, because it still conflicts.
+//! A request waits for every conflicting granted lock and every earlier conflicting request. The request watches only
+//! one of these. When that lock or request is gone, the request is checked again, and either watches another one or is
+//! granted. So the return of a lock costs what it wakes, not the length of the queue. A watched request that is granted
+//! stays watched, because it still conflicts.
 
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -77,7 +77,8 @@ impl LockSpace {
     }
 
     /// The client returns locks, or withdraws requests. Ids that do not belong to the session, or are already gone, are
-    /// ignored. They are the normal result of a race between a cancel and an eviction. Returns how many there were.
+    /// ignored. They are the normal result of a race between a cancel and an eviction. Returns the number of locks and
+    /// requests that were removed.
     pub fn cancel(&mut self, now_ns: u64, session: SessionId, ids: &[LockId]) -> usize {
         let of_session = |lock: &Lock| !lock.owner.is_direct() && lock.owner.session() == session;
         let own = |id: &LockId| self.locks.get(id).is_some_and(of_session);
@@ -115,7 +116,7 @@ impl LockSpace {
         dropped
     }
 
-    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. To be
+    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. Has to be
     /// called before new requests are accepted.
     pub fn restore(
         &mut self,
@@ -149,8 +150,8 @@ impl LockSpace {
         Ok(())
     }
 
-    /// As [`LockSpace::restore`], but under a new id, with which the client continues. To be called before new requests
-    /// are accepted.
+    /// As [`LockSpace::restore`], but under a new id, with which the client continues. Has to be called before new
+    /// requests are accepted.
     pub fn take_in(&mut self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> Result<LockId, Refusal> {
         if range.is_empty() {
             return Err(Refusal::EmptyRange);
@@ -222,8 +223,8 @@ impl LockSpace {
         count
     }
 
-    /// One of the reasons why the request has to wait. Of several requests it is the latest, so that many requests
-    /// behind one lock form a chain in which each release wakes one of them.
+    /// One of the locks or requests for which the request has to wait. If there are several such requests, it is the
+    /// latest, so that many requests behind one lock form a chain in which each release wakes one of them.
     fn blocker(&self, view: &Object, id: LockId) -> Option<LockId> {
         let lock = &self.locks[&id];
         self.blocker_of(view, lock.owner, lock.mode, lock.range, id)
@@ -406,7 +407,7 @@ impl LockSpace {
     }
 }
 
-/// The smallest range of whole units around `range`. The end of the address space stays where it is.
+/// The smallest range of whole units around `range`. The end of the address space is not widened.
 fn widen(range: ByteRange, unit_bytes: u64) -> ByteRange {
     let mask = unit_bytes - 1;
     let end = range.end.checked_add(mask).map_or(u64::MAX, |end| end & !mask);

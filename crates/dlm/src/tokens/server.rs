@@ -7,7 +7,7 @@
 //!
 //! Invariants, checked by the model tests:
 //!
-//! * While a change is ready, no session may use a cached value of its keys. Each token on them was answered for,
+//! * While a change is ready, no session may use a cached value of its keys. Each token on them was given back,
 //!   belonged to a session that cannot use it any more, or has expired here and therefore earlier at the client.
 //! * A key with a change that waits or is ready gets no grant. So tokens of a key only become fewer while a change
 //!   waits.
@@ -39,8 +39,8 @@ const EXPIRE_BATCH: usize = 1024;
 pub struct TokenLimits {
     /// How long a client may use a token, counted from its request. 0: none is granted.
     pub life_ns: u64,
-    /// How much longer a token is valid at the server, counted from the grant. It has to be more than two clocks may
-    /// drift apart within a life.
+    /// How much longer a token is valid at the server, counted from the grant. It has to be more than the drift of two
+    /// clocks within a token's life.
     pub margin_ns: u64,
     /// Most tokens of the target, including those under revocation.
     pub max_tokens: usize,
@@ -76,7 +76,7 @@ impl Default for TokenLimits {
 pub enum NoGrant {
     /// Tokens are switched off, as in sole mode.
     Off,
-    /// Another session writes the file.
+    /// Another session has the file open for writing.
     Written,
     /// A change of the key is under way.
     Changing,
@@ -125,7 +125,7 @@ pub enum SessionEnd {
 enum State {
     Held,
     Revoked(RevokeId),
-    /// A token of a session that was cut off. Only time ends it.
+    /// A token of a session that was cut off. The token ends only when it expires.
     Orphan,
 }
 
@@ -169,7 +169,7 @@ struct Counts {
     revocations: u64,
 }
 
-/// Revocations under way.
+/// Revocations that are under way.
 #[cfg_attr(test, derive(Clone, Hash))]
 struct Revoking {
     pending: BTreeMap<RevokeId, Pending>,
@@ -189,7 +189,7 @@ pub struct TokenSpace {
     /// Tokens under revocation, and orphans.
     leaving: BTreeMap<Age, (TokenKey, SessionId)>,
     sessions: BTreeMap<SessionId, Session>,
-    /// Revocations under way.
+    /// Revocations that are under way.
     revoking: Revoking,
     changes: BTreeMap<ChangeId, Change>,
     next_change: u64,
@@ -240,8 +240,9 @@ impl TokenSpace {
         self.history.is_shared(now_ns, dir)
     }
 
-    /// Grants a token for what a reply shows. Has to be called in the same step that reads the value, with nothing in
-    /// between. `written`: another session writes the file, so its size and times change without a change here.
+    /// Grants a token for what a reply shows. This has to be called in the same step that reads the value, with nothing
+    /// in between. `written`: another session has the file open for writing, so its size and times change without a
+    /// change here.
     pub fn grant(&mut self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Result<Grant, NoGrant> {
         let limits = self.limits;
         if limits.life_ns == 0 {
@@ -308,7 +309,7 @@ impl TokenSpace {
     }
 
     /// Called when the session is over. Changes that it began stay until [`TokenSpace::end_change`]. Returns how many
-    /// tokens it had.
+    /// tokens the session had.
     pub fn drop_session(&mut self, session: SessionId, end: SessionEnd) -> usize {
         #[cfg(test)]
         let end = if self.bug == Some(PlantedBug::IgnoreCutOff) { SessionEnd::Stopped } else { end };
@@ -347,9 +348,9 @@ impl TokenSpace {
         ids.filter_map(|id| self.revoking.pending.get(id)).map(|pending| &pending.revoke)
     }
 
-    /// To be called first after a restart. These sessions may use tokens that this target does not know any more.
-    /// Changes wait until each of these sessions has presented itself or was dropped as stopped, or until the longest
-    /// life that was ever granted is over.
+    /// Has to be called first after a restart. These sessions may use tokens of which this target has no record any
+    /// more. Changes wait until each of these sessions has presented itself or was dropped as stopped, or until the
+    /// longest life that was ever granted is over.
     pub fn recover(&mut self, now_ns: u64, sessions: impl IntoIterator<Item = SessionId>, longest_life_ns: u64) {
         #[cfg(test)]
         if self.bug == Some(PlantedBug::SkipRecovery) {
@@ -375,7 +376,7 @@ impl TokenSpace {
         self.recovery.iter().flat_map(|recovery| recovery.missing.iter().copied())
     }
 
-    /// Ends expired tokens, at most 1,024. [`TokenSpace::next_deadline`] says when to call again.
+    /// Ends expired tokens, at most 1,024. [`TokenSpace::next_deadline`] says when it has to be called again.
     pub fn tick(&mut self, now_ns: u64) {
         if self.recovery.as_ref().is_some_and(|recovery| recovery.until_ns <= now_ns) {
             self.end_recovery();
@@ -478,8 +479,8 @@ impl TokenSpace {
         self.revoke(now_ns, &oldest, None);
     }
 
-    /// Revokes these tokens for a change of `by`, with as few messages for each session as possible. None of them is
-    /// under revocation yet.
+    /// Revokes these tokens for a change of `by`, with as few messages for each session as possible. None of these
+    /// tokens is being revoked yet.
     fn revoke(&mut self, now_ns: u64, tokens: &BTreeSet<(SessionId, TokenKey)>, by: Option<SessionId>) {
         let mut rest = tokens.iter().copied().peekable();
         while let Some(&(session, _)) = rest.peek() {

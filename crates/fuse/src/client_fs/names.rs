@@ -31,7 +31,7 @@ use std::time::Duration;
 const ROOT: Handle = Handle(u64::MAX);
 
 impl ClientFs {
-    /// To be called before this mount changes a name. The count of its lookups begins again at zero.
+    /// Has to be called before this mount changes a name. The count of its lookups begins again at zero.
     pub(super) fn changes_name(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) {
         self.names.asked.begins_anew(dir, name);
         self.is_lent_as_absent(caller, dir, name);
@@ -59,7 +59,7 @@ impl ClientFs {
         }
     }
 
-    /// To be called after a program was answered ENOENT. Returns whether the kernel caches this absence.
+    /// Has to be called after a program was answered ENOENT. Returns whether the kernel caches this absence.
     pub(super) fn looked(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
         self.names.has_asked(caller.tid, dir, name, loan);

@@ -17,7 +17,7 @@ impl ClientFs {
         !self.client.has_always_been_alone() && self.kernel_view.appended.is(ino)
     }
 
-    /// To be called before a program is answered that it holds a lock on the file.
+    /// Has to be called before a program is answered that it holds a lock on the file.
     pub(super) fn tells_end(&self, caller: &Caller<'_>, ino: Ino) {
         if self.owes_end(ino) {
             caller.will_block();
@@ -25,7 +25,7 @@ impl ClientFs {
         }
     }
 
-    /// To be called before an append of `len` bytes is answered.
+    /// Has to be called before an append of `len` bytes is answered.
     pub(super) fn tells_end_behind(&self, caller: &Caller<'_>, file: &OpenFile, how: &WriteHow, len: usize) {
         let sizes = &self.names.lender.sizes;
         match file.appended_at().cmp(&how.offset) {

@@ -24,7 +24,7 @@ pub(super) struct Mappings {
     kept: Vec<Mapping>,
     bytes: usize,
     max: usize,
-    /// The fewest bytes there were in this stretch of `decay`s and in the one before.
+    /// The smallest number of bytes that were kept at any moment of this series of `decay`s and of the one before.
     least: [usize; 2],
     decays: usize,
 }
@@ -92,8 +92,8 @@ mod tests {
     }
 
     /// Goal: mappings that are used repeatedly stay, up to the bound. Unused ones are unmapped step by step down to 52
-    /// MiB, or at once when memory is short. Method: 40 mappings of 4 MiB, taken and kept for some stretches, then let
-    /// alone.
+    /// MiB, or at once when memory is short. Method: 40 mappings of 4 MiB are used for some series of `decay`s, and
+    /// then left unused.
     #[test]
     fn what_nobody_wants_goes() {
         let mut m = Mappings::new();
