@@ -137,8 +137,7 @@ impl DataStore {
         self.memory
     }
 
-    /// From now on delayed extents lie in memory `number`; `None` means that there are none. No extent lies in other
-    /// memory.
+    /// From now on delayed extents lie in memory `number` and nowhere else; `None` means that there are none.
     pub fn set_memory(&mut self, number: Option<u64>, txn: &mut Txn) {
         debug_assert!(self.delayed.is_empty(), "delayed extents lie in the memory before");
         self.memory = number;

@@ -150,8 +150,8 @@ impl ClientFs {
     }
 
     /// Sends a request with the caller's credentials and waits for the answer. If the server refuses the request, the
-    /// caller may have gained rights since its credentials were cached. They are read again, and the request is sent
-    /// once more.
+    /// caller may have gained rights since its credentials were cached. The rights are read again, and the request is
+    /// sent once more.
     fn asked<T: Send + 'static>(&self, caller: &Caller<'_>, ask: impl Fn(&Ctx) -> Pending<T>) -> Result<T> {
         self.asked_as(caller, self.ctx(caller), ask)
     }
@@ -211,7 +211,7 @@ impl ClientFs {
         if is_kept { self.lend(attr, since) } else { Duration::ZERO }
     }
 
-    /// As `attr_ttl`, but only a change of the inode itself rules the timeout out.
+    /// As `attr_ttl`, but only a change of the inode itself prevents the timeout.
     fn lend(&self, attr: &Attr, since: Since) -> Duration {
         match attr.kind {
             Kind::File => self.tell_end(attr.ino, attr.size),
@@ -683,7 +683,7 @@ impl FileSystem for ClientFs {
         let pending = self.client.copy_file_range(&Self::stream(caller), from, to, len);
         let (changes, tid) = (self.changes(), caller.tid);
         let note = move |copied: &Result<usize>| {
-            // A short copy means that the source ended there; nothing was to be copied behind that.
+            // A short copy means that the source ended there, so nothing had to be copied behind that.
             let reached = copied.as_ref().map_or(0, |copied| *copied as u64);
             changes.note(ino, offset, if copied.is_ok() { reached } else { len }, reached);
             changes.extended(ino, tid, offset + reached);

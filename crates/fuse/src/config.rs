@@ -22,7 +22,8 @@ pub struct SessionConfig {
     pub acl: bool,
     /// Device files can be opened. Only root may mount in this way.
     pub devices: bool,
-    /// Payload of the largest request in bytes, a multiple of 4096. If root mounts, the system's limit is raised to it.
+    /// Payload of the largest request in bytes, a multiple of 4096. If root mounts, the system's limit is raised to
+    /// this value.
     pub request_max_bytes: usize,
     /// Most reader threads, at least 2. This many calls can block at once before further calls wait for a thread. Some
     /// more threads are reserved for the kernel's own pages.

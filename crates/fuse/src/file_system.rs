@@ -40,14 +40,14 @@ pub trait FileSystem: Send + Sync + 'static {
     /// number in the mount table (0: unknown).
     fn serves(&self, at: &Path, device: u64) {}
 
-    /// Called before a request that wants a reply is served. What is returned is dropped when that is done.
+    /// Called before a request that wants a reply is served. The result is dropped when the request has been answered.
     ///
     /// Errors: the request is answered with the error.
     fn arrives(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
         Ok(Arrival::default())
     }
 
-    /// What is to be recorded of a request, asked before it is handled.
+    /// Decides what is recorded of a request, before it is handled.
     fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
         None
     }
@@ -55,13 +55,13 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called when a request that is recorded was answered on the thread that handled it.
     fn recorded(&self, recorded: Recorded) {}
 
-    /// Whether a thread belongs to the file system itself. Its requests are answered without waiting, by the thread
-    /// that reads them.
+    /// Whether a thread belongs to the file system itself. Requests of such a thread are answered without waiting, by
+    /// the thread that reads them.
     fn is_own_thread(&self, tid: u32) -> bool {
         false
     }
 
-    /// Where the times of calls are counted.
+    /// The counters for the times of calls.
     fn call_times(&self) -> Option<&Arc<CallTimes>> {
         None
     }
@@ -172,7 +172,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// The thread then has nothing else to do.
     fn read_answered(&self, how: &ReadHow) {}
 
-    /// Called after any read was answered on the thread that had it.
+    /// Called after any read was answered on the thread that handled it.
     fn read_followed(&self, how: &ReadHow) {}
 
     /// Writes, and returns the number of bytes written.
@@ -248,7 +248,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Checks `R_OK`, `W_OK`, `X_OK` bits. Not called when the kernel checks permissions itself.
+    /// Checks `R_OK`, `W_OK`, `X_OK` bits. It is not called when the kernel checks permissions itself.
     fn access(&self, caller: &Caller<'_>, ino: Ino, mask: u32) -> Result<()> {
         Err(Errno::NoSys)
     }
@@ -301,7 +301,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoTty)
     }
 
-    /// Whether this device control may wait for very long. If so, `ioctl_later` serves it.
+    /// Whether this device control may wait for very long. If so, `ioctl_later` serves the call.
     fn ioctl_waits(&self, call: &IoctlCall<'_>) -> bool {
         false
     }

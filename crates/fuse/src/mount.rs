@@ -299,7 +299,7 @@ mod tests {
         at.raise_read_ahead(4 << 10);
         let told = std::fs::read_to_string(&path);
         at.unmount().expect("unmount");
-        // Where the system's settings cannot be written there is nothing to test.
+        // If the system's settings cannot be written, there is nothing to test.
         if std::fs::OpenOptions::new().write(true).open("/proc/sys/fs/fuse/max_pages_limit").is_ok() {
             assert_eq!(told.expect("a setting").trim(), "768");
         }

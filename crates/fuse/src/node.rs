@@ -1,8 +1,8 @@
 //! Node ids: the numbers by which the kernel knows inodes.
 //!
 //! An inode's node id is its inode number. A directory that another mount has moved may be shown under other node ids
-//! as well (`front/moved`). And the kernel knows the root of each mount by the number of the file system's root, also
-//! where a mount has another directory as its root (`Top`).
+//! as well (`front/moved`). The kernel knows the root of each mount by the number of the file system's root, even if
+//! the mount has another directory as its root (`Top`).
 
 use amphi_types::Ino;
 

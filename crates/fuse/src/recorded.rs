@@ -45,7 +45,7 @@ impl Recorded {
         is_new.then(|| crate::calls::Handle(self.call.handle.wrapping_sub(1)))
     }
 
-    /// The mount began with the call then.
+    /// When the mount began with the call.
     pub(crate) fn began(&mut self, at_ns: u64) {
         self.call.start_ns = at_ns;
     }
@@ -103,7 +103,7 @@ impl Recorded {
             // Hits on the calling thread are not decided.
             course.reason = Some(Reason::CacheHit as u8);
         }
-        // Answers that were waited for at the same time count once.
+        // If a call waited for several answers at the same time, that time counts once.
         course.lock_ns = course.lock_ns.min(call.took_ns);
         course.fill_ns = course.fill_ns.min(call.took_ns - course.lock_ns);
         course.server_ns = course.server_ns.min(call.took_ns - course.lock_ns - course.fill_ns);

@@ -1,6 +1,6 @@
 //! Requests: parses the kernel's bytes into typed operations.
 //!
-//! Owns: parsing, and `Caller`. Does not own: reading the bytes or acting on them.
+//! Owns: parsing, and `Caller`. Does not own: reading the bytes, and executing the requests.
 //!
 //! Invariant: any bytes give a value or `Malformed`, never a panic. A parsed name has no NUL and no `/`.
 
@@ -39,7 +39,7 @@ pub struct Caller<'a> {
 
 /// Gives a handler's thread back before its request is answered.
 pub(crate) trait Deferral {
-    /// Takes the answer over, to be given later. To be called once.
+    /// Takes the answer over, to be given later. May be called only once.
     fn take(&self) -> Later;
 }
 
@@ -68,7 +68,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Whether the kernel names the inode by another id than its own. Under such an id nothing gets a timeout.
+    /// Whether the kernel names the inode by another id than its own. Attributes and entries under such an id get no
+    /// timeout.
     pub fn by_other_id(&self) -> bool {
         is_other(self.node.0)
     }
@@ -99,7 +100,7 @@ impl<'a> Caller<'a> {
         self.with(cache.rights(self.tid, self.uid, self.gid))
     }
 
-    /// As `cred`, but read again, for a caller that was refused.
+    /// As `cred`, but with rights that are read again, for a caller that was refused.
     pub fn fresh_cred(&self, cache: &GroupCache) -> Cred {
         self.with(cache.again(self.tid, self.uid, self.gid))
     }
@@ -373,7 +374,7 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, Malformed> {
     })
 }
 
-/// The umask of a request that makes an inode; 0 of others.
+/// The umask of a request that makes an inode; 0 for other requests.
 fn umask(header: &k::InHeader, args: &[u8]) -> u16 {
     let mut c = Cursor(args);
     let umask = match Opcode::from_raw(header.opcode) {

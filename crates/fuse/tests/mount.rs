@@ -49,7 +49,7 @@ fn mounts_at(path: &Path) -> usize {
 }
 
 /// Goal: the everyday operations work through the kernel, and nothing is left afterwards. Method: the do-nothing file
-/// system, each operation once.
+/// system, with each operation once.
 #[test]
 fn everyday_operations() {
     let fs: Arc<dyn FileSystem> = Arc::new(NullFs::new());

@@ -105,8 +105,8 @@ fn check_cache(bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// Told of the end of a thread that holds it from its first line, and whether by a panic, which passes by everything
-/// but destructors.
+/// A guard that a thread holds from its first line. Its drop reports the end of the thread, and whether the thread
+/// panicked, since a panic still runs destructors.
 pub struct AtEnd<F: FnMut(bool)>(pub F);
 
 impl<F: FnMut(bool)> Drop for AtEnd<F> {
@@ -140,7 +140,7 @@ impl Running {
         self.join()
     }
 
-    /// Waits for the thread to end by itself.
+    /// Waits until the thread ends by itself.
     pub fn join(self) -> Outcome {
         self.thread.join().unwrap_or_else(|_| Err(panicked()))
     }
@@ -160,7 +160,8 @@ pub fn start_client(
     config: ClientConfig,
     ended: mpsc::Sender<()>,
 ) -> Outcome<Running> {
-    // Before the first buffer is wanted: a server on this machine is given the memory of this process's buffers.
+    // This comes before the first buffer is needed, because a server on this machine is passed the memory of this
+    // process's buffers.
     if addrs.iter().any(|addr| amphi_transport::is_unix(addr)) && !amphi_env::buf::pass_memory() {
         tracing::debug!("payloads go through sockets");
     }

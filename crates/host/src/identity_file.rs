@@ -61,7 +61,7 @@ fn write(path: &Path, identity: &Identity, how: OFlags) -> std::io::Result<()> {
         Err(e) => Err(e.into()),
     };
     if written.is_err() {
-        // A part of a key is none.
+        // A part of a key is not a valid key.
         let _ = std::fs::remove_file(path);
     }
     written

@@ -18,7 +18,7 @@ const DIR_SIZE: u64 = 4096;
 pub struct Pending {
     /// The file was truncated. Objects on other targets may still have bytes beyond `Inode::size`.
     pub trim: bool,
-    /// The file is being destroyed. Its objects are removed first, then `MetaStore::remove_inode` follows.
+    /// The file is being destroyed. Its objects are removed first, and then `MetaStore::remove_inode` follows.
     pub destroy: bool,
 }
 
@@ -29,7 +29,7 @@ pub struct InodeOwner {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Project of the tree in which it lies, or 0. In the item it lies behind the rest (`codec`).
+    /// Project of the tree in which it lies, or 0. In the item, its number follows the other fields (`codec`).
     #[serde(skip)]
     pub project: u32,
 }
@@ -107,7 +107,7 @@ impl InodeFlags {
         self.0 = if on { self.0 | flag.0 } else { self.0 & !flag.0 };
     }
 
-    /// What `chattr` has set.
+    /// The flags that `chattr` has set.
     pub fn file_flags(self) -> FileFlags {
         FileFlags::try_from((self.0 & Self::FILE_MASK) >> Self::FILE_SHIFT).unwrap_or_default()
     }
@@ -168,7 +168,7 @@ pub struct Inode {
     pub symlink: Box<[u8]>,
 }
 
-/// The sum over a file's objects. Without objects it is `Gathered::default()`.
+/// The sum over a file's objects. If there are no objects, it is `Gathered::default()`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gathered {
     /// Largest end over the objects.
@@ -283,7 +283,7 @@ pub struct Facts {
     pub layout: Layout,
     /// Settings of the owner for mounts.
     pub advice: Advice,
-    /// What `chattr` has set.
+    /// The flags that `chattr` has set.
     pub flags: FileFlags,
     /// Access control lists, if there are any.
     pub acls: Option<Box<Acls>>,
@@ -292,7 +292,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The directory that programs know: of a shard, the one that it belongs to.
+    /// The directory that programs know: for a shard, the directory to which it belongs.
     pub fn directory(&self) -> Ino {
         if self.ino.is_shard() { self.parent } else { self.ino }
     }

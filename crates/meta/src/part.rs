@@ -45,7 +45,7 @@ pub struct NewInode {
     pub layout: Layout,
     /// Settings of the owner for mounts.
     pub advice: Advice,
-    /// The inode gets a name at once. If not, it has no name, and may be linked later.
+    /// Whether the inode gets a name at once. If not, it has no name, and may be linked later.
     pub linked: bool,
 }
 
@@ -99,7 +99,7 @@ pub enum Part {
         /// Kind that the inode must have.
         kind: Kind,
     },
-    /// The entries of a directory have changed: mtime and ctime become now.
+    /// The entries of a directory have changed: its mtime and ctime are set to the present time.
     TouchDir {
         /// Directory.
         dir: Ino,
@@ -113,13 +113,12 @@ pub enum Part {
         /// The new parent of the directory.
         parent: Ino,
     },
-    /// An inode was renamed: ctime becomes now.
+    /// An inode was renamed: its ctime is set to the present time.
     TouchCtime {
         /// Inode.
         ino: Ino,
     },
-    /// A new inode inherits access control lists. Comes behind its `MakeInode`, which has the permissions that go with
-    /// them.
+    /// A new inode inherits access control lists. Follows its `MakeInode`, which has the matching permissions.
     SetAcls {
         /// Inode.
         ino: Ino,
@@ -144,9 +143,9 @@ pub enum Part {
     SetShared {
         /// The directory, or one of its shards.
         ino: Ino,
-        /// What the directory was when this was planned; `None` for a shard.
+        /// The attributes of the directory when this was planned; `None` for a shard.
         was: Option<Box<SharedAttrs>>,
-        /// What the directory is now.
+        /// The new attributes of the directory.
         now: Box<SharedAttrs>,
     },
 }
@@ -229,7 +228,7 @@ impl MetaStore {
         !parts.iter().any(|other| matches!(other, Part::Unlink { ino, .. } if Some(*ino) == first))
     }
 
-    /// An inode that a plan has used and that may be gone since.
+    /// The first shard, which is on the directory's target, is checked for all shards.
     fn planned(&self, ino: Ino) -> Result<Brief, Refusal> {
         self.brief(ino).map_err(|_| Refusal::Conflict)
     }
@@ -304,7 +303,7 @@ impl MetaStore {
             Part::TouchCtime { ino } => {
                 self.planned(*ino)?;
             }
-            // The inode is made by a part before this one.
+            // An inode that a plan has used, and that may have been removed since.
             Part::SetAcls { .. } | Part::SetProject { .. } => {}
             Part::SetShards { ino, .. } => {
                 let inode = self.planned_dir(*ino)?;
@@ -325,7 +324,7 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Applies parts that `check_parts` has accepted, all at the time `now`, and appends the changed items.
+    /// An earlier part makes the inode.
     pub fn apply_parts(&mut self, parts: &[Part], now: Timespec, txn: &mut Txn) -> Applied {
         self.apply_promised(parts, now, now, txn)
     }

@@ -3,7 +3,7 @@
 //! Owns: the rules who may read, write, search, delete and own. Does not own: the order in which an operation checks
 //! them (`plan`, `setattr`, `xattr`).
 //!
-//! Rights beyond those of a user come from capabilities, of which root has all at first. Operations that `chattr` has
+//! Rights beyond those of a user come from capabilities; initially root has all of them. Operations that `chattr` has
 //! forbidden (`FileFlags`) are refused to everybody, before permissions are checked, as in Linux.
 
 use crate::Facts;
@@ -101,7 +101,7 @@ pub fn insert(cred: &Cred, dir: &Facts) -> Result<()> {
 /// Whether `cred` may remove or replace the entry of `child` in `dir`. In a sticky directory only the owner of the
 /// child, the owner of the directory, and a caller that counts as owner of everything may.
 ///
-/// Errors: `NotDir`, `Access`, `Perm` for the sticky rule and for what `chattr` has set on either.
+/// Errors: `NotDir`, `Access`, and `Perm` for the sticky rule and for flags that `chattr` has set on either inode.
 pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
     if dir.kind != Kind::Dir {
         return Err(Errno::NotDir);

@@ -1,7 +1,7 @@
 //! The layer below the cache: one small trait. Its implementations are `posix` and, for tests, `memory`.
 //!
 //! Owns nothing but the contract. Offsets are absolute; no implementation has a file position. All calls may come from
-//! several threads and processes at once: the page locks above order those that overlap.
+//! several threads and processes at once: the page locks in the layers above order calls that overlap.
 
 use crate::error::{Error, Outcome};
 use std::io::IoSlice;

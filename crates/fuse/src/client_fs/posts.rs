@@ -64,11 +64,11 @@ fn need(op: &Op<'_>) -> Need {
 }
 
 impl ClientFs {
-    /// To be called before a request is served, which is over when the result is dropped.
+    /// Has to be called before a request is served; the request ends when the result is dropped.
     pub(super) fn take_posts(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
         let (posts, ino) = (&self.handles.posts, request.ino);
         let need = need(&request.op);
-        // Before it is known whether there are any: a program may be about to be admitted.
+        // This comes before it is known whether there are any posts, because a program may be about to be admitted.
         let barrier = if need == Need::Exclusion { posts.exclude(ino) } else { Arrival::default() };
         if !posts.any() && !matches!(request.op, Op::Open { .. }) {
             return Ok(barrier);
@@ -90,7 +90,7 @@ impl ClientFs {
     fn settle(&self, caller: &Caller<'_>, rest: Option<Pending<()>>) -> Result<()> {
         match rest {
             None => Ok(()),
-            // No request may wait on such a thread. It asks again, or does without.
+            // No request may wait on such a thread. The thread asks again, or does without the answer.
             Some(_) if self.names.is_own(caller.tid) => Err(Errno::Intr),
             Some(rest) => self.wait(caller, rest),
         }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// How long a call waits on its thread before it gives the thread back.
 pub(crate) const THREAD_WAIT: Duration = Duration::from_millis(50);
-/// This many small reads wait on threads. Further small reads give their threads back at once.
+/// This many small reads wait on threads. Further small reads release their threads at once.
 const BRIEF_THREADS: usize = 12;
 /// Most calls that wait without a thread, at some 2 KiB each.
 const DEFERRED_MAX: usize = 32768;

@@ -9,7 +9,7 @@
 //! Owns: this rule, and the calls that are observed. Does not own: the delivery of interrupts (`interrupt`, `later`),
 //! what a pending signal demands (`signals`).
 //!
-//! Bound: at most `OBSERVERS_MAX` calls are observed at a time. Beyond that, a signal ends a wait at once.
+//! Bound: at most `OBSERVERS_MAX` calls are observed at a time. If there are more, a signal ends a wait at once.
 
 use crate::later::Later;
 use crate::request::Caller;

@@ -5,8 +5,8 @@
 //! may be posted to and what a write does (the client), which requests need what (`client_fs/posts`).
 //!
 //! A ring belongs to a file, so its writes are carried out in the order of its positions. Each write names the handle
-//! of an open file, which has to be one whose program has asked here for that file: so a program that forges writes can
-//! change only a file that it had open for writing, as it can through a mapping.
+//! of an open file, and the program of that open file must have requested a ring here for that file. So a program that
+//! forges writes can change only a file that it has open for writing, as it can through a mapping.
 //!
 //! *Draining* takes the posted writes, joins adjacent ones, and writes them into the cache on the calling thread.
 //! Writes that cannot go into the cache at once (the cache is full of dirty bytes, or another call holds the bytes) are
@@ -49,7 +49,7 @@ const STRIKES_MAX: u32 = 3;
 /// Memory for parts that is kept for each file.
 const SPARE_MAX: usize = 4;
 
-/// What a program gets memory for.
+/// The right for which a program gets memory.
 pub(crate) type Secret = [u8; 16];
 
 /// 16 random bytes.
@@ -129,7 +129,7 @@ struct Work {
     is_busy: bool,
     starts: bool,
     waiting: Vec<Waker>,
-    /// Posts, and reads that came meanwhile.
+    /// Posted writes, and reads that came meanwhile.
     posts: u32,
     reads: u32,
     strikes: u32,
@@ -209,7 +209,7 @@ impl Posted {
         assert_eq!(work.taken - work.done, queued, "{}: {queued} parts of posted writes are queued", self.ino);
     }
 
-    /// Carries out what can be done at once. Returns whether that is everything.
+    /// Executes the posts that can be executed at once. Returns whether that is everything.
     fn carry_out(&self, work: &mut Work) -> bool {
         while !work.is_busy
             && let Some(part) = work.queue.front()
@@ -224,8 +224,8 @@ impl Posted {
         work.queue.is_empty()
     }
 
-    /// Gives the room that is set aside for posts to those that were posted, and allows no more. Returns whether there
-    /// was any.
+    /// Uses the room that is set aside for the writes that were posted, and permits no further posts. Returns whether
+    /// there was any such room.
     fn use_room(&self, work: &mut Work) -> bool {
         if work.posting.is_none() {
             return false;
@@ -257,7 +257,7 @@ impl Posted {
         Some(work.taken)
     }
 
-    /// From now on nothing is posted. What was posted is carried out as by `drain`.
+    /// From now on no write can be posted. Writes that were posted before are executed as by `drain`.
     fn stop(&self, work: &mut Work) -> Option<u64> {
         self.ring.set_limit(0);
         self.drain(work)
@@ -331,7 +331,7 @@ impl Task {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// The next part; it stays in the queue until it is done. Without one, the task is over.
+    /// The next part; it stays in the queue until it is done. If there is none, the task ends.
     fn next(&mut self) -> Option<(Arc<OpenFile>, Ctx, ByteRange, Vec<u8>)> {
         let mut work = self.posted.work.lock();
         if let Some(part) = work.queue.front() {
@@ -443,7 +443,7 @@ impl Posts {
             if !posted.ring.is_stuck() {
                 return Some(posted.clone());
             }
-            // Programs of the former ring find it stopped, and ask again.
+            // Programs find the former ring stopped, and request a new one.
             if posted.with(|work| posted.stop(work)).is_some() {
                 return None;
             }
@@ -477,7 +477,8 @@ impl Posts {
         &self.barriers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % BARRIERS]
     }
 
-    /// Called when a call is to be served that excludes posts to the file. Until the result is dropped none begins.
+    /// Called when a call is to be served that excludes posts to the file. Until the result is dropped, no posting
+    /// begins.
     pub(crate) fn exclude(&self, ino: Ino) -> Arrival<'_> {
         Arrival::counted(self.barrier(ino))
     }
@@ -502,7 +503,7 @@ impl Posts {
         rest.map(|upto| posted.settled(upto))
     }
 
-    /// As `drain`, and nothing more is posted to the file until a program is admitted anew.
+    /// As `drain`, and nothing more is posted to the file until a program is admitted again.
     pub(crate) fn stop(&self, ino: Ino) -> Option<Pending<()>> {
         let posted = self.get(ino)?;
         posted.with(|work| posted.stop(work)).map(|upto| posted.settled(upto))
@@ -584,7 +585,8 @@ impl Posts {
         self.any.store(false, SeqCst);
     }
 
-    /// Whether the kernel may not know the end of the file, because posts have moved it. It is to be told now.
+    /// Whether the kernel may not know the end of the file, because posts have moved it. The kernel has to be informed
+    /// now.
     pub(crate) fn owes_end(&self, ino: Ino) -> bool {
         self.owed.lock().remove(&ino)
     }

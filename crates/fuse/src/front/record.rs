@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //!
-//! * Without recordings, a call costs one look at a number. With a recording, a call of another process costs one
+//! * Without recordings, a call costs one comparison of a number. With a recording, a call of another process costs one
 //!   look-up of the record of its thread.
 //! * `/proc` of a caller is read only for requests whose caller holds no lock for which `/proc` would wait (`may_ask`).
 //!   A page fault, `munmap` and `execve` hold such locks while they read and write pages, set times, and close
@@ -70,7 +70,7 @@ pub(crate) struct Records {
     handles: Mutex<BTreeMap<u64, Weak<Recording>>>,
 }
 
-/// The number of a handle in a trace, in which 0 is none.
+/// The number of a handle in a trace, in which 0 means none.
 fn number(handle: crate::calls::Handle) -> u64 {
     handle.0.wrapping_add(1)
 }
@@ -81,7 +81,7 @@ impl Records {
         Records { environments, jobs, recorder, told: Mutex::default(), handles: Mutex::default() }
     }
 
-    /// What is to be recorded of a request that begins, if anything.
+    /// Decides what is recorded of a request that begins.
     #[inline]
     pub(crate) fn begin(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
         if self.recorder.is_on() { self.begin_recorded(caller, request) } else { None }

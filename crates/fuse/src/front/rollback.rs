@@ -2,8 +2,8 @@
 //!
 //! If a write bypasses the page cache, would end behind the end of the file, and fails, Linux truncates the file to the
 //! size that it knows, within the same system call (fs/fuse/file.c, `fuse_direct_IO`). In shared mode that size may be
-//! out of date, and the bytes behind it may be those of other mounts (promise S17). The request looks like a program's
-//! own `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
+//! outdated, and the bytes behind it may be those of other mounts (promise S17). The request looks like a program's own
+//! `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
 //!
 //! Owns: which handles had a failed write, and how to tell the two kinds of truncates apart. Does not own: what a
 //! failed write leaves in the file (`amphi_client`).

@@ -91,7 +91,7 @@ fn apply(index: &mut DentryIndex, model: &mut Model, step: Step) {
             let (entries, end) = page(index, dir, cookie, max);
             let wanted: Vec<_> = of_dir().filter(|(at, _)| *at > cookie).collect();
             assert_eq!(entries, wanted[..max.min(wanted.len())]);
-            // A window may end behind entries that are gone since, and only the next page reports this.
+            // A window may end behind entries that were removed since, and only the next page reports this.
             assert!(if wanted.len() > max { !end } else { end || entries.len() == max });
         }
         Step::Seed(seed) => index.set_seed(seed),

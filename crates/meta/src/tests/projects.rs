@@ -16,7 +16,7 @@ fn set_project(c: &mut Cluster, cred: &Cred, ino: Ino, project: u32) -> Result<(
     c.setattr(cred, ino, &SetAttr { project: Some(project), ..SetAttr::default() })
 }
 
-/// A tree of project 7 with a directory and a file in it, and a tree beside.
+/// A tree of project 7 with a directory and a file in it, and a tree next to it.
 fn trees() -> (Cluster, [Ino; 4]) {
     let root = Cred::root();
     let mut c = Cluster::new(1, 1, u64::MAX, None);

@@ -71,8 +71,9 @@ fn shards_are_ranges_of_cookies() {
     assert_eq!(found.len(), 2000);
 }
 
-/// Goal: one change of the directory gives all shards what they have in common, and what it was planned for may not
-/// have changed; the checker finds a shard that has not got it. Method: chmod and a time, with one part left out.
+/// Goal: one change of the directory changes the common attributes of all shards, and fails if the directory has
+/// changed since it was planned; the checker finds a shard that was left out. Method: chmod and a time, with one part
+/// left out.
 #[test]
 fn shards_agree_with_their_directory() {
     let (mut store, dir, shards) = sharded(3);

@@ -61,8 +61,8 @@ pub(crate) fn leave_signals() -> Result<(), Raw> {
 pub(crate) fn leave_descriptors(kept: &OwnedFd) -> Result<OwnedFd, Raw> {
     let kept = kept.as_raw_fd();
     let close = |first: i32, last: u32, flags: u32| {
-        // SAFETY: no memory is involved. With the first call the table is the thread's own; afterwards the thread uses
-        // only what is opened here and `kept`.
+        // SAFETY: no memory is involved. With the first call the table belongs to this thread alone; afterwards the
+        // thread uses only descriptors that are opened here, and `kept`.
         check(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
     };
     close(kept + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
@@ -95,7 +95,7 @@ pub(crate) fn root_of_clone(at: &Path) -> Result<OwnedFd, Raw> {
 /// Opens an inode by its node id, with which the kernel ends the timeout of its name. Waits for no lock of a directory,
 /// and sends no request if the kernel knows the inode.
 ///
-/// Errors: `STALE` if the kernel does not know it.
+/// Errors: `STALE` if the kernel does not know the directory.
 pub(crate) fn by_handle(root: &OwnedFd, node: Ino) -> Result<OwnedFd, Raw> {
     let words = [(node.0 >> 32) as u32, node.0 as u32, 0];
     let mut handle = Handle { bytes: 4 * HANDLE_WORDS as u32, kind: HANDLE_TYPE, words };

@@ -9,7 +9,7 @@
 //! (`sizes`), which answers get a timeout (the client).
 //!
 //! Invariant: while `size` is known, either the kernel has it, or a thread was given it and takes it. All other answers
-//! on their way show this size, or are noted in `other`. So an answer with this size may be given whether the kernel
+//! on their way show this size, or are listed in `other`. So an answer with this size may be given whether the kernel
 //! keeps it or not. An answer with another size may be given only if no other thread was given an answer lately.
 
 use super::{ASKED_NS, FIXED_NS, ORDER_NS, TAKEN_NS, UNTAKEN_NS};
@@ -27,7 +27,7 @@ struct Given {
 impl Given {
     fn note(&mut self, tid: u32, now_ns: u64) {
         let [first, second] = self.last;
-        // It is not known which threads are behind thread id 0.
+        // It is not known which threads have thread id 0.
         if tid == 0 {
             self.rest_ns = now_ns;
         } else if tid == first.0 {
@@ -91,7 +91,8 @@ pub(super) struct Known {
     since_ns: u64,
     by: u32,
     by_before_ns: u64,
-    /// The kernel keeps the answer with this size only if nothing crosses it, and the kernel was not seen to have it.
+    /// The kernel keeps the answer with this size only if no other event crosses it; the kernel was not seen to have
+    /// this size yet.
     may_be_lost: bool,
     /// When answers were given that move the version of the attributes.
     given: Given,
@@ -137,8 +138,9 @@ impl Known {
         }
     }
 
-    /// To be called before an answer that the kernel keeps if nothing crosses it. False if the kernel may end up with
-    /// another size; then nothing is noted. `is_changing`: whether a change of the file by this mount is under way.
+    /// Has to be called before an answer that the kernel keeps if no other event crosses it. False if the kernel may
+    /// end up with another size; then nothing is noted. `is_changing`: whether a change of the file by this mount is
+    /// under way.
     pub(super) fn shows(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         let from_ns = answer.counts_from_ns();
@@ -158,8 +160,8 @@ impl Known {
         is_safe
     }
 
-    /// As `shows`, for an answer that shows no size to a program. False means that it has to be left out, because it
-    /// may be older than what was shown meanwhile.
+    /// As `shows`, for an answer that shows no size to a program. If the result is false, the answer has to be left
+    /// out, because it may be older than what was shown meanwhile.
     pub(super) fn shows_aside(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         if self.shows(answer, now_ns, is_changing) {
             return true;
@@ -201,8 +203,8 @@ impl Known {
         self.note(answer.tid, now_ns);
     }
 
-    /// Has to be called before an answer that the kernel caches whatever came in between. False if the answer may be
-    /// older than what a program was shown meanwhile.
+    /// Has to be called before an answer that the kernel caches whatever came in between. The result is false if the
+    /// answer may be older than what a program was shown meanwhile.
     pub(super) fn fixes(&mut self, answer: Answer, now_ns: u64) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         if self.is_older(answer) {
@@ -220,8 +222,8 @@ impl Known {
         self.cut.note(tid, now_ns);
     }
 
-    /// Whether another thread may not have taken the answer to a change of the size yet. It has if it sends another
-    /// request about the file, or if the kernel was seen to have kept a later answer.
+    /// Whether another thread may not have taken the answer to a change of the size yet. The thread has taken it if it
+    /// sends another request about the file, or if the kernel was seen to have kept a later answer.
     pub(super) fn is_cut(&self, tid: u32, now_ns: u64) -> bool {
         match self.cut.to_others(tid) {
             0 => false,
@@ -319,8 +321,9 @@ mod tests {
     }
 
     /// Goal: programs that change the file and request its size in turn are answered at once if the writer is known to
-    /// have taken the answers to its writes. Until then the kernel keeps no other answer, so nothing is safe. Method: a
-    /// writer and a thread that requests the size, and then a third thread; a writer that sends nothing more.
+    /// have taken the answers to its writes. Until then the kernel keeps no other answer, so no answer is given at
+    /// once. Method: a writer and a thread that requests the size, and then a third thread; a writer that sends nothing
+    /// more.
     #[test]
     fn turns_of_a_writer_that_goes_on_cost_nothing() {
         let (mut known, turn) = (Known::new(Ino(7)), |n: u64| NOW + 2 * n * ORDER_NS);

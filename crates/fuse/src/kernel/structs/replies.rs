@@ -4,7 +4,7 @@ use std::mem::size_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 wire! {
-    /// What stat shows.
+    /// The attributes that stat shows.
     Attr, 88 {
         /// Inode number.
         ino: u64,
@@ -46,13 +46,13 @@ wire! {
     Statfs, 80 {
         /// All blocks.
         blocks: u64,
-        /// Free blocks.
+        /// Number of free blocks.
         bfree: u64,
         /// Blocks free for users.
         bavail: u64,
         /// All inodes.
         files: u64,
-        /// Free inodes.
+        /// Number of free inodes.
         ffree: u64,
         /// Preferred request size in bytes.
         bsize: u32,
@@ -162,7 +162,7 @@ wire! {
 }
 
 wire! {
-    /// What statx shows.
+    /// The attributes that statx shows.
     Statx, 256 {
         /// Which members are valid.
         mask: u32,
@@ -316,7 +316,7 @@ wire! {
     NotifyInvalInode, 24 {
         /// Inode.
         ino: u64,
-        /// First byte, negative for attributes alone.
+        /// First byte; negative if only attributes are concerned.
         off: i64,
         /// Number of bytes, 0 for all.
         len: i64,
@@ -342,7 +342,7 @@ wire! {
         start: u64,
         /// Last byte.
         end: u64,
-        /// `F_RDLCK`, `F_WRLCK`, or `F_UNLCK` if nothing is in the way.
+        /// `F_RDLCK`, `F_WRLCK`, or `F_UNLCK` if no lock conflicts.
         kind: u32,
         /// Process.
         pid: u32,

@@ -167,7 +167,7 @@ fn waits(lender: &Arc<Lender>, dir: &Arc<OwnedFd>) -> Result<(), String> {
             seen
         })
     };
-    // When its question is here, the thread holds the lock.
+    // When its request has arrived, the thread holds the lock.
     let has_lock = seen(&|| lender.state.lock().trial.keeps_back);
     let looker = own(Box::new(move || drop(system::look(&at2, WAITS))));
     let waits = looker.as_ref().is_ok_and(|(_, tid)| seen(&|| system::waits_for_directory(*tid).is_some()));
