@@ -1,6 +1,6 @@
 //! The shims over the MPI libraries that `scripts/setup` installs: real programs under mpirun, with and without cache.
 //!
-//! Each library's programs and shim are built once. One job runs at a time: MPI ranks that wait spin.
+//! Each library's programs and shim are built only once. One job runs at a time: MPI ranks that wait spin.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -556,7 +556,7 @@ fn messages_of_the_library_connect_nodes() {
                 "views" => assert!(file == native, "{mpi} with '{hints}': another file"),
                 "atomic" => assert!(printed.contains("0 mixed"), "{mpi}: {printed}"),
                 "collective" => assert!(file == file_of_collective(), "{mpi}: another file"),
-                // It returns its file to the library, so there are no statistics.
+                // The program returns its file to the library, so there are no statistics.
                 "threads" => continue,
                 _ => {}
             }

@@ -30,7 +30,7 @@ struct Library {
     many: AtomicUsize,
     /// Every call fails.
     broken: AtomicBool,
-    /// Messages of this rank are lost; 0: no rank's are.
+    /// Messages of this rank are lost; 0 means that no rank's messages are.
     mute: AtomicI32,
 }
 

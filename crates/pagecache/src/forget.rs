@@ -17,7 +17,8 @@ pub enum Dirty {
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// Drops the valid bytes of `range`. Returns whether any are left: dirty bytes that were kept, or bytes in flight.
+    /// Drops the valid bytes of `range`. Returns whether any of these bytes are left: dirty bytes that were kept, or
+    /// bytes in flight.
     pub fn forget(&self, file: &F, range: ByteRange, dirty: Dirty) -> bool {
         if range.is_empty() {
             return false;

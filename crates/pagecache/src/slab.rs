@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// If a file has this many cached bytes, a write that continues them counts as a stream.
 pub(super) const STREAM_BYTES: u64 = 4 << 20;
-/// After this many further units of the cache, a slab that is not continued makes room for another.
+/// After this many further units of the cache, a slab that is not continued makes room for another one.
 const STALE_TURNS: u64 = 4096;
 
-/// The unused parts of all slabs together are at most one part in this many of what the cache may take.
+/// The unused parts of all slabs together are at most one part in this many of the cache's size.
 const REST_PART: u64 = 4;
 
-/// The unused parts of all slabs: memory that no unit has yet.
+/// The unused parts of all slabs: memory that no unit uses yet.
 #[derive(Default)]
 pub(super) struct Slabs {
     rest_bytes: AtomicU64,
@@ -87,7 +87,7 @@ impl Slab {
         }
     }
 
-    /// Bytes that no unit has yet.
+    /// Bytes that no unit uses yet.
     pub(super) fn rest_bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |rest| rest.memory.len() as u64)
     }

@@ -1,7 +1,8 @@
 //! Libraries that programs load in front of libc's or of MPI's functions, and launchers of MPI programs.
 //!
-//! Owns: the places of these libraries, their order in `LD_PRELOAD` beside others, which MPI library a launcher belongs
-//! to and by which options its ranks get them. Does not own: the libraries (`amphi_preload`, `amphi_mpiio`).
+//! Owns: the places of these libraries, their order in `LD_PRELOAD` among other libraries, and for each launcher the
+//! MPI library and the options by which its ranks get them. Does not own: the libraries (`amphi_preload`,
+//! `amphi_mpiio`).
 
 use amphi_host::failure::{Failure, Outcome};
 use clap::ValueEnum;
@@ -34,7 +35,7 @@ impl Mpi {
     }
 }
 
-/// Variables of our libraries that the ranks need, too.
+/// Variables of our libraries that the ranks also need.
 const VARIABLES: [&str; 4] = ["AMPHI_MPIIO", "AMPHI_MPIIO_HINTS", "AMPHI_MPIIO_STATS", "AMPHI_PRELOAD"];
 
 /// The library that reads cached files without calls.
@@ -62,7 +63,7 @@ pub fn launcher_options(mpi: Mpi, preload: &OsStr) -> Vec<OsString> {
     options
 }
 
-/// The library that a launcher belongs to, as it says.
+/// The MPI library of a launcher, from the launcher's own output.
 pub fn ask(launcher: &OsStr) -> Outcome<Mpi> {
     let output = Command::new(launcher)
         .arg("--version")
@@ -121,7 +122,7 @@ pub fn find_preload() -> Outcome<PathBuf> {
     })
 }
 
-/// The value of `LD_PRELOAD` with `first` before and `last` after the present libraries; each library once.
+/// The value of `LD_PRELOAD` with `first` before and `last` after the present libraries; each library occurs once.
 pub fn preload_list(first: Option<&Path>, there: Option<&OsStr>, last: Option<&Path>) -> OsString {
     let there = there.map(OsStr::as_bytes).unwrap_or_default();
     let others = there.split(|b| matches!(b, b':' | b' ')).map(OsStr::from_bytes);
@@ -148,8 +149,8 @@ mod tests {
         assert_eq!(list(Some(shim), "a.so::/l/shim.so"), "/l/shim.so:a.so:/l/own.so");
     }
 
-    /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers.
-    /// Method: the options themselves.
+    /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers. Method:
+    /// the options themselves are compared.
     #[test]
     fn launchers_get_the_shim_as_an_option() {
         for name in ["mpirun", "/usr/bin/mpirun.openmpi", "mpiexec.hydra", "orterun"] {

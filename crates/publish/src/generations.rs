@@ -1,4 +1,4 @@
-//! Earlier generations: putting them away, going back to them, listing and removing them.
+//! Earlier generations: adding, restoring, listing and removing them.
 
 use crate::error::{During, Error, Result, show};
 use crate::place::{Place, Publication, id_of, sync_dir};
@@ -21,13 +21,13 @@ pub struct Generation {
 /// A publication that was begun and is not committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
-    /// Its tree.
+    /// The tree of the generation.
     pub tree: PathBuf,
     /// Ranks; 0 if that is not known any more.
     pub ranks: u32,
     /// How many of them are ready.
     pub ready: u32,
-    /// Since when nothing has changed in its folder.
+    /// The time since which nothing has changed in its folder.
     pub idle: Duration,
 }
 

@@ -1,10 +1,10 @@
-//! `Ledger`: the limits of all accounts, and which target has which share of them.
+//! `Ledger`: the limits of all accounts, and which share of each limit every target has.
 //!
 //! Owns: the decision how much a target gets. Does not own: the messages, the items in which limits last (the server).
 //!
 //! The limits are durable, the shares are not: after a restart the ledger knows no shares, so it collects from all
-//! targets before it gives any. Its messages are numbered. Numbers of a later start are larger, because they begin with
-//! the count of starts.
+//! targets before it gives out any. Its messages are numbered. Numbers of a later start are larger, because they begin
+//! with the count of starts.
 
 use crate::shares::Share;
 use amphi_types::{Account, Amount, Limits, TargetId};
@@ -25,8 +25,8 @@ pub enum Answer {
         /// Whether the account gets no more, because nothing is left.
         refused: bool,
     },
-    /// First the other targets have to return what they do not use: the caller calls `collected` for each, then `ask`
-    /// again.
+    /// Before that, the other targets have to return the parts that they do not use: the caller calls `collected` for
+    /// each, and then `ask` again.
     Collect {
         /// Number of the call.
         number: u64,
@@ -56,7 +56,7 @@ impl Standing {
     }
 }
 
-/// A change of an account by time alone.
+/// A change of an account that only the passing of time causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The new stored state of the account.
@@ -145,7 +145,7 @@ impl Ledger {
         (is_told || entry.standing != before).then_some(Turn { standing: entry.standing, is_told })
     }
 
-    /// A target on which the account uses `used`, including what requests under way hold, needs `wanted` more.
+    /// A target on which the account uses `used`, including what requests under way reserve, needs `wanted` more.
     /// `collected`: the other targets have just returned what they do not use. `targets`: the number of targets.
     pub fn ask(&mut self, account: Account, target: TargetId, need: Need, now_s: u64) -> Answer {
         self.number += 1;
@@ -165,12 +165,13 @@ impl Ledger {
             return Answer::Collect { number };
         }
         entry.is_known |= collected;
-        // The target may have used up its share by now. If it does not get all that it needs, it gets all that is left;
+        // By now the target may have used up its share. If it does not get all that it needs, it gets all that is left;
         // but a share that no request waits for is not taken from what other targets may need.
         let has = entry.shares.get(&target).map_or(used, |given| given.share);
         let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
         let share = if refused && ahead { has.min(free) } else { needs.plus(extra).max(has).min(free) };
-        // Until the target has got this answer it may use what it has, so a smaller share counts when it is collected.
+        // Until the target has got this answer it may use its previous share, so a smaller share counts only when it is
+        // collected.
         entry.shares.insert(target, Given { share: share.max(used).max(has), number });
         Answer::Is { number, share: Share::UpTo(share), refused }
     }
@@ -198,6 +199,6 @@ pub struct Need {
     pub collected: bool,
     /// No request waits for it yet: it is refused without collecting.
     pub ahead: bool,
-    /// How many targets there are.
+    /// Number of targets.
     pub targets: u64,
 }

@@ -6,15 +6,15 @@
 //! While no account of the cluster is limited, nothing is looked up (`is_on`). Otherwise a target learns of an account
 //! when it is first charged: whether it is limited at all, and its share.
 //!
-//! The answers of the ledger to several questions may overtake each other. Each has a number, and older ones than the
-//! last are ignored.
+//! The answers of the ledger to several questions may overtake each other. Each answer has a number, and answers older
+//! than the last one are ignored.
 
 use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// For how long the answer that nothing is left is reused, ns: all targets are asked once in that time, however often a
-/// program tries.
+/// For how long the answer that nothing is left is reused, ns: in that time the ledger collects from all targets once,
+/// however often a program tries.
 const REFUSED_NS: u64 = 5_000_000;
 
 /// The answer of the ledger.
@@ -22,26 +22,26 @@ const REFUSED_NS: u64 = 5_000_000;
 pub enum Share {
     /// The account is not limited.
     Unlimited,
-    /// The account may use this much here.
+    /// The account may use this much on this target.
     UpTo(Amount),
 }
 
 /// Whether a request finds room within the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It does.
+    /// The request fits.
     Yes,
     /// The ledger has to be asked about this account.
     Ask(Account),
-    /// The account had used up its limit a moment ago. A request that has not asked since it began waits and asks,
-    /// because files may have been removed.
+    /// The account had used up its limit a moment ago. A request that has not asked the ledger since it began waits and
+    /// asks, because files may have been removed.
     No(Account),
 }
 
-/// One account.
+/// What a target records of one account.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// The number of the answer that said so.
+    /// The number of the answer or call that set this.
     number: u64,
     share: Option<Share>,
     /// The amount that requests under way may add.
@@ -62,7 +62,7 @@ impl Shares {
         self.on
     }
 
-    /// From now on some accounts have limits, or none has.
+    /// Sets whether any accounts have limits from now on.
     pub fn set_on(&mut self, on: bool) {
         self.on = on;
     }
@@ -107,7 +107,7 @@ impl Shares {
         }
     }
 
-    /// Called when the request has ended, or what it adds is counted from now on.
+    /// Called when the request has ended, or when what it adds is counted from now on.
     pub fn release(&mut self, owner: Owner, amount: Amount) {
         for account in owner.accounts() {
             if let Some(held) = self.accounts.get_mut(&account) {

@@ -11,7 +11,7 @@ fn blocks(blocks: u64) -> Amount {
     Amount { blocks, inodes: 0 }
 }
 
-/// A message under way.
+/// A message that is under way.
 #[derive(Clone, Debug)]
 enum Sent {
     Ask { from: usize, used: Amount, wanted: Amount },
@@ -52,7 +52,7 @@ impl Model {
         move |_| blocks(used)
     }
 
-    /// A write of `n` blocks; it is not tried again. Returns whether it was refused.
+    /// A write of `n` blocks that is not repeated. Returns whether it was refused.
     fn write(&mut self, target: usize, n: u64, now_ns: u64) -> bool {
         match self.shares[target].admit(OWNER, blocks(n), now_ns, self.usage(target)) {
             Admission::Yes => self.used[target] += n,
@@ -183,8 +183,8 @@ proptest! {
     }
 }
 
-/// Goal: a target that ignores an outdated call says what it may still use, not what it uses. Method: two calls that
-/// overtake each other, and a removal between them.
+/// Goal: a target that ignores an outdated call returns its share, not its use. Method: two calls that overtake each
+/// other, and a removal between them.
 #[test]
 fn an_outdated_call_takes_nothing() {
     let mut shares = Shares::default();

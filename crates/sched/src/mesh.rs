@@ -62,7 +62,7 @@ impl<M> fmt::Display for SendError<M> {
 
 impl<M: fmt::Debug> std::error::Error for SendError<M> {}
 
-/// One worker's ends of all rings; sent to its thread, then split there.
+/// One worker's ends of all rings; it is sent to the worker's thread and split there.
 pub struct Port<M> {
     id: usize,
     tx: Vec<[Producer<M>; 2]>,
@@ -153,7 +153,7 @@ pub struct MeshRx<M> {
     id: usize,
     rings: Vec<[Consumer<M>; 2]>,
     bells: Arc<[Bell]>,
-    /// Where the next scan starts, so that no sender starves another.
+    /// The ring at which the next scan begins, so that no sender starves another.
     next: usize,
     burst: u32,
 }
@@ -169,7 +169,7 @@ impl<M: Send> MeshRx<M> {
         take(&mut self.rings, &mut self.next)
     }
 
-    /// The next message and its sender. Dropping the future loses none.
+    /// The next message and its sender. Dropping the future loses no message.
     pub async fn recv(&mut self) -> (usize, Lane, M) {
         poll_fn(|cx| self.poll_recv(cx)).await
     }

@@ -26,7 +26,7 @@ pub const MAX_EXTENTS: usize = 1 << 16;
 /// Most bytes of one message: a run of the largest flush size and a page of the largest size.
 pub const MAX_DATA: usize = 2 << 30;
 
-/// The number of a step that is the whole call: its locks go before the reply, and no `Release` follows.
+/// The number of a step that is the whole call: its locks are released before the reply, and no `Release` follows.
 pub const WHOLE_CALL: u64 = 1;
 
 /// The kind of a message.
@@ -51,7 +51,7 @@ pub enum Kind {
     Grow,
     /// Adds to the shared pointer.
     PointerAdd,
-    /// Sets it.
+    /// Sets the shared pointer.
     PointerSet,
     /// Reads the shared pointer.
     Pointer,
@@ -63,9 +63,9 @@ pub enum Kind {
     Reply,
     /// Writes all dirty bytes of the node; with number 1 it also makes them stable and drops clean pages.
     Settle,
-    /// The file has this length from now on.
+    /// From now on the file has this length.
     AgreeSize,
-    /// The rank has these of the pages that a reply handed over, as offsets. Has no reply. Follows such a reply.
+    /// The rank has taken over these pages of a reply, given as offsets. Has no reply. Follows such a reply.
     Taken,
     /// 1: no page moves from this node any more; 0: that ends.
     Still,
@@ -73,7 +73,7 @@ pub enum Kind {
     Alive,
     /// Drops the copy that this node has of a page of another one: the number.
     DropCopy,
-    /// No node has a copy of this page any more, which the call has locked alone. Has no reply.
+    /// No node has a copy any more of this page, which the call has locked exclusively. Has no reply.
     Recalled,
 }
 
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     /// Goal: messages arrive as they were sent, and foreign bytes are refused without a panic or a huge allocation.
-    /// Method: a round trip, then every byte of it changed and every length of it.
+    /// Method: a round trip; then every byte of the message is changed, and every length is tried.
     #[test]
     fn messages_survive_and_others_are_refused() {
         let extents = [Extent { offset: 5, length: 3 }, Extent { offset: u64::MAX, length: 0 }];

@@ -137,8 +137,8 @@ struct Answer {
     data: Vec<u8>,
 }
 
-/// The end of a step of which `done` bytes were done: returns the pages that move. It releases all locks but theirs if
-/// the step is the whole call and nothing of the step remains.
+/// The end of a step of which `done` bytes were done: returns the pages that move. If the step is the whole call and
+/// all of it was done, all locks but those of the leaving pages are released.
 fn end_step(proxy: &mut CachedFile, message: &Message, wanted: u64, done: u64, data: Vec<u8>) -> Outcome<Answer> {
     let mut answer = Answer { number: done, extents: Vec::new(), data };
     let whole = message.number == WHOLE_CALL && done == wanted;

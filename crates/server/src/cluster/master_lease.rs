@@ -32,7 +32,8 @@ const WITHOUT_MASTER: Duration = Duration::from_secs(60);
 const IN_STEP: Duration = Duration::from_secs(4);
 
 impl<E: Env> Cluster<E> {
-    /// The targets grant tokens, before the first request is sent to them. `cut_off`: sessions were, a short time ago.
+    /// The targets begin to grant tokens before the first request is sent to them. `cut_off`: sessions were, a short
+    /// time ago.
     pub(crate) async fn begin_granting(&self, cut_off: bool) -> Result<()> {
         self.lease.hear(self.worker.now_ns());
         if cut_off {
@@ -82,7 +83,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// A beat that was sent at `sent_ns` has been answered, and sessions are as the master knows them. `alone`: the
-    /// number of the switch by which the only mount knows that it is.
+    /// number of the switch by which the only mount learnt that it is the only one.
     pub(crate) async fn in_step(self: &Rc<Self>, sent_ns: u64, alone: Option<u64>) -> Result<()> {
         self.heard_master(sent_ns)?;
         let _turn = self.as_follower.changing.take().await;

@@ -5,7 +5,7 @@
 use amphi_wire::Role;
 use std::cell::Cell;
 
-/// Whether clients are let in.
+/// Whether clients are admitted.
 #[derive(Default)]
 pub(super) struct AdmissionState {
     closed: Cell<bool>,
@@ -18,7 +18,7 @@ pub(super) struct AdmissionState {
 }
 
 impl AdmissionState {
-    /// No client is admitted from now on.
+    /// From now on no client is admitted.
     pub(super) fn close(&self) {
         self.closed.set(true);
     }
@@ -42,7 +42,7 @@ impl AdmissionState {
         self.held.get() || (self.after_power_loss.get() && role == Role::Mount)
     }
 
-    /// The session of a mount begins, or something has happened after which no mount can continue as the only one.
+    /// The session of a mount has begun, or an event has happened after which no mount can continue as the only one.
     pub(super) fn count_mount(&self) {
         self.mounts_started.set(self.mounts_started.get() + 1);
     }

@@ -34,8 +34,8 @@ use std::time::Duration;
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
 
 /// A sole mount of several servers that has received nothing from the master for 10 s acts as in shared mode
-/// (`crates/client`, `company`). This is how long a disconnected mount may act in sole mode on other servers. It
-/// includes a second for the mount's check and one for its clock.
+/// (`crates/client`, `company`). A disconnected mount may act in sole mode on other servers for this long. It includes
+/// a second for the mount's check and one for its clock.
 const CAUTION: Duration = Duration::from_secs(12);
 
 /// Whether a mount delays a switch.
