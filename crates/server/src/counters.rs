@@ -82,7 +82,7 @@ impl Sizes {
     }
 }
 
-/// Distributions of a worker's requests for file data, as `brw_stats` of Lustre has them.
+/// Distributions of a worker's requests for file data, like those of `brw_stats` in Lustre.
 #[derive(Default)]
 pub struct Histograms {
     /// Distributions of reads.

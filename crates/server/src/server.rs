@@ -47,7 +47,7 @@ const FINISH: Duration = Duration::from_secs(20);
 /// How often a stopping server checks whether all requests have ended.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A running server, as the thread of worker 0 has it.
+/// A running server, as the thread of worker 0 holds it.
 pub struct Server<E: Env> {
     env: E,
     pub(crate) worker: Rc<Worker<E>>,
@@ -196,7 +196,7 @@ impl<E: Env> Server<E> {
         let started = Self::come_up(env, worker.clone(), enlisted).await;
         if started.is_err() {
             for target in worker.routes.local() {
-                // Some may not have been opened; the error that counts is the one above.
+                // Some targets may not have been opened; the error that counts is the one above.
                 let _ = worker.ask(*target, TargetRequest::Release).await;
             }
             worker.stop();
@@ -247,8 +247,8 @@ impl<E: Env> Server<E> {
             attach(&worker, &manager, &cluster);
             serving.listen(std::mem::take(&mut listeners), &worker.config, &manager);
             if is_new {
-                // Zones that were made for this say whose they are before the master does, so that a start that is cut
-                // short behind the join can be repeated.
+                // Zones that were made for this purpose record their server before the master does, so that a start
+                // that is interrupted after the join can be repeated.
                 begin().await?;
             }
             joined = cluster.come_in(has_map).await?;
@@ -306,7 +306,7 @@ impl<E: Env> Server<E> {
         &self.addrs
     }
 
-    /// What the server reports about itself to its own process.
+    /// The report of the server about itself, for its own process.
     ///
     /// Errors: a target does not answer any more.
     pub async fn observe(&self) -> amphi_types::Result<Observed> {
@@ -314,8 +314,8 @@ impl<E: Env> Server<E> {
         Ok(Observed { id: self.cluster.id(), map: self.cluster.map(), status, counters })
     }
 
-    /// Returns when every target of this server has answered, and so has every worker that has one. A target that has
-    /// failed answers that it has.
+    /// Returns when every target of this server, and every worker that has a target, has answered. A target that has
+    /// failed answers that it has failed.
     pub async fn hear_targets(&self) {
         for target in self.worker.routes.local() {
             let _ = self.worker.ask(*target, TargetRequest::Status).await;

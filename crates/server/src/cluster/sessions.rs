@@ -6,8 +6,8 @@
 //!
 //! A session is logged on every target before its client is welcomed. A session's begin is recorded on target 0 last,
 //! and its end there first. So after a crash in between, sessions that target 0 does not know are ended everywhere. If
-//! other mounts exist, a new mount is welcomed when all of them have switched to shared mode (`company`). The master
-//! does all of this. Other servers admit the mounts that the master knows (`follower`).
+//! other mounts exist, a new mount is welcomed when all of them have switched to shared mode (`company`). All of this
+//! is done by the master. Other servers admit the mounts that the master knows (`follower`).
 //!
 //! Bound: one entry for each mount session that has not ended, at most `admission::MOUNTS_MAX`, and one for each
 //! connected administrator.
@@ -270,7 +270,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Whether a session has a connection to here.
+    /// Whether a session has a connection to this server.
     pub fn is_connected(&self, session: SessionId) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|e| e.conn.is_some())
     }
@@ -474,14 +474,14 @@ impl<E: Env> SessionManager<E> {
             let mut sessions = self.sessions.borrow_mut();
             let Some(entry) = sessions.get_mut(&session) else { return };
             if entry.conn.is_none_or(|line| line.conn != conn) {
-                // Other connections do not depend on this one.
+                // The session's other connections do not depend on this one.
                 entry.more.retain(|_, line| line.conn != conn);
                 return;
             }
             entry.conn = None;
             entry.epoch += 1;
             entry.heard_ns = self.worker.now_ns();
-            // Whether a mount has gone is the master's to say.
+            // Only the master decides whether a mount has gone.
             if entry.role == Role::Admin || !is_master {
                 let entry = sessions.remove(&session);
                 drop(sessions);

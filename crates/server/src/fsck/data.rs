@@ -3,7 +3,7 @@
 //! Owns: the order of reading, and the report about a damaged block. Does not own: the checksums
 //! (`amphi_data::Checksums`).
 //!
-//! At most `READ_BLOCKS` blocks are in memory. At most `FINDINGS_MAX` damaged ones are named, and all are counted.
+//! At most `READ_BLOCKS` blocks are in memory. All damaged blocks are counted, and at most `FINDINGS_MAX` are named.
 
 use super::{FINDINGS_MAX, Report, ZoneImage};
 use amphi_data::{Checksum, DataStore};
@@ -126,7 +126,7 @@ async fn check_zone(
     }
 }
 
-/// The path of an inode below the root, if its names are all there.
+/// The path of an inode below the root, if all names on the way exist.
 fn path_of(names: &BTreeMap<Ino, (Ino, String)>, ino: Ino) -> Option<String> {
     let (mut at, mut path) = (ino, String::new());
     for _ in 0..DEPTH_MAX {

@@ -21,7 +21,7 @@ pub(crate) struct MasterLease {
     heard_ns: Cell<u64>,
     /// The last switch to shared mode of which this server was informed.
     company: Cell<u64>,
-    /// Switches of the targets here.
+    /// Number of switches of this server's targets.
     switches: Cell<u64>,
     /// The time until which targets grant no tokens, monotonic ns. `None` means that they grant tokens.
     alone_until_ns: Cell<Option<u64>>,
@@ -75,17 +75,17 @@ impl MasterLease {
         self.alone_until_ns.get()
     }
 
-    /// Targets grant no tokens until then. Whether they did until now.
+    /// From now on targets grant no tokens. Returns whether they granted tokens until now.
     pub(crate) fn begin_alone(&self, until_ns: u64) -> bool {
         self.alone_until_ns.replace(Some(until_ns)).is_none()
     }
 
-    /// Targets grant tokens again.
+    /// From now on targets grant tokens again.
     pub(crate) fn end_alone(&self) {
         self.alone_until_ns.set(None);
     }
 
-    /// Mounts have to wait, or not any more. Whether they had to.
+    /// Mounts have to wait, or not any more. Returns whether they had to wait before.
     pub(crate) fn hold(&self, held: bool) -> bool {
         self.holding.replace(held)
     }

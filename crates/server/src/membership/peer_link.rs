@@ -69,7 +69,7 @@ impl<E: Env> LinkEvents<E> for Plain {
 mod tests {
     use super::*;
 
-    /// Goal: a server's name can be encoded and decoded, and other names are not taken for one.
+    /// Goal: a server's name can be encoded and decoded, and no other name decodes.
     #[test]
     fn peer_names_round_trip() {
         let name = PeerName { server: 7, boot: u64::MAX, name: "node 1:77".into() };

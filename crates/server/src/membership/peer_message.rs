@@ -53,10 +53,10 @@ pub enum PeerRequest {
         /// The value.
         value: String,
     },
-    /// `Keys`: the registry of keys as the receiver has it.
+    /// `Keys`: the receiver's present registry of keys.
     Keys,
-    /// `Done`: a later registry of keys. The master sends it to the other servers. Another server sends it to a master
-    /// that has an earlier one.
+    /// `Done`: a later registry of keys. The master sends it to the other servers. Another server sends this request to
+    /// a master that has an older registry.
     InstallKeys(Box<KeyRegistry>),
     /// `SessionKey`: to the master. The number of the key with which a session began.
     SessionKey(SessionId),
@@ -91,6 +91,6 @@ pub enum PeerReply {
     },
     /// The registry of keys.
     Keys(Box<KeyRegistry>),
-    /// Number of a key. `None` if the session has none, or if the master does not know it yet.
+    /// Number of a key. `None` if the session has no key, or if the master does not know its key yet.
     SessionKey(Option<u64>),
 }

@@ -1,4 +1,4 @@
-//! Asking the writers of a file for what they have not written back yet.
+//! Glimpses to the writers of a file, for what they have not written back yet.
 //!
 //! Owns: in which order holders of an object's locks get a glimpse, and how their answers are combined. Does not own:
 //! unanswered glimpses (`coherence::glimpse`), holders of locks (`coherence::locks`), the state of the objects
@@ -19,7 +19,8 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The state of the objects of a file on this target, with what sessions other than `asker` have not written back yet.
+/// The state of the objects of a file on this target, including what sessions other than `asker` have not written back
+/// yet.
 pub async fn gathered_with_writers<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -77,7 +78,7 @@ async fn ask_all<E: Env>(
     sum: &mut Gathered,
 ) -> bool {
     let add_to = |sum: &mut Gathered, size, mtime| sum.join(&Gathered { size, mtime, blocks: 0 });
-    // Each member of a group may have written the end.
+    // Each member of a group may have written the last byte.
     let members = target.coherence.locks.members(object).into_iter().filter(|(_, session)| *session != asker);
     let asked = members.map(|(lock, session)| ask(worker, target, object, lock, session));
     for (size, mtime) in join_all(asked).await.into_iter().flatten() {

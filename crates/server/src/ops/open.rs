@@ -25,10 +25,10 @@ use std::time::Duration;
 /// Most access times in one record, so that the inodes are locked only for a short time.
 const ACCESSED_MAX: usize = 64;
 /// How long opens of an earlier run are kept for a session that has reconnected and may repeat its requests of that
-/// run. It repeats them as soon as it has reconnected, and again if the connection breaks. After a minute it gives up
-/// (`transport.give_up_s`).
+/// run. The client repeats its requests as soon as it has reconnected, and again if the connection breaks. After a
+/// minute it gives up (`transport.give_up_s`).
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
-/// Most files that are presented in one record, or called back at once.
+/// Most files that are presented in one record, or whose locks are called back at once.
 const OPENS_A_STEP: usize = 64;
 
 /// The session that opens an inode, and the access.
@@ -159,7 +159,7 @@ pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: 
 
 /// Opens an inode again for a request of an earlier run that is asked again after its open was given up.
 ///
-/// Errors: `Stale` if the inode has gone since.
+/// Errors: `Stale` if the inode has been removed since.
 pub async fn open_again<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -258,10 +258,10 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Done)
     }
 
-    /// Updates access times, with one record. No client waits for this. It is left out while an operation has the inode
-    /// locked, or if the log is nearly full, because only a time is lost. With tokens it is a change like any other,
-    /// made after the answer, and one for all of these inodes. So each mount that caches their attributes gets one
-    /// revocation.
+    /// Updates access times, with one record. No client waits for this. The update is omitted while an operation has
+    /// the inode locked, or if the log is nearly full, because only a time is lost. If tokens are granted, the update
+    /// is a change like any other, made after the answer, and a single one for all of these inodes. So each mount that
+    /// caches their attributes gets one revocation.
     fn accessed(&self, times: Vec<(Ino, Timespec)>) {
         let apply = |target: &Target<E>, times: &[(Ino, Timespec)]| {
             let mut txn = Txn::default();
@@ -353,7 +353,7 @@ impl<E: Env> RequestCx<E> {
                 }
             }
         }
-        // In the step in which it is a writer: nothing is settled from here on.
+        // This is done in the step in which the session becomes a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
         // If the session was evicted meanwhile, other sessions may have used what it held.
         let ids = match self.target.reclaim.is_eligible(self.session) {
@@ -379,7 +379,7 @@ impl<E: Env> RequestCx<E> {
             }
         }
         if let Some(lsn) = spread {
-            // A target that has failed takes no writes either.
+            // A target that has failed accepts no writes either.
             let _ = self.target.zone.stable(lsn).await;
         }
         if self.alive().is_ok() {

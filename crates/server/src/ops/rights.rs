@@ -13,9 +13,9 @@
 //! write that goes to several targets would fail in the middle.
 //!
 //! Invariant: an object is created only while its inode exists (and is marked as spread, unless the object is stripe
-//! 0), and only on the target that the layout names. So the destruction of the inode finds it. Each change checks
-//! twice: before it waits for anything, and in the step in which it has its span. A destruction waits for that span
-//! (`destroy_objects`).
+//! 0), and only on the target that the layout names. So the destruction of the inode finds the object. Each change
+//! checks twice: before it waits for anything, and in the step in which it has its span. A destruction waits for that
+//! span (`destroy_objects`).
 
 use crate::message::{TargetReply, TargetRequest};
 use crate::session::rights::{Right, Touch};
@@ -67,7 +67,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.files.rights.borrow().get(object.ino, self.session).is_some_and(allowed) {
             return Ok(());
         }
-        // The file may have been opened again, for writing, or spread since.
+        // Meanwhile the file may have been opened again, opened for writing, or spread.
         for _ in 0..TRIES {
             self.target.files.rights.borrow_mut().asking(object.ino, self.session);
             let right = self.ask_right(object.ino).await?;
@@ -111,7 +111,8 @@ impl<E: Env> RequestCx<E> {
 
     /// The last check before a change of an object, in the step in which it has its span: whether the inode still
     /// exists. False if this target does not remember that the session may change it: its objects are about to go, or
-    /// the table of rights was full. Then the span has to be given back, and `check_object` tells which it is.
+    /// the table of rights was full. Then the caller has to release the span, and `check_object` says which right is
+    /// missing.
     ///
     /// Errors: as `right_of`.
     pub(super) fn check_again(&self, object: ObjectId) -> Result<bool> {

@@ -5,7 +5,7 @@
 //! projects (`amphi_meta`), which form the border of a tree.
 //!
 //! Invariant: a request for an inode outside gets the same answer as for one that does not exist, so inode numbers
-//! reveal nothing. Only an administrator can have made a name in a directory of the tree that leads out of it. Listings
+//! reveal nothing. Only an administrator can have made a name in the tree that leads to an inode outside it. Listings
 //! show such a name, and following it gives `Access`.
 
 use crate::message::{TargetReply, TargetRequest};
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// in the session's tree.
 const PRESENTED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Where the registry of keys is kept.
+/// The target that keeps the registry of keys.
 const REGISTRY: TargetId = TargetId(0);
 
 /// The project of an inode of this target, when no operation over several targets is about to make it.
@@ -51,8 +51,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether the inodes that a request names belong to the tree of its session. Takes out of it what the session may
-    /// not say of inodes outside.
+    /// Whether the inodes that a request names belong to the tree of its session. Removes from the answer what the
+    /// session may not learn of inodes outside its tree.
     ///
     /// Errors: `Stale`, whether there is such an inode or not; `Perm` for requests that concern more than a tree.
     pub(super) async fn stay_within(&self, op: &mut Request) -> Result<()> {
@@ -69,7 +69,7 @@ impl<E: Env> RequestCx<E> {
                 for ino in inos {
                     match self.project_of(ino).await {
                         Ok(project) if tree.has(project) => {}
-                        // A target that cannot be asked says nothing of the inode.
+                        // If the inode's target cannot be reached, the answer contains nothing of the inode.
                         Err(Errno::Io) => return Err(Errno::Io),
                         _ => return Err(Errno::Stale),
                     }
@@ -100,8 +100,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Of the state that a session presents after a restart, the server accepts only what is in the session's tree.
-    /// Locks are answered in their order, so from the first one on that may be outside, all are lost.
+    /// When a session presents its state after a restart, the server accepts only what is in the session's tree. Locks
+    /// are answered in their order, so from the first one on that may be outside, all are lost.
     async fn leave_foreign_out(&self, op: &mut Request) {
         match op {
             Request::Represent { opens, locks } | Request::RepresentFor { opens, locks, .. } => {
@@ -147,7 +147,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// As `leads_within`, of an inode whose project is known.
+    /// As `leads_within`, for an inode whose project is known.
     pub(super) fn has_project(&self, project: u32) -> Result<()> {
         if self.tree.is_none_or(|tree| tree.has(project)) { Ok(()) } else { Err(Errno::Access) }
     }
@@ -169,7 +169,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// The parent of a directory, as it is shown to the session. The top of the session's tree has no parent.
+    /// The parent of a directory, as the session is shown it. The top of the session's tree has no parent.
     pub(super) fn shown_parent(&self, dir: Ino, parent: Ino) -> Ino {
         if self.tree.is_some_and(|tree| tree.root == dir) { dir } else { parent }
     }

@@ -47,12 +47,12 @@ impl OpenFiles {
         self.opened_for.borrow_mut().remove(&slot);
     }
 
-    /// An inode is open for a session that has not presented its open files yet.
+    /// Records that an inode is open for a session that has not presented its open files yet.
     pub fn note_early(&self, session: SessionId, ino: Ino, access: Access) {
         self.early.borrow_mut().push((session, ino, access));
     }
 
-    /// Files that are open for a session without its client knowing it.
+    /// Files that are open for a session, although its client does not know it.
     pub fn early_of(&self, session: SessionId) -> Vec<(Ino, Access)> {
         let early = self.early.borrow();
         early.iter().filter(|(s, _, _)| *s == session).map(|(_, ino, access)| (*ino, *access)).collect()

@@ -42,8 +42,8 @@ impl Opens {
         self.inodes.keys().copied()
     }
 
-    /// Called when one open of the session ends. Returns false if the session had none: its server restarted and it did
-    /// not present the open again.
+    /// Called when one open of the session ends. Returns false if the session had no such open: its server was
+    /// restarted, and the client did not present the open again.
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
         let Some(count) = sessions.get_mut(&session) else { return false };
@@ -92,7 +92,8 @@ impl Opens {
         Some(Access { read: true, write })
     }
 
-    /// Ends the last opens of an inode: `opens` of this session. Returns false, and does nothing, if there are others.
+    /// Ends the last opens of an inode: `opens` of this session. Returns false, and does nothing, if there are other
+    /// opens.
     pub fn close_last(&mut self, session: SessionId, ino: Ino, opens: u64) -> bool {
         let last = match self.inodes.get(&ino) {
             Some(sessions) => sessions.len() == 1 && sessions.get(&session).is_some_and(|c| c.all == opens),
@@ -153,7 +154,7 @@ impl Opens {
 mod tests {
     use super::*;
 
-    /// Goal: opens are counted per session and mode, and nothing is left behind.
+    /// Goal: opens are counted by session and mode, and after the last close no state is left.
     #[test]
     fn opens_are_counted() {
         let (a, b, ino) = (SessionId(1), SessionId(2), Ino(5));

@@ -5,8 +5,8 @@
 //! (`ops::open`), when a session that does not reconnect is given up (`cluster::master_lease`).
 //!
 //! A session is *pending* until it has presented its opens, or has ended. A session is *eligible* as long as no other
-//! session can have got what it held. It is *done* when it has presented its state before. If it presents it again
-//! because the answer was lost, nothing was granted to others meanwhile.
+//! session can have got what it held. It is *done* once it has presented its state. If it presents it again because the
+//! answer was lost, nothing was granted to others meanwhile.
 //!
 //! Bound: the sessions of the earlier run.
 
@@ -24,7 +24,7 @@ pub struct Reclaim {
     /// Sessions whose locks are accepted when they present them, because no other session had conflicting ones
     /// meanwhile.
     eligible: RefCell<BTreeSet<SessionId>>,
-    /// Sessions that have presented what they hold, in time, or late with all consequences done.
+    /// Sessions that have presented their state in time, or late and with all consequences completed.
     done: RefCell<BTreeSet<SessionId>>,
     /// How often sessions have presented their state.
     said: Cell<u64>,
@@ -113,7 +113,7 @@ impl Reclaim {
         self.eligible.borrow_mut().insert(session);
     }
 
-    /// From now on other sessions may get what the session held.
+    /// From now on other sessions may get the locks of the session.
     pub fn forget(&self, session: SessionId) {
         self.eligible.borrow_mut().remove(&session);
         self.done.borrow_mut().remove(&session);
@@ -126,7 +126,7 @@ mod tests {
     use futures_util::FutureExt;
 
     /// Goal: the waiting task continues when the last session has presented its opens. A late session counts as late
-    /// until all consequences are done. Method: two sessions, one of which is given up and then reconnects.
+    /// until all consequences are completed. Method: two sessions, one of which is given up and then reconnects.
     #[test]
     fn the_last_session_wakes() {
         let (a, b) = (SessionId(1), SessionId(2));

@@ -8,7 +8,7 @@ use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Most pairs of a session and a file of another target that a target remembers. If there are more, all are forgotten
+/// Most pairs of a session and a file of another target that a target remembers. If there are more, all are forgotten,
 /// and requested again.
 const RIGHTS_MAX: usize = 65_536;
 
@@ -65,7 +65,7 @@ impl Rights {
         }
     }
 
-    /// The file belongs to this owner now.
+    /// From now on the file belongs to this owner.
     pub fn set_owner(&mut self, ino: Ino, owner: Owner) {
         let of_file = (ino, SessionId(0))..=(ino, SessionId(u64::MAX));
         self.0.range_mut(of_file).filter_map(|(_, right)| right.as_mut()).for_each(|right| right.owner = owner);

@@ -194,7 +194,7 @@ impl Mount<'_> {
         }
     }
 
-    /// Its answers to pushes of server `at`.
+    /// The answers to pushes of server `at` that the test holds back.
     fn held(&self, at: usize) -> Rc<Held> {
         self.links.borrow()[&at].1.clone()
     }

@@ -149,7 +149,7 @@ fn changes_take_back_what_others_cache() {
                 assert!(tokens.name.is_some() || tokens.attributes.is_some(), "{result:?} {tokens:?}");
                 result
             };
-            // A missing name, then the name and what it leads to.
+            // First a missing name, then the name and the inode to which it leads.
             assert_eq!(caches(lookup(Ino::ROOT, "f")).await, Err(Errno::NoEnt));
             let f = waits_for(b, &[name_key(Ino::ROOT, "f")], a.create(Ino::ROOT, "f")).await.unwrap();
             caches(lookup(Ino::ROOT, "f")).await.unwrap();
@@ -161,7 +161,7 @@ fn changes_take_back_what_others_cache() {
             let keys = [name_key(Ino::ROOT, "f"), attributes(f)];
             waits_for(b, &keys, a.unlink(Ino::ROOT, "f")).await.unwrap();
             assert_eq!(caches(lookup(Ino::ROOT, "f")).await, Err(Errno::NoEnt));
-            // Attributes alone.
+            // Only the attributes.
             caches(Request::GetAttr { ino: f }).await.unwrap();
             let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
             waits_for(b, &[attributes(f)], a.call(Request::SetAttr { ino: f, set })).await.unwrap();
@@ -253,7 +253,7 @@ fn writers_keep_attributes_from_others() {
         assert!(!granted(a).await && granted(b).await);
         b.call(close()).await.unwrap();
         assert!(granted(a).await && granted(b).await);
-        // By its name, which is what the client can name.
+        // The file is opened by a name, because the client names nothing else in its create.
         let d = a.mkdir(Ino::ROOT, "d").await.unwrap();
         a.link(f, d, "g").await.unwrap();
         assert!(granted(a).await && granted(b).await);
@@ -275,7 +275,7 @@ fn who_does_not_answer_is_evicted() {
         let env = place.sim.node("client");
         let (begun, evicted) = (env.now(), Cell::new(None));
         let busy = async {
-            // Its client learns of it when it comes back.
+            // The client learns this when it comes back.
             while b.held.restarts.get() == 0 {
                 env.sleep(Duration::from_millis(100)).await;
             }
@@ -524,8 +524,9 @@ fn the_absent_keep_their_tokens() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: what was pushed over a connection that broke is pushed again over the next. Method: an unresponsive holder
-/// loses its connection after a revocation, a callback and a glimpse have arrived, and answers the repeated ones.
+/// Goal: messages that were pushed over a connection that broke are pushed again over the next one. Method: an
+/// unresponsive holder loses its connection after a revocation, a callback and a glimpse have arrived, and answers the
+/// repeated ones.
 #[test]
 fn pushes_survive_a_broken_connection() {
     with_two(72, 2, 2, async |place, a, b| {

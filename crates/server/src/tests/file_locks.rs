@@ -81,9 +81,9 @@ async fn settle(place: &Place) {
 const R: LockMode = LockMode::Read;
 const W: LockMode = LockMode::Write;
 
-/// Goal: locks of different sessions exclude each other, in all families of locks. A wait occupies no slot, its grant
-/// is pushed, and a repeated request reports it, even twice. Method: two sessions, on targets of this worker and of
-/// another one.
+/// Goal: locks of different sessions exclude each other, in all families of locks. A waiting request occupies no slot,
+/// its grant is pushed, and a repeated request reports the grant, even twice. Method: two sessions, on targets of this
+/// worker and of another one.
 #[test]
 fn sessions_exclude_each_other() {
     for workers in [1, 2] {

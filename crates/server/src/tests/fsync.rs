@@ -155,10 +155,10 @@ fn a_failed_flush_is_told_to_each_who_wrote() {
     }
 }
 
-/// Goal: Promise S16: a mount whose connection broke gets the message about a flush that failed meanwhile. It gets it
-/// again with each new connection until it acknowledges it, and not after that. The message about a second file waits
-/// for that. A session that has ended gets no message. Method: connections are broken around failing flushes. A mount
-/// is unresponsive, and then it answers.
+/// Goal: Promise S16: a mount whose connection broke gets the message about a flush that failed meanwhile. The mount
+/// gets the message again with each new connection until it acknowledges it, and not after that. The message about a
+/// second file waits for that. A session that has ended gets no message. Method: connections are broken around failing
+/// flushes. A mount is unresponsive, and then it answers.
 #[test]
 fn news_of_a_failed_flush_survive_the_connection() {
     for workers in [1, 2] {

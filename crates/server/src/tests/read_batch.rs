@@ -1,4 +1,5 @@
-//! Small files opened and read ahead: which files are sent, to whom, and the effect on locks of others.
+//! Small files that are opened and read ahead: which files are sent, to which mounts, and the effect on locks of
+//! others.
 
 use super::data::bytes;
 use super::*;

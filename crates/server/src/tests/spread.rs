@@ -389,8 +389,8 @@ fn deaf_on_one_connection() {
 
 /// Goal: a session keeps what it may do with a file over a restart of the server, however much later it reconnects to
 /// the file's target than to a target of the file's stripes: each request on a stripe is answered as if there had been
-/// no restart. Method: a mount with two connections; behind a kill of the server the connection for the stripe's target
-/// is back at once and repeats its requests, the one for the inode's target presents what is open seconds later.
+/// no restart. Method: a mount with two connections. After a kill of the server, the connection for the stripe's target
+/// is back at once and repeats its requests; the one for the inode's target presents its opens seconds later.
 #[test]
 fn stripes_wait_for_the_opens_of_their_file() {
     const LATE: Duration = Duration::from_secs(4);

@@ -145,8 +145,8 @@ fn data_needs_an_open() {
 
 /// Goal: a write creates no object unless its inode exists and will be removed together with it. The number may belong
 /// to no file. The layout may not have the stripe, or have it elsewhere. The file may not be spread yet, or be removed
-/// already. This is tested with over-striped files too, on the inode's target and on others, on one server. Method:
-/// such writes by a client that has the file open. At the end the zones are sound and contain no objects.
+/// already. This is also tested with over-striped files, on the inode's target and on other targets of one server.
+/// Method: such writes by a client that has the file open. At the end the zones are sound and contain no objects.
 #[test]
 fn objects_belong_to_inodes() {
     let place = Place::new(82, 3, 2);

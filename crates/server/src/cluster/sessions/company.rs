@@ -116,7 +116,7 @@ impl<E: Env> SessionManager<E> {
     }
 
     /// After a start: mounts that may reconnect are in shared mode if there are several of them. They are in shared
-    /// mode too if sessions were cut off (`cut_off`) and may still use tokens, for which changes have to wait.
+    /// mode too if sessions that were cut off (`cut_off`) may still use tokens, for which changes have to wait.
     pub async fn begin(self: &Rc<Self>, cut_off: bool) -> Result<()> {
         if cut_off {
             let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
@@ -129,8 +129,8 @@ impl<E: Env> SessionManager<E> {
         Ok(())
     }
 
-    /// Informs targets and mounts of the mode from now on. For a switch to sole mode, targets are informed later
-    /// (`part_company`).
+    /// Informs targets and mounts of the mode that is in force from now on. For a switch to sole mode, targets are
+    /// informed later (`part_company`).
     async fn announce(self: &Rc<Self>, company: bool) -> Result<()> {
         if self.rule.company.replace(company) == company {
             return Ok(());
@@ -244,7 +244,7 @@ impl<E: Env> SessionManager<E> {
         if self.rule.tokens.get() && self.mount_count() < 2 {
             let manager = self.clone();
             self.worker.env.spawn(async move {
-                // On an error targets continue to grant tokens, which costs speed alone.
+                // On an error targets continue to grant tokens, which only costs speed.
                 let _ = manager.part_company().await;
             });
         }

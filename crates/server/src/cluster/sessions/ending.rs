@@ -66,7 +66,7 @@ impl<E: Env> SessionManager<E> {
         self.end_now(session, SessionEnd::CutOff);
     }
 
-    /// Ends a session that is alive and does not answer. What it still uses is ignored from now on.
+    /// Ends a session that is alive and does not answer. Whatever the client still uses is ignored from now on.
     pub(crate) fn end_deaf(self: &Rc<Self>, session: SessionId, why: &str) {
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
@@ -79,14 +79,14 @@ impl<E: Env> SessionManager<E> {
         self.audit(Kind::Evicted, &[("session", &id), ("name", name), ("key", &key), ("why", why)]);
     }
 
-    /// After a loss of power: all sessions end.
+    /// Called after a loss of power: all sessions end.
     pub fn end_robbed(self: &Rc<Self>) {
         let after_power_loss: Vec<SessionId> = self.mounts().into_iter().map(|(session, _)| session).collect();
         after_power_loss.iter().for_each(|session| self.evict(*session, AFTER_POWER_LOSS));
         self.until_told(move |manager| after_power_loss.iter().all(|session| !manager.is_ending(*session)));
     }
 
-    /// Whether a session is being ended here.
+    /// Whether this server is ending a session.
     pub fn is_ending(&self, session: SessionId) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|e| e.state == State::Ending)
     }
@@ -171,7 +171,7 @@ impl<E: Env> SessionManager<E> {
         self.idle(session).await;
         if let Some(line) = first {
             self.cut(line, "the session has ended");
-            // Another worker may still be reading from the connection, so it is asked after the cut.
+            // Another worker may still be reading from the connection, so it is queried after the connection is cut.
             self.idle(session).await;
         }
         self.remove(session);

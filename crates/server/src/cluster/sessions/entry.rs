@@ -14,7 +14,7 @@ pub(super) enum State {
     Alive,
     /// Being removed from the targets.
     Ending,
-    /// Removed from the targets here; other servers may still have something of it.
+    /// The session is removed from the targets of this server; other servers may still have some of its state.
     EndingElsewhere,
 }
 
@@ -50,7 +50,7 @@ impl Line {
     }
 }
 
-/// One session.
+/// The state of one session.
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) role: Role,

@@ -39,7 +39,7 @@ use std::task::{Context, Waker};
 
 /// Messages between worker 0 and the workers with connections.
 pub(super) enum FrontMessage {
-    /// From worker 0: serve this connection.
+    /// From worker 0: take over and serve this connection.
     Adopt { parcel: Parcel, owner: Owner, gate: Option<Arc<Gate>> },
     /// From worker 0: send this message.
     Push { conn: ConnId, push: Push },
@@ -47,26 +47,26 @@ pub(super) enum FrontMessage {
     Cut { conn: ConnId, why: String },
     /// From worker 0: send goodbye on all connections.
     Shutdown,
-    /// From worker 0: a query, to be answered by `Told`.
+    /// From worker 0: a query, which is answered by `Told`.
     Ask { token: u64, question: Question },
-    /// To worker 0: the answer.
+    /// To worker 0: the answer to a query.
     Told { token: u64, told: Told },
-    /// To worker 0: a request about the whole server, to be answered by `Answered`.
+    /// To worker 0: a request about the whole server, which is answered by `Answered`.
     Request { token: u64, request: Box<WholeRequest> },
-    /// From worker 0: the answer to a query.
+    /// From worker 0: the answer to such a request.
     Answered { token: u64, answer: Box<Answer> },
     /// To worker 0: a connection has ended. `clean` has the same meaning as in `Handler::disconnected`.
     Gone { session: SessionId, conn: ConnId, clean: bool },
     /// To worker 0: a message that needs an answer was sent to the client on this connection, so the client has to be
     /// observed.
     Watch { session: SessionId, conn: ConnId },
-    /// To worker 0: the client's users were squashed in so many requests that the audit log has to record it.
+    /// To worker 0: the client's users were squashed in this many requests, which the audit log has to record.
     Squashed { conn: ConnId },
 }
 
 /// A query of worker 0 to a worker with connections.
 pub(super) enum Question {
-    /// Whether a request is being executed: one of this session, or any.
+    /// Whether a request is being executed: one of this session, or any request.
     Executing(Option<SessionId>),
     /// Whether there is a connection.
     Connected,
@@ -96,7 +96,7 @@ pub(super) struct WholeRequest {
 }
 
 impl WholeRequest {
-    /// The request as it arrived, except for its connection: it is answered by its number alone.
+    /// The request as it arrived, except for its connection, because the answer refers to it only by its number.
     pub(super) fn incoming(self) -> Incoming {
         let WholeRequest { session, role, bound, conn, id, call } = self;
         let route = ReplyRoute { conn, id };
@@ -144,7 +144,7 @@ pub(super) fn is_question(push: &Push) -> bool {
     matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. } | Push::Company { .. })
 }
 
-/// A connection of a mount, as the worker that serves it has it.
+/// A connection of a mount, on the worker that serves it.
 struct Line {
     conn: ConnId,
     owner: Owner,
@@ -173,7 +173,7 @@ pub struct Front<E: Env> {
     pub(super) worker: Rc<Worker<E>>,
     pub(super) connections: Rc<Connections>,
     pub(super) executing: Executing,
-    /// At workers other than 0: the gates, by connection.
+    /// At workers other than 0: the gates of connections.
     gates: RefCell<BTreeMap<ConnId, Arc<Gate>>>,
     /// At workers other than 0: connections of mounts, by session and number.
     lines: RefCell<BTreeMap<(SessionId, u16), Line>>,
@@ -256,7 +256,7 @@ impl<E: Env> Front<E> {
         }
     }
 
-    /// Executes a request that has passed, and answers it.
+    /// Executes a request that the gate has let pass, and answers it.
     pub(super) fn execute(self: &Rc<Self>, incoming: Incoming, gate: Option<Arc<Gate>>) {
         let tree = gate.as_ref().and_then(|gate| gate.tree());
         let gate = gate.filter(|gate| gate.translates());
@@ -277,7 +277,7 @@ impl<E: Env> Front<E> {
             let id = incoming.id();
             let Incoming { session, route, mut call, payload, .. } = incoming;
             if let Request::GlimpseReply { id, .. } = call.op {
-                // The answer goes to the target that asked.
+                // The answer goes to the target that sent the query.
                 call.target = glimpse::target_of(id);
             }
             let acl = gate.is_some() && Gate::asks_for_acl(&call.op);
@@ -295,7 +295,7 @@ impl<E: Env> Front<E> {
         }
     }
 
-    /// The gate of a connection at another worker than 0, as worker 0 last set it.
+    /// The gate of a connection of a worker other than 0, as worker 0 last set it.
     fn gate(&self, conn: ConnId) -> Option<Arc<Gate>> {
         let mut gates = self.gates.borrow_mut();
         let gate = gates.get_mut(&conn)?;

@@ -1,8 +1,9 @@
-//! `Gate`: the one place that every request of a client passes before anything is done for it.
+//! `Gate`: the single place that every request of a client passes before anything is done for it.
 //!
-//! Owns: the class of each request (`class_of`, for which the compiler checks the whole list), what the holder of a key
-//! may request, as which users its users count, and which users and groups it is shown. Does not own: the holders of
-//! keys (`membership::keys`), the rights of this machine's users on a Unix socket (`trust`), and permissions of files.
+//! Owns: the class of each request (`class_of`, for which the compiler checks that the list is complete), what the
+//! holder of a key may request, as which users its users count, and which users and groups the client sees in answers.
+//! Does not own: the holders of keys (`membership::keys`), the rights of this machine's users on a Unix socket
+//! (`trust`), and permissions of files.
 //!
 //! The rights of a session are determined when its connection is made, and again when the registry changes. A request
 //! costs one look-up in a table of connections with keys, and nothing if that table is empty. Credentials are replaced
@@ -31,7 +32,7 @@ use crate::session::reach::{Tree, may_reach};
 pub(super) enum Class {
     /// A mount reads names, attributes or data, or does something that changes none of them.
     Look,
-    /// A mount changes names, attributes or data, or gets the right to.
+    /// A mount changes names, attributes or data, or acquires the right to do so.
     Change,
     /// A mount answers a message of the server, or returns something; or it begins or ends its session.
     Session,
@@ -94,7 +95,8 @@ pub(super) fn class_of(op: &Request) -> Class {
         | Request::Allocate { .. }
         | Request::Spread { .. }
         | Request::GroupLock { .. }
-        // Limits are a matter of the file system, for its super-user, as owners of files are.
+        // Limits concern the whole file system, so only its super-user may set them, as only he may change owners of
+        // files.
         | Request::SetLimits { .. }
         | Request::NewProject
         | Request::PagesWrite { .. } => Class::Change,
@@ -130,7 +132,8 @@ fn change_if(changes: bool) -> Class {
     if changes { Class::Change } else { Class::Look }
 }
 
-/// Whether a request changes a server. Of the clients without a key of their own, only trusted ones may send it.
+/// Whether a request changes a server. If the client has no key of its own, it may send the request only if it is
+/// trusted.
 pub(super) fn changes_servers(op: &Request) -> bool {
     match op {
         // Every admitted client may read the sums.
@@ -139,8 +142,8 @@ pub(super) fn changes_servers(op: &Request) -> bool {
     }
 }
 
-/// The rights of the holder of a key on one connection. The worker with the connection checks it, the worker with the
-/// sessions closes it.
+/// The rights of the holder of a key on one connection. The worker with the connection checks this flag, and the worker
+/// with the sessions sets it.
 #[derive(Debug)]
 pub(super) struct Gate {
     /// The key with which the connection was made.
@@ -163,7 +166,7 @@ impl Gate {
         Gate { key, entry, role, closed, squashed, next }
     }
 
-    /// The gate of the same connection with another entry. It replaces this one from now on, at every worker.
+    /// The gate of the same connection with another entry. It replaces this gate from now on, at every worker.
     pub(super) fn replaced(&self, entry: KeyEntry) -> Arc<Gate> {
         self.next.get_or_init(|| Arc::new(Gate::new(self.key, entry, self.role))).clone()
     }
@@ -187,7 +190,7 @@ impl Gate {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Requests whose users or groups were replaced, or that were refused for them.
+    /// Number of requests whose users or groups were replaced, or that were refused because of them.
     pub(super) fn squashed(&self) -> u64 {
         self.squashed.load(Ordering::Relaxed)
     }
@@ -259,7 +262,7 @@ impl Gate {
         }
     }
 
-    /// Replaces whom the call is made for, and the numbers in it, by what they are on the servers.
+    /// Replaces the credentials of the call, and the user numbers in it, by those that they stand for on the servers.
     fn act_as(&self, call: &mut Call) -> Result<()> {
         let squash = &self.entry.squash;
         let (counts, replaced) = match squashed(squash, &call.cred) {
@@ -292,7 +295,7 @@ impl Gate {
                 AccountKind::Group => account.id = id(&squash.gids, account.id)?,
                 AccountKind::Project => {}
             },
-            // A place in the list is one of the servers' numbers, which this mount does not have.
+            // A position in the list is one of the servers' numbers, which this mount does not have.
             Request::Accounts { .. } => return Err(Errno::NotSupported),
             Request::SetXattr { name, value, .. } if is_acl(name) => {
                 translate_acl(value, |is_user, n| id(if is_user { &squash.uids } else { &squash.gids }, n))?;
@@ -382,8 +385,8 @@ impl Gate {
     }
 }
 
-/// Whether a request is made for a program, whose rights decide about it. Others a mount makes for itself, in the name
-/// of root.
+/// Whether a request is made on behalf of a program, whose rights then decide about it. A mount makes all other
+/// requests for itself, in the name of root.
 fn is_of_a_program(op: &Request) -> bool {
     matches!(
         op,

@@ -8,8 +8,8 @@
 //! as the user who runs the server, or it knows the cluster key. Mounts of root are such clients. A bound client is
 //! another user of this machine, who was permitted to connect to a Unix socket. Such a client is a mount, or it reads
 //! the server's status. It sees no sessions except its own, and changes nothing of the server. Its requests are
-//! executed as this user, with those groups named in a request that the user really has. Requests for the mount's own
-//! purposes, which name root (locks, write-back, its open files), are executed as that user as well.
+//! executed as this user, with those groups named in a request to which the user really belongs. Requests for the
+//! mount's own purposes, which name root (locks, write-back, its open files), are executed as that user as well.
 
 use super::entry::Entry;
 use super::gate::changes_servers;
@@ -21,7 +21,7 @@ use amphi_wire::{Call, Hello, Push, Role};
 /// Why a bound client is no server.
 const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom this server runs as";
 
-/// The owner of a session: no other client takes it over.
+/// The owner of a session: no other client can take the session over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The owner is not known since this server was started. A client that knows the session's number, which is random

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 impl<E: Env> SessionManager<E> {
-    /// The answer to a request about the whole server, and whether the session is over with it.
+    /// The answer to a request about the whole server, and whether it ends the session.
     pub(super) async fn serve(self: &Rc<Self>, incoming: Incoming) -> (Answer, bool) {
         let session = incoming.session;
         let result = match incoming.call.op {

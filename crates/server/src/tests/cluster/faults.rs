@@ -5,9 +5,9 @@ use crate::message::{TargetReply, TargetRequest};
 use crate::records::TxId;
 use amphi_meta::Part;
 
-/// Goal: questions that are sent again over broken connections and restarts of either end happen once. Method: as for
-/// requests of a mount: exclusive creates and links, whose repetition would give `Exist` or count a link twice.
-/// Meanwhile the connection between the servers breaks, and one of them is killed.
+/// Goal: requests between servers that are repeated over broken connections and restarts of either end are executed
+/// once. Method: as for requests of a mount: exclusive creates and links, whose repetition would give `Exist` or count
+/// a link twice. Meanwhile the connection between the servers breaks, and one of them is killed.
 #[test]
 fn questions_happen_once() {
     for seed in 0..10 {

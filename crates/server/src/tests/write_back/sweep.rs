@@ -4,9 +4,9 @@ use super::*;
 use crate::planted::{Mistake, plant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Writes, and what is between them.
+/// Writes, and the actions between them.
 struct Story {
-    /// By number: from, to.
+    /// The writes by number: from this one to that one.
     writes: &'static [(u8, u64, u64)],
     /// Steps behind which it syncs.
     synced: &'static [u8],
