@@ -76,8 +76,8 @@ fn name(text: &str) -> Name {
     Name::new(text).expect("a valid name")
 }
 
-/// The state that a client presents after a restart, and how it answers pushes. It answers all of them at once unless
-/// it is set to be unresponsive.
+/// The state that a client presents after a restart, and how it answers pushes. It answers all pushes at once unless it
+/// is set to be unresponsive.
 #[derive(Default)]
 struct Held {
     opens: RefCell<Vec<(Ino, Access)>>,
@@ -92,7 +92,7 @@ struct Held {
     deaf: Cell<bool>,
     /// How long after a restart it begins to present its state.
     pause: Cell<Duration>,
-    /// Its session does not begin anew once it has ended, as with a mount.
+    /// Its session does not begin again once it has ended, as with a mount.
     mortal: Cell<bool>,
     /// Its unwritten state of objects: sizes and times that are not written back.
     unwritten: RefCell<BTreeMap<ObjectId, (u64, Timespec)>>,

@@ -49,7 +49,7 @@ amphi_types::tunables! {
 /// All tunables of a server, shared by its workers.
 pub struct Tunables(Values);
 
-/// The tunables as workers share them.
+/// The tunables, shared by the workers.
 pub type SharedTunables = Arc<Tunables>;
 
 impl Tunables {

@@ -51,7 +51,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// The answer to a client's request, with its payload.
 pub type Called = (Answer, Option<Buf>);
 
-/// One worker.
+/// The state of one worker.
 pub struct Worker<E: Env> {
     /// The environment of the worker.
     pub env: E,
@@ -198,7 +198,7 @@ impl<E: Env> Worker<E> {
             message
         } else {
             match self.mesh.try_send(to, lane, message) {
-                // A worker that is gone has been stopped: waiting tasks are dropped with it.
+                // If a worker is gone, it has been stopped, and waiting tasks are dropped with it.
                 Ok(()) | Err(SendError::Gone(_)) => return,
                 Err(SendError::Full(message)) => message,
             }
@@ -314,7 +314,7 @@ impl<E: Env> Worker<E> {
         }
         loop {
             match self.ask(target, question.clone()).await {
-                // An error of the other server's disk looks the same, and does not go away either.
+                // An error of the other server's disk looks the same, and does not end either.
                 Err(Errno::Io | Errno::NotConnected | Errno::Again) if !self.stopped.get() => {
                     self.env.sleep(ASK_AGAIN).await;
                 }

@@ -66,7 +66,7 @@ use std::rc::Rc;
 /// Most extents that one record of a truncate or punch removes.
 pub const EXTENTS_A_RECORD: usize = 4096;
 
-/// Bytes of a record for the deletion of an extent and a new one.
+/// Bytes of a record for the deletion of one extent and for a new one.
 pub const EXTENT_BYTES: u64 = 88;
 /// Bytes of a record for one block if the block is an extent of its own with checksums of its own.
 pub const BLOCK_BYTES: u64 = EXTENT_BYTES + CHECKSUM_ITEM_BYTES;
@@ -90,7 +90,7 @@ pub struct TargetCounts {
     pub quota: TargetQuota,
 }
 
-/// One target.
+/// The state of one target.
 pub struct Target<E: Env> {
     /// The number of the target.
     pub id: TargetId,
@@ -123,8 +123,8 @@ pub struct Target<E: Env> {
 }
 
 impl<E: Env> Target<E> {
-    /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. Stable when it
-    /// returns, because numbers of operations and locks build on it.
+    /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. It is stable
+    /// when this returns, because numbers of operations and locks build on it.
     pub async fn begin(&self, env: &E, home: HomeRecord) -> Result<()> {
         let lsn = self.append(self.place.begin(home), Order::Plain);
         self.zone.stable(lsn).await?;
@@ -205,7 +205,7 @@ impl<E: Env> Target<E> {
         self.zone.kept(lsn).await
     }
 
-    /// Whether the session is alive here.
+    /// Whether the session is alive on this target.
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.has(session)
     }
@@ -250,8 +250,8 @@ impl<E: Env> Target<E> {
         !self.reclaim.is_over() || self.files.open.borrow().has_other_writer(session, ino)
     }
 
-    /// A token for attributes that a reply shows, in the step that reads them. A spread file's are gathered over
-    /// targets and have none.
+    /// A token for the attributes that a reply contains, in the step that reads them. The attributes of a spread file
+    /// are gathered over targets, and get no token.
     pub fn grant_attributes(&self, now_ns: u64, session: SessionId, view: &InodeView) -> Option<TokenGrant> {
         if !self.coherence.tokens.on() || view.spread || !self.has_session(session) {
             return None;
@@ -285,8 +285,8 @@ impl<E: Env> Target<E> {
         Errno::Io
     }
 
-    /// Takes a step that only reads metadata. If it needs an item that is not in memory, the item is read from the zone
-    /// and the step is taken again.
+    /// Takes a step that only reads metadata. If the step needs an item that is not in memory, the item is read from
+    /// the zone, and the step is taken again.
     ///
     /// Errors: those of the step, `Io` if an item cannot be read.
     pub async fn step<T>(&self, step: impl Fn(&MetaStore) -> Result<Outcome<T>>) -> Result<T> {
@@ -296,7 +296,7 @@ impl<E: Env> Target<E> {
                 Outcome::Absent(key) => key,
             };
             let read = self.zone.get(&key).await;
-            // What was read is what the item is at this moment, as the store and the log change in one step.
+            // The value that was read is the present one, as the store and the log change in one step.
             let loaded = match &read {
                 Ok(value) => self.meta.borrow_mut().load_absent(&key, value.as_deref()),
                 Err(e) => Err(e.to_string()),

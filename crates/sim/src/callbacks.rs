@@ -7,14 +7,14 @@
 //! Validity of these faults. A connection keeps the order of its bytes, but the protocol promises none between pushes
 //! and replies, nor between requests: pushes of one server come from several workers and are queued as they reach the
 //! one with the connections, a client's handler may be scheduled late, and requests are executed in any order. So whole
-//! frames are delayed here while other frames of the connection pass; for both sides that looks like a late handler at
+//! frames are delayed here while other frames of the connection pass; to both sides this looks like a late handler at
 //! the other end.
 //! * **Late**: a push, or the request that answers one, is delayed, for a microsecond up to more than half of the time
 //!   in which it has to be answered. Repetitions of it meanwhile wait with it.
 //! * **Repeated**: a push arrives once or twice more, at once or up to twice that time later, on the same connection.
 //! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection continues: the server
-//!   has to send it again. Or a push or an answer is lost as streams lose: with all that follows, and the connection
-//!   breaks. Or an answer arrives, and the connection breaks before its reply.
+//!   has to send it again. Or a push or an answer is lost as on a stream: together with everything that follows it, and
+//!   the connection breaks. Or an answer arrives, and the connection breaks before its reply.
 //!
 //! A mount that sends nothing for the whole time may be ended, so of each `CALLBACK_DEADLINE` a pair of nodes has
 //! `WHOLE` of it without long faults, cuts and stops included (`Callbacks::room`).
@@ -60,7 +60,7 @@ pub struct Counts {
     pub after_return: u64,
     /// Copies of that kind that came to mounts with a newer lock on the same object.
     pub with_newer: u64,
-    /// Pushes that were lost alone.
+    /// Pushes that were lost without other messages.
     pub lost: u64,
     /// Pushes that were lost with their connections.
     pub lost_with_connection: u64,
@@ -102,7 +102,7 @@ struct Seen {
 /// Faults of callbacks; see the module.
 pub struct Callbacks {
     dice: Dice,
-    /// One message in this many meets a fault.
+    /// One message in this many suffers a fault.
     one_in: u64,
     pipes: BTreeMap<(u64, bool), Frames>,
     /// When the present stretch of long faults between two nodes began.
@@ -143,7 +143,7 @@ enum Fate {
     Again(Vec<Time>),
     /// Does not come.
     Lost,
-    /// Neither it nor anything after it comes, and the connection breaks then.
+    /// Neither this message nor anything after it arrives, and then the connection breaks.
     Deaf(Time),
     /// Comes, and the connection breaks then.
     Breaks(Time),

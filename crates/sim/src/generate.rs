@@ -13,7 +13,7 @@ use amphi_wire::{RenameMode, XattrMode};
 
 /// With more inodes than this a program mostly removes.
 const NODES_MANY: usize = 28;
-/// With more open files than this a program closes one.
+/// If more files than this are open, a program closes one.
 const OPENS_MANY: usize = 6;
 /// Longest file of a program, bytes.
 const FILE_MOST: u64 = 3 << 20;

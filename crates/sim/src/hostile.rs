@@ -63,7 +63,7 @@ impl Guise {
     }
 }
 
-/// What the attack has led to.
+/// The results of the attack.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Frames sent.
@@ -120,7 +120,7 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         (config.log_bytes, config.listen) = (4 << 20, vec![ADDR.into()]);
         // The bytes on the connection have to be readable as frames.
         config.secure = amphi_transport::Secure::Off;
-        // Only a peer without the key is a stranger: the others are admitted, as their names on the socket allow.
+        // Only a peer without the key is a stranger; the others are admitted as the users that the socket reports.
         config.key = (guise == Guise::Stranger).then(|| KEY.to_vec());
         let key = config.key.as_deref().and_then(|key| ClusterKey::new(key).ok());
         let server = Server::start(env.clone(), config).await.map_err(|e| e.line)?;
@@ -391,7 +391,7 @@ struct Attack {
 
 /// The number that separates these choices of a seed from others.
 const DICE: u64 = 0x0068_6f73_7469_6c65;
-/// More than there are requests: what is beyond decodes to none.
+/// More than there are requests: numbers beyond the last request do not decode.
 const REQUESTS: u64 = 90;
 /// The key of the mount that is bound to a tree.
 const SECRET: [u8; 32] = [77; 32];
@@ -516,7 +516,7 @@ impl Attack {
                 None => return false,
             },
         };
-        // A damaged frame mostly costs the connection, and with it the answers that are under way.
+        // In most cases a damaged frame ends the connection, and with it the answers that are under way.
         if self.below(if self.guise == Guise::Stranger { 6 } else { 40 }) == 0 {
             self.spoil(&mut bytes);
         }
@@ -539,7 +539,7 @@ impl Attack {
         }
     }
 
-    /// A slot in which nothing is under way. `None`: there is none for a while.
+    /// A slot in which no request is under way. `None`: there is none for a while.
     async fn free_slot(&self, there: &There) -> Option<u16> {
         let mut slot = None;
         for _ in 0..50 {

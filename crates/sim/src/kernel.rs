@@ -78,7 +78,7 @@ pub enum Shown {
     Bytes(Vec<u8>),
     /// Nothing: the file ends before.
     Nothing,
-    /// Zeros, since a truncate went by before the kernel knew of it.
+    /// The page contains zeros, because a truncate was executed before the kernel learnt of it.
     Cut,
     /// A store that is not written back yet: other mounts need not see it.
     Unsynced,
@@ -264,7 +264,7 @@ impl Kernel {
         kernel
     }
 
-    /// What the kernel did.
+    /// Counts of what the kernel did.
     pub fn tally(&self) -> Tally {
         self.tally.get()
     }
@@ -476,7 +476,7 @@ impl Kernel {
         true
     }
 
-    /// Attributes as the kernel shows them.
+    /// The size that the kernel shows.
     ///
     /// Errors: those of `getattr`.
     pub async fn size(&self, ctx: &Ctx, ino: Ino) -> Result<u64> {
@@ -491,7 +491,7 @@ impl Kernel {
         self.ask_size(ctx, ino).await
     }
 
-    /// As `size`, with a request whether one is due or not.
+    /// As `size`, but always with a request, even if none is needed.
     pub(super) async fn ask_size(&self, ctx: &Ctx, ino: Ino) -> Result<u64> {
         loop {
             let (asked, rule) = (self.moment(), self.client.rule());

@@ -21,14 +21,14 @@ pub enum CellOp {
         at: usize,
         /// Number of cells.
         n: usize,
-        /// What the cells hold then.
+        /// The content of the cells afterwards.
         tag: u64,
     },
     /// Writes a cell, if there is one.
     Store {
         /// The cell.
         at: usize,
-        /// What the cell holds then.
+        /// The content of the cell afterwards.
         tag: u64,
     },
     /// Writes `n` cells behind the last one.
@@ -50,7 +50,7 @@ pub enum CellOp {
         /// Most cells.
         n: usize,
     },
-    /// Up to `n` cells from `at` on hold 0 then.
+    /// Afterwards up to `n` cells from `at` on contain 0.
     Zero {
         /// First cell.
         at: usize,

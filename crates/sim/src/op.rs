@@ -100,7 +100,7 @@ pub enum Outcome {
     Bytes(Vec<u8>),
     /// How many bytes.
     Count(u64),
-    /// Names in order of bytes; a name listed twice stands twice.
+    /// Names in the order of their bytes; a name that was listed twice occurs twice.
     Names(Vec<(Name, Ino)>),
 }
 

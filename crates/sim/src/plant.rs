@@ -1,8 +1,8 @@
 //! Planted bugs: faults of the simulation's own layer that the checks must find, which proves that a check that finds
 //! nothing works.
 //!
-//! Owns: the list, and the bugs between a program and the client. Those in the environment and the cluster's
-//! configuration are switched on by `cluster`, those of faults by `run`. The product contains no part of them.
+//! Owns: the list, and the bugs between a program and the client. Bugs in the environment and in the cluster's
+//! configuration are switched on by `cluster`, and bugs of faults by `run`. The product contains no part of them.
 
 use amphi_client::{Client, Ctx, Hints, OpenFile};
 use amphi_env::Buf;
@@ -18,7 +18,7 @@ pub enum Plant {
     SyncLies,
     /// One write in 40 is dropped: found by a read.
     LostWrites,
-    /// One append in 10 is done twice.
+    /// One append in 10 is executed twice.
     TwiceAppended,
     /// Writes are done in two parts, between which others may read.
     SplitWrites,
@@ -29,7 +29,7 @@ pub enum Plant {
     MembersLosePower,
     /// One lock in 10 of those that do not wait is not requested, although the call reports it as held.
     UnaskedLocks,
-    /// Direct reads are done in two parts, as if no lock were held over both.
+    /// Direct reads are executed in two parts, as if no lock covered both.
     UnlockedReads,
     /// One read in 20 returns the result of the last read of the same bytes, as if a cache had kept the bytes in spite
     /// of a callback.

@@ -5,8 +5,8 @@
 //! whose calls follow one another).
 //!
 //! Inode numbers are those of the file system under test: a call that makes an inode gets the number from the result.
-//! Times are windows: the call began and ended then, so the stamp lies between. Every change is also reported as
-//! `Effect`s.
+//! Times are checked as ranges: a time stamp has to lie between the begin and the end of the call. Every change is also
+//! reported as `Effect`s.
 
 mod data;
 mod names;
@@ -81,7 +81,7 @@ pub enum Reach {
     Disk,
 }
 
-/// A change, as what survives a crash is derived from.
+/// A change, from which the possible states after a crash are derived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// A name now leads to this inode, or to none.

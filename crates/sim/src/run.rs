@@ -3,10 +3,10 @@
 //! Owns: the order of events; `faults` has those that no program may notice, and their times. Does not own: what is
 //! true (`reference`, `survive`).
 //!
-//! A run is a few episodes. In each, every program makes some calls while servers are killed and restarted and the
-//! network fails; programs must not notice any of that. An episode ends idle, or with a crash that also ends the mount;
-//! then the remaining state is judged and the programs continue from it. At the end everything is compared, the zones
-//! are checked, all is removed, and the space must be free again.
+//! A run is a few episodes. In each episode, every program makes some calls while servers are killed and restarted and
+//! the network fails; programs must not notice any of that. An episode ends in a quiet state, or with a crash that also
+//! ends the mount; then the remaining state is checked, and the programs continue from it. At the end everything is
+//! compared, the zones are checked, all is removed, and the space must be free again.
 
 mod crash;
 mod faults;
@@ -74,8 +74,8 @@ pub struct Plan {
     pub contention: bool,
     /// A bug that the run must find.
     pub plant: Option<Plant>,
-    /// The protection of connections. With protection, callbacks meet no faults of their own, since these are made of
-    /// frames that are read on their way.
+    /// The protection of connections. With protection, callbacks suffer no faults of their own, because these faults
+    /// are applied to frames that the simulator reads on their way.
     pub secure: Secure,
 }
 
@@ -107,7 +107,7 @@ pub struct Summary {
     pub calls: u64,
     /// Virtual time, ns.
     pub virtual_ns: u64,
-    /// Crashes of one server alone.
+    /// Crashes of only one server.
     pub server_crashes: u64,
     /// Crashes that took the mount.
     pub mount_crashes: u64,
@@ -171,9 +171,9 @@ enum End {
     Restart,
     /// The mount is killed.
     MountCrash,
-    /// Mount and server are killed; of several servers some.
+    /// Mount and server are killed; if there are several servers, some of them.
     AllCrash,
-    /// Power is lost; of several servers perhaps that of some alone.
+    /// Power is lost; if there are several servers, perhaps only some of them lose it.
     Power,
     /// Power is lost while programs rest, and the mounts live on.
     PowerOutlived,
@@ -493,7 +493,7 @@ impl Run {
             }
         }
         let crashes = matches!(end, End::MountCrash | End::AllCrash | End::Power);
-        // After this many calls the mount crashes, if it is to.
+        // After this many calls the mount crashes, if this episode ends with its crash.
         let limit = self.calls_made() + self.roll(calls * (self.programs.len() + self.sharers) as u64);
         let mut last = (self.calls_made(), self.cluster.env.now());
         let mut to_meet = victim;

@@ -240,8 +240,8 @@ fn takes_call(area: &SharedArea, task: usize) -> bool {
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
     let mut sharer =
         Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None, cells: [None, None] };
-    // These choices have random numbers of their own: without locks and cells a seed keeps the meaning that it had
-    // before there were any.
+    // These choices use separate random numbers, so that a seed without locks and cells has the same meaning as before
+    // there were any.
     let mut lock_dice = Dice::new(dice.clone().bits(), task as u64);
     let mut cell_dice = Dice::new(dice.clone().bits(), 100 + task as u64);
     loop {

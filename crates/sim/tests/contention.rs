@@ -59,7 +59,7 @@ fn odd_fights_agree() {
     run((0..SEEDS).map(|i| 4_000_001 + 2 * i));
 }
 
-/// Goal: what failed once does not fail again. Method: the kept seeds.
+/// Goal: runs that once failed do not fail again. Method: the kept seeds.
 #[test]
 fn kept_fights_agree() {
     for seed in KEPT {
@@ -81,7 +81,7 @@ fn planted_bugs_are_found() {
     }
 }
 
-/// Goal: a run is a function of its seed. Method: two seeds twice.
+/// Goal: a run is a function of its seed. Method: each of two seeds is run twice.
 #[test]
 fn equal_seeds_give_equal_traces() {
     for seed in 6_000_000..6_000_002 {

@@ -37,7 +37,7 @@ struct Model {
     cells: BTreeMap<u64, Vec<Option<u64>>>,
     /// For each of these cells, the number of the last write, if that write was accepted as a whole.
     accepted: BTreeMap<u64, u64>,
-    /// Its maker has it open.
+    /// The program that made the file has it open.
     open: bool,
     gone: bool,
 }
@@ -232,7 +232,7 @@ async fn remove(client: &Client, told: &Shared, at: usize) {
     client.unlink(&Ctx::root(), Ino::ROOT, name.as_bytes()).await.expect("removing works on full targets");
 }
 
-/// Each byte of these cells is one of a write that may be there.
+/// Checks that each byte of these cells belongs to a write that may be there.
 async fn look_at(client: &Client, told: &Shared, at: usize, cells: &[u64]) {
     let ctx = Ctx::root();
     let ino = told.borrow().files[at].ino;

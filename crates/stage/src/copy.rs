@@ -43,7 +43,7 @@ enum Task {
 enum Trouble {
     /// The source cannot be read.
     Source(Errno),
-    /// The source is not what it was.
+    /// The source has changed.
     Changed(&'static str),
     /// The target cannot be written.
     Target(Errno),
@@ -119,7 +119,8 @@ impl Copier<'_> {
         Ok((fd, stat))
     }
 
-    /// A fresh file of the target. It gets its size at once if there are holes or threads that write behind each other.
+    /// A fresh file of the target. It gets its size at once if there are holes, or threads that write one behind the
+    /// other.
     fn create(&self, n: u32, stat: &Stat) -> Result<OwnedFd, Trouble> {
         let place = self.dest.working(self.source, self.entry(n)).map_err(Trouble::Target)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -21,11 +21,11 @@ pub(crate) struct End {
     pub(crate) path: PathBuf,
     pub(crate) base: Arc<OwnedFd>,
     pub(crate) name: OsString,
-    /// None: the name does not exist.
+    /// `None`: the name does not exist.
     pub(crate) stat: Option<Stat>,
 }
 
-/// Both ends.
+/// The two ends: source and target.
 pub(crate) struct Ends {
     pub(crate) source: End,
     pub(crate) target: End,
@@ -48,7 +48,7 @@ impl End {
         Ok(End { path, base, name, stat })
     }
 
-    /// What is there now.
+    /// Looks up the present state of both.
     pub(crate) fn look(&self) -> Result<Option<Stat>, Errno> {
         match fs::statat(&self.base, &*self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),

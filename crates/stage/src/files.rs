@@ -18,7 +18,7 @@ pub(crate) enum Verdict {
     Whole,
     /// The target had it already.
     Unchanged,
-    /// It changed while it was copied, or differed from the written bytes when it was read back.
+    /// The file changed while it was copied, or its copy differed from the written bytes when it was read back.
     Again(String),
     /// Named among the failures.
     Failed,
@@ -30,11 +30,11 @@ pub(crate) struct Progressing {
     pub(crate) verdict: Verdict,
     /// The source as it is copied.
     pub(crate) identity: Identity,
-    /// Its number in the journal; `None` if the target has no part of it.
+    /// The file's number in the journal; `None` if the target has no part of it.
     pub(crate) number: Option<u32>,
     /// Pieces that are written.
     pub(crate) pieces: BTreeMap<u64, Piece>,
-    /// Pieces that threads still work on.
+    /// Pieces on which threads still work.
     pub(crate) left: u64,
     /// Bytes that count as verified.
     pub(crate) verified_bytes: u64,
@@ -59,7 +59,7 @@ impl FileState {
         FileState { entry, state: Mutex::new(state) }
     }
 
-    /// Its state.
+    /// The state of the file.
     pub(crate) fn state(&self) -> MutexGuard<'_, Progressing> {
         lock(&self.state)
     }

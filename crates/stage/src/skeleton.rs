@@ -73,7 +73,7 @@ pub(crate) fn make(source: &Source, dest: &Dest, threads: usize, stop: &Stop) ->
     Ok(found.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
-/// Makes a directory that its owner can work in; true: it was there.
+/// Makes a directory in which its owner can work; true means that it existed already.
 fn make_one(source: &Source, dest: &Dest, id: DirId, may_exist: bool) -> Result<bool, Errno> {
     let entry = &source.entries[source.dirs[id.at()] as usize];
     let place = dest.place(source, entry)?;

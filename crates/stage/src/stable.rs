@@ -51,7 +51,7 @@ impl Stable {
         }
     }
 
-    /// Whether every file must be synced by who wrote it.
+    /// Whether the thread that wrote a file has to sync it.
     pub(crate) fn is_each(&self) -> bool {
         self.method == Method::Each
     }

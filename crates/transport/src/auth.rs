@@ -44,7 +44,7 @@ pub enum WeakKey {
     /// The key has this many bytes, fewer than `KEY_BYTES_MIN`.
     Short(usize),
     /// The key is one short piece repeated, a row of adjacent characters, or made of very few different ones. Such keys
-    /// are guessed.
+    /// can be guessed.
     Guessable,
 }
 

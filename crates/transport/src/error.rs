@@ -10,7 +10,7 @@ use std::fmt;
 /// were not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkError {
-    /// The link was closed on this side, or an in-process server is gone.
+    /// The link was closed on this side, or the in-process server is gone.
     Closed,
     /// No server could be reached for longer than `Timeouts::give_up`.
     Unreachable,

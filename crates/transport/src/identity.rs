@@ -5,7 +5,7 @@
 //!
 //! A signature covers both nonces, both public keys, the channel (`secure`) and the message that it comes with. So it
 //! is valid for this one connection to this one server: a server cannot present it to another server as its own. Each
-//! end has a label, so that a signature of one end is none of the other's.
+//! end has its own label, so that a signature of one end is not valid for the other.
 //!
 //! Invariants: signatures are checked strictly (no weak keys, one encoding). A secret is never printed.
 
@@ -167,7 +167,7 @@ impl Identity {
 mod tests {
     use super::*;
 
-    /// Goal: a signature holds for its end, both nonces, both keys, the channel and the message alone. Method: change
+    /// Goal: a signature is valid only for its end, both nonces, both keys, the channel and the message. Method: change
     /// one input at a time, and each bit of the signature.
     #[test]
     fn signatures_cover_everything() {

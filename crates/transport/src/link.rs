@@ -1,4 +1,4 @@
-//! `Link`: the client's end of a session's one connection, which reconnects by itself.
+//! `Link`: the client's end of one connection of a session, which reconnects by itself.
 //!
 //! Owns: calls and their slots, reconnecting, resending, giving up. Does not own: what a session has to present to a
 //! restarted server (`LinkEvents::restarted`), exactly-once execution on the server's side (`wire::slots::ReplyTable`).
@@ -12,8 +12,8 @@
 //!   finished.
 //! * The link owns the payload of a request until the answer has come, and never copies it.
 //! * Calls that wait for slots are served in their order, separately for each lane.
-//! * A call that is given up leaves nothing behind at the server. If its answer brings something
-//!   (`Request::may_bring`), the link reports that answer to its owner when there is a connection again.
+//! * A call that is given up leaves no state at the server. If its answer contains something that the session then
+//!   holds (`Request::may_bring`), the link passes that answer to its owner when there is a connection again.
 
 mod state;
 mod supervise;
@@ -53,7 +53,7 @@ pub struct Timeouts {
     pub backoff_min: Duration,
     /// Longest pause between attempts.
     pub backoff_max: Duration,
-    /// After this much silence the server is sent a ping. After four times as much the connection counts as broken.
+    /// After this much silence the server is sent a ping. After four times as much, the connection counts as broken.
     pub ping: Duration,
 }
 
@@ -85,8 +85,8 @@ pub struct LinkConfig {
     pub key: Option<ClusterKey>,
     /// The client's own key pair. Then the server must prove a key that it trusts, or the cluster key.
     pub identity: Option<Identity>,
-    /// The least protection that it accepts over a network; the server chooses the level. Over Unix sockets and in a
-    /// process there is none, and none is required.
+    /// The least protection that it accepts over a network; the server chooses the level. Connections over Unix sockets
+    /// and inside a process have no protection, and need none.
     pub secure: Secure,
     /// Times.
     pub timeouts: Timeouts,
@@ -158,8 +158,8 @@ pub struct CallOptions {
     pub pad: usize,
     /// Fail with `Deadline` after this time, including the wait for a slot.
     pub deadline: Option<Duration>,
-    /// The call does not fail when no server is reachable for long. It waits until one is, or the session or the link
-    /// has ended.
+    /// The call does not fail when no server is reachable for long. It waits until a server can be reached, or until
+    /// the session or the link has ended.
     pub insist: bool,
 }
 
@@ -278,9 +278,9 @@ impl<E: Env> Link<E> {
     }
 
     /// Sends a request and waits for its answer and the answer's payload. Any number of calls can be under way. A call
-    /// survives broken connections and restarts of the server. Dropping the future before the request was sent
-    /// withdraws it. Afterwards the request is executed, and its slot stays in use until the reply arrives. A request
-    /// that is sent again past its deadline is not begun any more.
+    /// survives broken connections and restarts of the server. If the future is dropped before the request was sent,
+    /// the request is withdrawn. Afterwards the request is executed, and its slot stays in use until the reply arrives.
+    /// A request that is sent again past its deadline is not begun any more.
     pub async fn call_with(
         &self,
         options: CallOptions,

@@ -73,7 +73,7 @@ pub(crate) enum SendChannel {
     /// Nothing.
     #[default]
     Off,
-    /// A tag behind each.
+    /// Each frame is followed by a tag.
     Mac(Tagger),
     /// Records around the frames.
     Tls(Box<Sealer>),
@@ -85,7 +85,7 @@ pub(crate) enum ReceiveChannel {
     /// Nothing.
     #[default]
     Off,
-    /// A tag behind each.
+    /// Each frame is followed by a tag.
     Mac(Verifier),
     /// Records around the frames.
     Tls(Box<Opener>),

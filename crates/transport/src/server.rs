@@ -32,15 +32,15 @@ use std::time::Duration;
 /// Most connections that are served at the same time, including those in the handshake; further connections are closed
 /// at once.
 pub const CONNECTIONS_MAX: usize = 4096;
-/// Most connections in the handshake at the same time, 100 KiB each. One more replaces the one that has been there
-/// longest. A client that follows the handshake needs one round trip, so silent connections do not exclude other
-/// clients.
+/// Most connections in the handshake at the same time, 100 KiB each. A further one replaces the one that has been in
+/// the handshake for the longest time. A client that follows the handshake needs one round trip, so silent connections
+/// do not exclude other clients.
 pub const GREETINGS_MAX: usize = 256;
 /// Most pushes that wait for a client to read them; with more, its connection is cut.
 pub const PUSHES_MAX: usize = 4096;
 /// Time limit of the handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// After this much silence a peer is sent a ping. After `SILENCES_MAX` times as much its connection is cut.
+/// After this much silence a `Ping` is sent to a peer. After `SILENCES_MAX` times as much, its connection is cut.
 pub const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Intervals of silence after which a connection is cut.
 pub const SILENCES_MAX: u32 = 4;
@@ -96,8 +96,8 @@ pub struct Incoming {
     pub route: ReplyRoute,
     /// The lane of the request.
     pub lane: Lane,
-    /// How long the client waits from now on; `None` if without a bound. A request that has not begun by then must not
-    /// begin.
+    /// How long the client waits from now on; `None` if without a bound. If the request has not begun by then, it must
+    /// not begin.
     pub deadline: Option<Duration>,
     /// The call.
     pub call: Call,

@@ -33,11 +33,11 @@ const NO_ID: u32 = u32::MAX;
 pub enum Who {
     /// The owner of the inode.
     Owner,
-    /// This user.
+    /// The user with this number.
     User(u32),
     /// The group of the inode.
     OwningGroup,
-    /// This group.
+    /// The group with this number.
     Group(u32),
     /// No user: the bound for named users and all groups.
     Mask,
@@ -176,12 +176,12 @@ impl Acl {
         bits(Who::Owner) << 6 | bits(self.group_class()) << 3 | bits(Who::Others)
     }
 
-    /// Whether the permission bits say all that the list says.
+    /// Whether the permission bits express everything that the list says.
     pub fn is_minimal(&self) -> bool {
         self.entries.len() == 3
     }
 
-    /// After chmod to `perm`, `0o777`.
+    /// The list after a chmod to `perm`, `0o777`.
     pub fn chmod(&mut self, perm: u16) {
         self.set(Who::Owner, perm >> 6);
         self.set(self.group_class(), perm >> 3);

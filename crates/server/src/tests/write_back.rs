@@ -221,7 +221,7 @@ fn against_bytes(seed: u64) {
             let end = (at + len).min(LEN);
             match env.rand() % 16 {
                 0..9 => {
-                    // Several at once, side by side.
+                    // Several writes at the same time.
                     let cut = at + (end - at) / 2;
                     let seed = step as u8;
                     let (a, b) = futures_util::join!(put_at(&c, f, generation, seed, at, cut.max(at + 1)), async {

@@ -30,7 +30,7 @@ const DECISION_BYTES: u64 = 256;
 pub enum Ran {
     /// The operation happened.
     Done(Reply),
-    /// Something planned on had changed: nothing happened, plan again.
+    /// A fact on which the plan is based has changed: nothing happened, and the operation has to be planned again.
     Conflict,
 }
 

@@ -1,4 +1,4 @@
-//! Reading data blocks as their checksums say, or not at all.
+//! Reading data blocks and verifying them by their checksums.
 //!
 //! Owns: comparing what was read, the second read, the log line for the operator. Does not own: the checksums
 //! (`amphi_data::Checksums`), which blocks are known to be damaged (`verifier`), or what is read when.
@@ -46,7 +46,7 @@ impl<E: Env> Target<E> {
     }
 
     /// The expected checksums of the blocks of a plan. The block `from_block` of the file is `base` bytes into the
-    /// buffer. To be called in the step that plans.
+    /// buffer. This has to be called in the step that plans the read.
     pub fn expect(&self, segments: &[ReadSegment], from_block: u64, base: usize) -> Vec<Expected> {
         let data = self.data.borrow();
         if data.checksums.is_empty() {

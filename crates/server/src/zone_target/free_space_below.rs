@@ -70,7 +70,7 @@ impl RoomBelow {
             Ok(ranges) => {
                 let mut data = target.data.borrow_mut();
                 for (from, to) in ranges {
-                    // Whole blocks alone.
+                    // Only whole blocks count.
                     let (from, to) = (from.max(first).next_multiple_of(BLOCK), to.min(end) / BLOCK * BLOCK);
                     if from < to {
                         data.note_backed((from - first) / BLOCK, (to - from) / BLOCK);
@@ -99,7 +99,7 @@ impl RoomBelow {
         self.alone.get()
     }
 
-    /// To be called before a write of `bytes` is planned.
+    /// Has to be called before a write of `bytes` is planned.
     pub fn mind<E: Env>(&self, target: &Target<E>, bytes: u64) {
         let wanted = bytes + MARGIN_BYTES;
         let Some(left) = self.left(|left| left >= wanted || self.tight.get()) else { return };

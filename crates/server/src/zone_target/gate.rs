@@ -101,7 +101,8 @@ impl<K: Ord + Clone> Drop for Held<K> {
             }
         }
         for (hold, waiter) in granted {
-            // A waiter that has gone away gets its grant back as an error; dropping that passes it on.
+            // If a waiter has gone away, its grant comes back as an error; dropping that gives the grant to the next
+            // one.
             drop(waiter.send(Held { queues: self.queues.clone(), key: self.key.clone(), hold }));
         }
     }

@@ -11,11 +11,11 @@ use amphi_types::SessionId;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// How long a session that has answered is not asked again.
+/// For how long a session that has answered is not asked again.
 const AGAIN_NS: u64 = 20_000_000;
-/// How long an answer is waited for.
+/// For how long an answer is awaited.
 const PATIENCE_NS: u64 = 2_000_000_000;
-/// How long a session that has not answered is not asked again.
+/// For how long a session that has not answered is not asked again.
 const SILENCE_NS: u64 = 10_000_000_000;
 
 struct Asked {

@@ -21,13 +21,13 @@ pub struct KnownSessions {
     alive: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// Sessions that were stopped and are not forgotten yet, with their begins.
     stopped: RefCell<BTreeMap<SessionId, u64>>,
-    /// The session that ended last, if it was the only one. It may reclaim what it held.
+    /// The session that ended last, if it was the only one. It may reclaim its former state.
     left_last: Cell<Option<SessionId>>,
     cut_off: RefCell<BTreeSet<SessionId>>,
 }
 
 impl KnownSessions {
-    /// The sessions as the log contains them.
+    /// The sessions that the log contains.
     pub fn recovered(
         slots: Slots,
         alive: BTreeMap<SessionId, SessionRecord>,

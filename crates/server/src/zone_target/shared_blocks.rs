@@ -9,7 +9,7 @@
 //! block. It bases its copy on the previous writer's copy of the block as soon as that is known, and writes its own new
 //! copy while the others write theirs. It commits when the previous writers have committed. So the last copy contains
 //! the bytes of all, and records enter the log in the same order. If a writer whose bytes are in the copy has failed by
-//! then, the copy is made again from the stored block. So a failed write leaves nothing in blocks of others.
+//! then, the copy is made again from the stored block. So a failed write leaves no bytes in blocks of others.
 //!
 //! Invariants: places in both edge blocks of a write are taken in one step, so all writes have one order and there is
 //! no deadlock. A writer shows its copy only after it was permitted to write (`RequestCx::land`). If a writer fails,
@@ -280,9 +280,9 @@ mod tests {
         }
     }
 
-    /// Goal: a writer that based its copy on that of a failed writer detects this when its turn has come, and so does a
-    /// writer that based its copy on that one. Method: four writers, each based on the previous one. The first or the
-    /// second fails.
+    /// Goal: a writer that based its copy on that of a failed writer detects this when its turn has come; so does a
+    /// further writer that based its copy on the copy of the former. Method: four writers, each based on the previous
+    /// one. The first or the second fails.
     #[test]
     fn what_failed_writers_showed_is_outdated() {
         for first in [true, false] {

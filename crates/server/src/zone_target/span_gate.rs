@@ -5,11 +5,11 @@
 //!
 //! The data store plans a change, lets the disk work, and commits. Two concurrent plans on the same block would lose
 //! one of the changes, and the blocks of a read must not be freed and reused meanwhile. So changes hold their
-//! block-rounded span alone, reads share it. Writes of different bytes may share the blocks at their edges: `edges`
-//! orders them there.
+//! block-rounded span exclusively, and reads share it. Writes of different bytes may share the blocks at their edges:
+//! `edges` orders them there.
 //!
-//! Invariants: overlapping spans are served first come, first served. A dropped wait leaves nothing behind. The number
-//! of waiters is bounded by the credits of the sessions.
+//! Invariants: overlapping spans are served first come, first served. A wait that is dropped has no further effect. The
+//! number of waiters is bounded by the credits of the sessions.
 
 use crate::zone_target::gate::Hold;
 use amphi_types::limits::BLOCK;
@@ -141,7 +141,8 @@ impl Drop for SpanGuard {
             }
         }
         for (id, waiter) in granted {
-            // A waiter that has gone away gets its grant back as an error; dropping that passes it on.
+            // If a waiter has gone away, its grant comes back as an error; dropping that gives the grant to the next
+            // one.
             drop(waiter.send(SpanGuard { table: self.table.clone(), object: self.object, id }));
         }
     }

@@ -45,9 +45,9 @@ pub struct TxTable {
     pub prepared: BTreeMap<TxId, Prepared>,
     /// Decisions that participants may not know yet.
     pub committed: BTreeMap<TxId, Vec<TargetId>>,
-    /// Operations of this target, as coordinator, that are not decided yet.
+    /// Operations that this target coordinates and that are not decided yet.
     pub undecided: BTreeSet<TxId>,
-    /// Decisions of an earlier run that other servers have not been told yet.
+    /// Decisions of an earlier run that were not sent to the other servers yet.
     pub untold: BTreeSet<TxId>,
     /// Decisions that are logged together with their changes.
     pub local_commits: LocalCommits,

@@ -68,7 +68,7 @@ impl Verifier {
         self.scrub_bytes_per_s.get()
     }
 
-    /// Sets both.
+    /// Sets both settings.
     pub fn tune(&self, on: bool, scrub_bytes_per_s: u64) {
         self.on.set(on);
         if self.scrub_bytes_per_s.replace(scrub_bytes_per_s) != scrub_bytes_per_s

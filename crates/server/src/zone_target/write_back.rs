@@ -33,7 +33,7 @@ const TIME_SHARE: u64 = 8;
 /// Largest share of the space for kept memory that one target takes, as its inverse.
 const ROOM_SHARE: u64 = 16;
 
-/// Pages for which memory that has failed is made anew.
+/// Least pages for which memory that has failed is made again.
 const AGAIN_PAGES: u64 = 256;
 
 /// The settings of write-back.
@@ -161,7 +161,7 @@ impl<E: Env> WriteBack<E> {
         self.left.borrow().as_ref().is_some_and(|left| left.lost.iter().any(|lost| !lost.is_logged))
     }
 
-    /// The extents that the memory does not have any more; returned once.
+    /// The extents that the memory no longer contains; they are returned once.
     pub fn take_lost(&self) -> Vec<LostExtent> {
         self.left.borrow_mut().as_mut().map(|left| std::mem::take(&mut left.lost)).unwrap_or_default()
     }
@@ -232,7 +232,7 @@ impl<E: Env> WriteBack<E> {
         wanted && self.area.borrow().is_some()
     }
 
-    /// Pages in use, and all.
+    /// Pages that are in use, and all pages.
     pub fn usage(&self) -> (u64, u64) {
         self.area.borrow().as_ref().map_or((0, 0), |area| area.pool.usage())
     }
@@ -306,7 +306,7 @@ impl<E: Env> WriteBack<E> {
 
     /// Wakes the flusher.
     pub fn ring(&self) {
-        // A task that was woken and has not looked yet sees this as well.
+        // A task that was woken and has not checked yet sees this as well.
         drop(self.bell.borrow_mut().try_send(()));
     }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 const DIR: &str = "/data";
 /// Servers that are started or stopped together begin within this many microseconds.
 const TOGETHER_US: u64 = 3_000_000;
-/// One loss of power in this many is a loss of the memory alone.
+/// One loss of power in this many only destroys the memory that outlives the process.
 const GONE_ONE_IN: u64 = 4;
 
 /// Messages between the controller and a server's task.

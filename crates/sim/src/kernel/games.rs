@@ -1,8 +1,8 @@
 //! Games of several mounts, each with a kernel that caches data under timeouts: players read, map, stat and change few
 //! files and names, and each call is judged.
 //!
-//! Owns: the cluster of a game, its players, the faults beside them, the judgement by `Linear`. Does not own: the
-//! kernel's caches (`Kernel`).
+//! Owns: the cluster of a game, its players, the faults that happen meanwhile, and the check by `Linear`. Does not own:
+//! the kernel's caches (`Kernel`).
 //!
 //! A file is a row of cells of one page, so that a read of a cell by the kernel is one event; a name is a cell that
 //! holds the inode which it leads to. Files are opened and closed all the time, since the kernel serves reads only of
@@ -42,7 +42,7 @@ const ONE: usize = 1;
 
 type Told<T = ()> = std::result::Result<T, String>;
 
-/// What the players share.
+/// State that the players share.
 struct Table {
     cluster: Rc<Cluster>,
     files: Vec<Ino>,
@@ -307,7 +307,7 @@ impl Player {
         self.touch(file, size / PAGE)
     }
 
-    /// Touches the last of `n` pages that a file has just been said to have.
+    /// Touches the last of the `n` pages that a file has according to the last answer.
     fn touch(&self, file: usize, n: u64) -> Told {
         match n.checked_sub(1) {
             Some(at) if !self.kernel.reaches(self.table.files[file], at) => {

@@ -6,13 +6,13 @@
 //!
 //! The rules. When a program begins a listing, the kernel requests the attributes if their timeout is over. The cached
 //! entries are shown if they were begun at the same time of modification, this kernel has changed no name since, and
-//! its pages are there. Entries read through a marked open directory are cached. They have the time that the last
-//! program found which began with an empty cache, and the first answer is taken, whichever program requested it. The
-//! cache is complete when a program has come to its end. Pages are dropped when attributes are invalidated, late and
-//! without a waiting caller, and at an open that does not continue with the cached entries. The directory's lock makes
-//! listings and changes of names by this kernel exclude each other, and a directory that this kernel has removed shows
-//! nothing. As for files, the kernel drops an answer to a request from before the last change of the attributes'
-//! version; for directories the mount does not repeat the request.
+//! its pages are there. Entries read through a marked open directory are cached. They are cached under the time of the
+//! last program that found an empty cache, and the first answer is taken, whichever program requested it. The cache is
+//! complete when a program has come to its end. Pages are dropped when attributes are invalidated, late and without a
+//! waiting caller, and at an open that does not continue with the cached entries. The directory's lock makes listings
+//! and changes of names by this kernel exclude each other, and a directory that this kernel has removed shows nothing.
+//! As for files, the kernel drops an answer to a request from before the last change of the attributes' version; for
+//! directories the mount does not repeat the request.
 
 use super::{ARRIVED_NS, Kernel, LOOK, Mistake, lock};
 use amphi_client::{Ctx, Listing};
@@ -106,7 +106,7 @@ enum Mark {
     Keep,
 }
 
-/// From what the mount decides which open directories of one directory it marks.
+/// The state by which the mount decides which open descriptors of a directory it marks.
 #[derive(Default)]
 pub(super) struct Marks {
     shown: Option<Attr>,
@@ -266,7 +266,7 @@ impl Kernel {
         self.unlock(ino);
         let (names, end) = listed?;
         if let Some(end) = end {
-            // The question behind the last entry, which the mount answers itself.
+            // The request behind the last entry, which the mount answers itself.
             self.late(self.late_us.1).await;
             self.lock(ino, false).await;
             lock(&self.kept).inodes.entry(ino).or_default().listings.ends(end);

@@ -1,4 +1,4 @@
-//! `Story`: the events of a game, the first error, the faults beside the players.
+//! `Story`: the events of a game, the first error, and the faults that happen while players make calls.
 //!
 //! Owns: the last lines of the story, the verdict. Does not own: what is right (`games`, `directories`).
 

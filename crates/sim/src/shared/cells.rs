@@ -1,4 +1,5 @@
-//! The file of cells: reads, writes, appends, holes and truncates of whole cells from all sides, judged by `linear`.
+//! The file of cells: all mounts make reads, writes, appends, holes and truncates of whole cells, which `linear`
+//! checks.
 //!
 //! Owns: how cells lie in a file (`Row`), the calls. Does not own: which histories are right (`Linear`).
 //!

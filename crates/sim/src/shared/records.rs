@@ -114,7 +114,7 @@ impl Record {
         format!("{} bytes are of no single write: {parts:?}", bytes.len())
     }
 
-    /// A sync that began at `begin` has returned: what was written by then survives.
+    /// A sync that began at `begin` has returned: everything that was written before survives.
     pub fn synced(&mut self, begin: u64) {
         let newest = self.writes.iter().filter(|w| w.end < begin).map(|w| w.begin).max().unwrap_or(0);
         self.synced = self.synced.max(newest);

@@ -26,7 +26,7 @@ pub(crate) struct Begin {
     pub(crate) target: Vec<u8>,
 }
 
-/// One record.
+/// A record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Begin(Begin),
@@ -34,7 +34,7 @@ pub(crate) enum Record {
     File {
         number: u32,
         identity: Identity,
-        /// Below the root.
+        /// The path below the root.
         path: Vec<u8>,
     },
     /// A piece is durable.

@@ -60,8 +60,8 @@ pub(super) struct Pending {
     pub(super) sent: bool,
     /// The call insists, so it is not given up.
     insist: bool,
-    /// The call was given up, and what its answer brings has to be returned. A resend only requests an answer that
-    /// exists or is being made.
+    /// The call was given up, and whatever its answer contains has to be returned. A resend only requests an answer
+    /// that exists or is being made.
     late: bool,
     cell: Option<usize>,
 }

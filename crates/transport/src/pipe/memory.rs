@@ -1,6 +1,7 @@
 //! Payloads beside the stream, as the two halves of a connection send and receive them.
 //!
-//! Owns: from when on payloads go this way, the copy of what a request names. Does not own: the rules (`beside`).
+//! Owns: from which moment on payloads are passed in this way, and the copying of payloads that requests name. Does not
+//! own: the rules (`beside`).
 
 use super::{Gate, Inbound, Outbound, SendChannel, StreamRx, StreamTx, gone, lost};
 use crate::bell::{Ending, step_aside};

@@ -200,7 +200,7 @@ async fn greet<E: Env, H: Handler>(
     })?;
     let (proved, knows_cluster_key) = (guest.proved, guest.knows_cluster_key);
     let peer = Peer { proved, knows_cluster_key, secure: guest.secure(), ..peer };
-    // From here on the name is one line of printable text: for the log, for records, and for people.
+    // From here on the name is one line of printable text, for the log, for records and for users.
     let name = handshake::printable(&guest.hello.name).chars().take(NAME_CHARS_MAX).collect();
     let hello = Hello { name, ..guest.hello.clone() };
     if hello.link >= LINKS_MAX || hello.links == 0 || (hello.link > 0 && hello.role != Role::Mount) {
@@ -435,7 +435,7 @@ enum Staged {
     Nothing,
     /// A message was added.
     Message,
-    /// A message was added whose payload has to follow now.
+    /// A message was added whose payload has to follow at once.
     Before(Buf),
 }
 

@@ -69,7 +69,7 @@ pub(crate) struct ConnState {
     pings: Pings,
     pub(crate) pong_due: Cell<bool>,
     pub(crate) bye_due: Cell<bool>,
-    /// Something has arrived since the watcher looked last.
+    /// A message has arrived since the watcher last checked.
     pub(crate) heard: Cell<bool>,
     /// Rings when there is something to send.
     pub(crate) bell: Bell,
@@ -185,8 +185,8 @@ impl Connections {
         Rc::new(Connections { budget: Budget::of_one_of(threads), ..Connections::default() })
     }
 
-    /// Answers a request. False if its connection is gone: the reply is dropped, and a resend requests it. A reply that
-    /// does not fit into a message is sent as `Overflow`.
+    /// Answers a request. False if its connection is gone: the reply is dropped, and a repeated request gets it. A
+    /// reply that does not fit into a message is sent as `Overflow`.
     pub fn reply(&self, route: ReplyRoute, mut answer: Answer, mut payload: Option<Buf>) -> bool {
         let Some(conn) = self.get(route.conn) else { return false };
         if !conn.window.borrow_mut().handle_reply(route.id) {
@@ -229,9 +229,9 @@ impl Connections {
         }
     }
 
-    /// Sends the client a `Ping`. Returns when the client has answered one that was sent after this call; `None` if the
-    /// connection ends before. The stream keeps its order. So what the client had sent before it read the `Ping` has
-    /// been passed to the `Handler` by then.
+    /// Sends the client a `Ping`. Returns when the client has answered a `Ping` that was sent after this call; `None`
+    /// if the connection ends before. The stream keeps its order. So everything that the client sent before it read the
+    /// `Ping` has been passed to the `Handler` by then.
     pub async fn probe(&self, conn: ConnId) -> Option<Alive> {
         let conn = self.get(conn)?;
         let wanted = conn.pings.sent.get() + 1;
@@ -314,7 +314,7 @@ impl Connections {
         self.map.borrow_mut().insert(conn.id, conn);
     }
 
-    /// Removes a connection. False if it was removed before.
+    /// Removes a connection. Returns false if it was removed before.
     pub(crate) fn remove(&self, conn: ConnId) -> bool {
         self.map.borrow_mut().remove(&conn).is_some()
     }

@@ -181,8 +181,8 @@ fn half_a_frame_then_silence() {
     });
 }
 
-/// Goal: only who knows the key gets in, and a client with a key accepts only a server that knows it. Method: all
-/// combinations of keys; the reason is in the error.
+/// Goal: only a client that knows the key is admitted, and a client with a key accepts only a server that knows it.
+/// Method: all combinations of keys; the reason is in the error.
 #[test]
 fn keys_are_proven_both_ways() {
     let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));

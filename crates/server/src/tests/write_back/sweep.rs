@@ -185,7 +185,7 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
     finished
 }
 
-/// The whole sweep; how many operations of the disk the story has.
+/// Runs the whole sweep; returns how many disk operations the story has.
 fn sweep(story: &Story, seed: u64, end: End, log_memory: &str) -> u64 {
     (1..).find(|&nth| crash_at(story, seed, nth, end, log_memory)).unwrap_or(0)
 }
