@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(Acl::from_xattr(&wrong), None, "bits beyond 7");
     }
 
-    /// Goal: lists that say nothing certain are refused. Method: each rule broken once.
+    /// Goal: lists that say nothing certain are refused. Method: the test breaks each rule once.
     #[test]
     fn only_valid_lists() {
         use Who::*;
@@ -316,8 +316,8 @@ mod tests {
         );
     }
 
-    /// Goal: chmod changes owner, mask and others; a new inode gets no more than the requested permissions. Method: by
-    /// hand.
+    /// Goal: chmod changes owner, mask and others; a new inode gets no more than the requested permissions. Method:
+    /// lists with given entries.
     #[test]
     fn chmod_and_inheritance() {
         let mut list = project();

@@ -22,7 +22,7 @@ macro_rules! errnos {
             pub fn posix_name(self) -> &'static str { match self { $(Errno::$name => $posix,)* } }
             /// Whether there is no space, for anybody or for the owner of the file.
             pub fn is_no_room(self) -> bool { matches!(self, Errno::NoSpace | Errno::Quota) }
-            /// One sentence for people.
+            /// Returns one sentence that describes the error to people.
             pub fn text(self) -> &'static str { match self { $(Errno::$name => $text,)* } }
         }
     };

@@ -1,4 +1,4 @@
-//! Half-open byte ranges and sets of them.
+//! Half-open byte ranges, and sets of such ranges.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 pub struct ByteRange {
     /// First byte.
     pub start: u64,
-    /// One past the last byte.
+    /// The position behind the last byte.
     pub end: u64,
 }
 
@@ -31,7 +31,7 @@ impl ByteRange {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether there is no byte in it.
+    /// Returns whether the range contains no byte.
     pub fn is_empty(&self) -> bool {
         self.start >= self.end
     }
@@ -60,7 +60,7 @@ impl ByteRange {
     }
 }
 
-/// A set of bytes as sorted, disjoint, non-adjacent ranges. Up to two ranges live without an allocation:
+/// A set of bytes as sorted, disjoint, non-adjacent ranges. Up to two ranges are stored without an allocation, because
 /// cached units nearly always have one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeSet {

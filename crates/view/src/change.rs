@@ -1,7 +1,7 @@
 //! `Change`: the events between two samples, as rates.
 //!
-//! A counter that is smaller than before was reset in between (`amphi stats --reset`, a server that restarted), so its
-//! value now has accumulated since.
+//! A counter that is smaller than before was reset in between (`amphi stats --reset`, or a server that restarted), so
+//! all of its present value was counted since then.
 
 use crate::snapshot::{Counter, OfServer, Snapshot, Times, Way};
 use std::collections::BTreeMap;
@@ -40,8 +40,8 @@ impl<'a> Change<'a> {
         self.delta(name).sum as f64 / self.seconds()
     }
 
-    /// How often it happened at the servers, a second. A server that has not answered both times counts for nothing,
-    /// since all that it ever counted would seem to have happened now.
+    /// How often it happened at the servers, a second. A server that did not answer both times is left out, since all
+    /// that it ever counted would seem to have happened now.
     pub fn at_servers(&self, name: &str) -> f64 {
         if self.after.by_server.is_empty() {
             return grown(self.before.of_servers(name), self.after.of_servers(name)) as f64 / self.seconds();
@@ -103,7 +103,7 @@ impl<'a> Change<'a> {
         ways
     }
 
-    /// Requests and bytes a second, over all ways.
+    /// Returns requests and bytes a second, summed over all ways.
     pub fn total(&self, prefix: &str) -> (f64, f64) {
         self.ways(prefix).iter().fold((0.0, 0.0), |all, (_, often, much)| (all.0 + often, all.1 + much))
     }

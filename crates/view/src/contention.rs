@@ -1,6 +1,6 @@
 //! The extent to which mounts delay each other.
 //!
-//! Owns: the numbers that say so. Does not own: which files these are (`files`), and what helps (`findings`).
+//! Owns: the numbers that show this. Does not own: which files these are (`files`), and what helps (`findings`).
 
 use crate::change::Change;
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ pub fn contention(change: &Change<'_>) -> Contention {
 }
 
 impl Contention {
-    /// The table in the form in which `amphi top --json` shows it.
+    /// Returns the table in the form in which `amphi top --json` shows it.
     pub fn json(&self) -> Value {
         json!({
             "lock_waits_per_s": self.lock_waits,

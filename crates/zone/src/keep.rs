@@ -197,7 +197,7 @@ pub fn read<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> io::Resu
         let mut rest = bytes.get(from..to).unwrap_or_default();
         let mut expected = None;
         while let Some((lsn, record, behind)) = take(rest, zone_id, opening) {
-            // Behind the newest record of an area there may be remains of earlier ones.
+            // Behind the newest record of an area there may be remains of older records.
             if expected.is_some_and(|e| e != lsn) {
                 break;
             }
@@ -209,7 +209,8 @@ pub fn read<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> io::Resu
     Ok(Found::Records(records, noted.unwrap_or(0)))
 }
 
-/// The record at the begin of `bytes`, if it verifies: its number, itself, what is behind it.
+/// Returns the record at the beginning of `bytes`, if its checksum is right: its number, the record itself, and the
+/// bytes behind it.
 fn take(bytes: &[u8], zone_id: u64, opening: u64) -> Option<(u64, &[u8], &[u8])> {
     let (crc, all) = bytes.split_first_chunk::<4>()?;
     let (len, rest) = all.split_first_chunk::<4>()?;

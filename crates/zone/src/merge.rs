@@ -83,7 +83,7 @@ impl<'log, 'a, D: Disk> Merge<'log, 'a, D> {
         self.segments
     }
 
-    /// The segments, the newest first, to see what was read of them.
+    /// Returns the segments, the newest first, by which the merge knows how much of each was read.
     pub fn segments(&mut self) -> &mut [SegmentReader<'a, D>] {
         &mut self.segments
     }

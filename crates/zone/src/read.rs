@@ -8,8 +8,8 @@
 //! the key, the read waits until it is written, and in the map.
 //!
 //! Invariant: `get` returns the value that the item has at that moment. While it reads the disk, records may be
-//! appended and a checkpoint may replace segments; then it looks again. So may `scan`, whose result has everything that
-//! was appended before the call.
+//! appended and a checkpoint may replace segments; in that case it searches again. So may `scan`, whose result has
+//! everything that was appended before the call.
 
 use crate::change::{Changes, hash_of};
 use crate::event::turn;
@@ -23,18 +23,18 @@ use amphi_types::item::{Change, Key};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-/// Items of a scan that are passed without giving other tasks a turn, and most changes of the log that it takes at
-/// once.
+/// The number of items of a scan that it reads before it lets other tasks run, and the most changes of the log that it
+/// takes at once.
 const SCAN_BATCH: usize = 1024;
 
 /// Fewest changes of the log that a scan takes at once, if there are as many.
 const LOG_PART_MIN: usize = 64;
 
-/// A scan that is under way.
+/// The state of a scan that is under way.
 struct Scan<'a> {
-    /// What was found.
+    /// The items that were found.
     items: Vec<(Key, Vec<u8>)>,
-    /// Where it goes on.
+    /// The key at which the scan continues.
     from: Key,
     end: &'a [u8],
     max: usize,
@@ -87,8 +87,8 @@ impl<E: Env> Shared<E> {
         loop {
             let segments = self.state.borrow().medium.segments.clone();
             let found = self.read_range(&segments, &mut scan).await;
-            // Pages of segments that were replaced meanwhile may have been overwritten. Then the rest is read from the
-            // new ones.
+            // Pages of segments that were replaced meanwhile may have been overwritten. In that case the rest is read
+            // from the new segments.
             let is_replaced = !Rc::ptr_eq(&segments, &self.state.borrow().medium.segments);
             match found {
                 Ok(false) => {}
@@ -209,7 +209,7 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Reads a segment from a place on.
+    /// Returns a reader of a segment that begins at a place.
     async fn reader(&self, segment: &Segment, place: (usize, usize)) -> Result<SegmentReader<'_, E::Disk>, ZoneError> {
         let memory = self.reads.spare_page.take();
         SegmentReader::from(&*self.disk, self.geometry, self.ids.zone, segment, place, memory).await
@@ -218,7 +218,7 @@ impl<E: Env> Shared<E> {
     /// Keeps the memory of a reader for the next one, and reports what was damaged.
     fn end_reading(&self, mut reader: SegmentReader<'_, E::Disk>) {
         for (address, mended) in std::mem::take(reader.mended()) {
-            // The next merge of the segment writes it anew; until then each read meets it.
+            // The next merge of the segment writes the page anew; until then each read of the page finds the damage.
             if !self.reads.damaged.borrow_mut().insert(address) {
                 continue;
             }

@@ -137,7 +137,7 @@ fn beside(path: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// The sections of a document, as links name them.
+/// Returns the sections of a document under the names by which links refer to them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let titles = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let as_link = |title: &str| -> String {

@@ -9,8 +9,8 @@
 use super::imports;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One crate: its folders from the bottom up, upward arrows that are left as (from, to, files), and the number of files
-/// in its largest circle of imports.
+/// The result for one crate: its folders from the bottom up, the remaining upward arrows as (from, to, files), and the
+/// number of files in its largest circle of imports.
 struct House {
     name: &'static str,
     floors: &'static [&'static str],
@@ -544,7 +544,7 @@ pub fn show(files: &[(String, String)], name: &str) {
     println!("{name}: {} files", own.len());
     let mut left = folders.clone();
     while !left.is_empty() {
-        // One that needs nothing that is left, or else one of the lowest circle.
+        // Takes a folder that needs none of the remaining ones, or else one of the lowest circle.
         let needs = |name: &str| {
             let (mut seen, mut next) = (BTreeSet::new(), vec![name]);
             while let Some(folder) = next.pop() {

@@ -1,7 +1,7 @@
 //! `SegmentReader`: streams the changes of a segment, verifying every page.
 //!
-//! Owns: where changes begin and end in the pages, and the index that lies behind them. Does not own: reading one page
-//! (`page`).
+//! Owns: the limits of changes within the pages, and the index that lies behind the pages. Does not own: reading one
+//! page (`page`).
 
 use super::index::{Index, IndexBuilder};
 use super::page::PageReader;
@@ -36,9 +36,9 @@ pub struct SegmentReader<'a, D: Disk> {
     /// Whether the reader began behind the first page: then it ends with the last change, and the counts are not
     /// checked.
     is_part: bool,
-    /// Payload from the present change on.
+    /// The payload from the present change on.
     carry: Vec<u8>,
-    /// The begin and end of the present change in `carry`; empty before the first one.
+    /// The beginning and end of the present change in `carry`; empty before the first change.
     at: usize,
     end: usize,
     /// Where the payload of the last page begins in `carry`.

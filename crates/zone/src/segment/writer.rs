@@ -1,4 +1,4 @@
-//! `SegmentWriter`: streams changes into a new segment, with its index behind them.
+//! `SegmentWriter`: streams changes into a new segment and writes the index behind them.
 //!
 //! Owns: the page that is being filled. Does not own: which slots are free (`SlotMap`), or when the segment is named
 //! (`checkpoint`).

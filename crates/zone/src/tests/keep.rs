@@ -59,8 +59,8 @@ fn a_kept_record_survives_the_process_alone() {
     }
 }
 
-/// Goal: a kept record is written soon even if no task waits for it, with others that are kept meanwhile, and at once
-/// if a task does. Method: virtual time passes; groups are counted.
+/// Goal: a kept record is written soon even if no task waits for it, together with others that are kept meanwhile, and
+/// at once if a task does wait. Method: virtual time passes; groups are counted.
 #[test]
 fn a_kept_record_is_written_soon() {
     let sim = sim(2);
@@ -169,7 +169,7 @@ fn memory_that_is_removed_while_idle_is_missed() {
 }
 
 /// Goal: an opening that cannot write the kept records, or its root, leaves everything to the next one, and nothing is
-/// lost. Method: each of its first writes fails once.
+/// lost. Method: each of the first writes of the opening fails once.
 #[test]
 fn an_opening_that_fails_leaves_what_is_kept() {
     for failing in 1..4 {
@@ -219,9 +219,9 @@ fn what_is_not_in_memory_waits_for_the_disk() {
     }
 }
 
-/// Goal: records for which the log has no space are not kept, since after a kill they have to be written there. Method:
-/// small records fill the log group by group; a kill right after each append near its end, before a checkpoint frees
-/// space; the zone is opened twice.
+/// Goal: records for which the log has no space are not kept, since after a kill they have to be written to the log.
+/// Method: small records fill the log group by group; the process is killed right after each append near the end of the
+/// log, before a checkpoint frees space; the zone is opened twice.
 #[test]
 fn nothing_is_kept_beyond_the_log() {
     let blocks = MIB / 4096;

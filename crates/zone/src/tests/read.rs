@@ -67,7 +67,7 @@ async fn read(env: SimEnv, zone: Zone<SimEnv>, story: Rc<Story>, seed: u64) {
     }
 }
 
-/// Scans ranges: what did not change meanwhile has to be what it was.
+/// Scans ranges: items that did not change meanwhile must have their earlier values.
 async fn scan(env: SimEnv, zone: Zone<SimEnv>, story: Rc<Story>, seed: u64) {
     let mut rng = Lcg(seed);
     while story.running.get() > 0 && story.wrong.borrow().is_none() {
@@ -158,8 +158,8 @@ fn zone_with_segments(sim: &Sim) -> Zone<SimEnv> {
     open(sim, &manual()).unwrap().0
 }
 
-/// Goal: a read of an item costs one disk read, and seldom two, whatever the number of segments, and one of an item
-/// that does not exist mostly none. Method: every item and as many that are not there, with the reads counted.
+/// Goal: a read of an item takes one disk read, and seldom two, whatever the number of segments, and a read of an item
+/// that does not exist mostly takes none. Method: every item and as many that are not there, with the reads counted.
 #[test]
 fn a_read_costs_one_disk_read() {
     let sim = sim(5);
@@ -188,8 +188,9 @@ fn a_read_costs_one_disk_read() {
     assert!(some.len() == 64 && scanned <= 8, "{scanned} disk reads for a scan of {} neighbours", some.len());
 }
 
-/// Goal: a read of a damaged page is served and counted, and one that cannot be rebuilt is an error that names the
-/// place, for this item alone. Method: one block of each page is damaged under an open zone, then a second one.
+/// Goal: a read of a damaged page is answered and counted, and a read of a page that cannot be rebuilt returns an error
+/// that names the place, for this item only. Method: one block of each page is damaged under an open zone, then a
+/// second one.
 #[test]
 fn damaged_pages_are_read() {
     let sim = sim(6);
