@@ -169,8 +169,8 @@ mod tests {
     }
 
     /// Goal: each missed goal has a line, the met goals share one line, and a goal that was not measured is named; a
-    /// run has its page; its age is marked; an entry that is missing in the manifest is reported. Method: a result by
-    /// hand, of no commit.
+    /// run has its page; its age is marked; an entry that is missing in the manifest is reported. Method: a result that
+    /// the test composes and that belongs to no commit.
     #[test]
     fn pages_come_from_results() {
         let root = std::env::temp_dir().join(format!("amphi-performance-{}", std::process::id()));
@@ -215,7 +215,7 @@ mod tests {
         std::fs::remove_dir_all(&root).expect("removed");
     }
 
-    /// Goal: digits outside tables, missing tables and a long page are found. Method: pages by hand.
+    /// Goal: digits outside tables, missing tables and a long page are found. Method: pages that the test composes.
     #[test]
     fn what_people_write_is_checked() {
         let found = |page: &str| {

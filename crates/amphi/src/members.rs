@@ -340,7 +340,7 @@ mod tests {
     use crate::storage_kind::Rotational;
 
     /// Goal: the contents of a data folder decide where the servers are. A single one stays where it is, even when
-    /// others join. A cluster never shrinks. Method: folders made by hand.
+    /// others join. A cluster never shrinks. Method: folders that the test makes.
     #[test]
     fn folders_of_servers() {
         let dir = tempfile::tempdir().expect("temporary folder");

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     /// Goal: the checksums of a run over several items are those that were put; an item is logged when it changes, and
-    /// deleted when it is empty. Method: by hand.
+    /// deleted when it is empty. Method: a sequence of changes that the test chooses.
     #[test]
     fn runs_lie_in_several_items() {
         let mut sums = Checksums::default();

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     /// Goal: a signal that is repeated at once counts as one request, and a later one as a second request. Terminals
-    /// that close add no wish. Method: times made by hand.
+    /// that close add no wish. Method: signals at given times.
     #[test]
     fn second_wishes() {
         let ms = |n: u64| Time(n * 1_000_000);

@@ -98,7 +98,8 @@ mod tests {
     use super::*;
 
     /// Goal: a chunk's units get one piece of memory in their order; another chunk does not interrupt it, and gets its
-    /// own memory when the first chunk is complete or was not written for long. Method: units by hand.
+    /// own memory when the first chunk is complete or was not written for long. Method: units in an order that the test
+    /// chooses.
     #[test]
     fn slabs_are_cut_in_order() {
         let (mut slab, slabs) = (Slab::default(), Slabs::default());

@@ -135,7 +135,7 @@ struct LastWrite {
 struct Past {
     /// Eviction has passed over the unit once.
     survived: bool,
-    /// Bytes of it were written back.
+    /// Bytes of the unit were written back.
     sent: bool,
 }
 

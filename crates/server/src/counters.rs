@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     /// Goal: values are counted in the bucket whose bound is the next power of two, and a reset empties all buckets.
-    /// Method: by hand.
+    /// Method: some values whose buckets are known.
     #[test]
     fn powers_of_two() {
         let counters = Counters::default();

@@ -255,7 +255,8 @@ mod tests {
         ])
     }
 
-    /// Goal: the stored form is that of Linux and comes back. Method: bytes of a list by hand, a round trip, damage.
+    /// Goal: the stored form is that of Linux and comes back. Method: a list whose bytes are in the test, a round trip,
+    /// and damaged bytes.
     #[test]
     fn stored_form() {
         let small =

@@ -353,7 +353,8 @@ fn limits_of_a_machine() {
     assert!(screen.contains("disk written bytes") && screen.contains("50.0 % of what was measured"), "{screen}");
 }
 
-/// Goal: an unreadable text is an error that names it; unknown fields do not matter. Method: by hand.
+/// Goal: an unreadable text is an error that names it; unknown fields do not matter. Method: texts and samples that the
+/// test composes.
 #[test]
 fn unreadable_texts() {
     let texts = Texts { mount: "{\"counters\":3}", ..Texts::default() };
@@ -381,7 +382,7 @@ fn terminals() {
     }
 }
 
-/// Goal: the JSON has its schema and the same numbers. Method: by hand.
+/// Goal: the JSON has its schema and the same numbers. Method: texts and samples that the test composes.
 #[test]
 fn json_of_a_look() {
     let after = snapshot(2, &[("read_cache_hit", 4, 8 * MIB)], &[("memory_short", 1)], &[]);

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     /// Goal: assertions of release builds count, those of debug builds, in comments and in tests do not. Method: a text
-    /// by hand.
+    /// that the test composes.
     #[test]
     fn counts_what_the_release_program_states() {
         let text = "fn f() {\n    assert!(a);\n    debug_assert!(b);\n    // assert!(c)\n    assert_eq!(d, e); assert_ne!(f, g);\n}\n\

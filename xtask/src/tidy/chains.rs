@@ -107,7 +107,8 @@ pub fn check(files: &[(String, String)], findings: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    /// Goal: three fields behind the first word are a chain; two fields and a call are none. Method: lines by hand.
+    /// Goal: three fields behind the first word are a chain; two fields and a call are none. Method: lines that the
+    /// test composes.
     #[test]
     fn finds_chains() {
         let of = |line: &str| chains_of(&code(line)).into_iter().map(String::from).collect::<Vec<_>>();

@@ -180,7 +180,7 @@ pub fn dead_items(files: &[(String, String)], findings: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    /// Goal: the map has a line for each file, and a long line is found. Method: two files by hand.
+    /// Goal: the map has a line for each file, and a long line is found. Method: two files that the test composes.
     #[test]
     fn documents_agree() {
         let file = |path: &str, text: &str| (path.to_string(), text.to_string());

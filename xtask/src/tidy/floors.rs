@@ -663,7 +663,7 @@ fn largest_circle<'a>(imports: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<&'a
 mod tests {
     use super::*;
 
-    /// Goal: arrows are found, and the largest circle is counted. Method: files by hand.
+    /// Goal: arrows are found, and the largest circle is counted. Method: files that the test composes.
     #[test]
     fn arrows_and_circles() {
         let files: BTreeMap<&str, &str> = [

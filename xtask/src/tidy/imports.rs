@@ -185,7 +185,8 @@ fn defining<'a>(modules: &'a BTreeMap<Place, Module>, place: &Place, path: &[Str
 mod tests {
     use super::*;
 
-    /// Goal: a file imports what its code names, by whichever way, and nothing for its tests. Method: a crate by hand.
+    /// Goal: a file imports what its code names, by whichever way, and nothing for its tests. Method: a crate that the
+    /// test composes.
     #[test]
     fn ways_to_name_a_file() {
         let files: BTreeMap<&str, &str> = [

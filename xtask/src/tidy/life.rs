@@ -704,7 +704,8 @@ mod tests {
         findings
     }
 
-    /// Goal: a walk that is true passes; one in which two neighbours with a cause in the code are swapped does not. Method: a tree by hand with each kind of step: C, a file, a file between, siblings, a message, a timer.
+    /// Goal: a walk that is true passes; one in which two neighbours with a cause in the code are swapped does not.
+    /// Method: a tree in the test with each kind of step: C, a file, a file between, siblings, a message, a timer.
     #[test]
     fn a_swapped_walk_fails() {
         assert_eq!(checked(&STEPS), Vec::<String>::new());

@@ -120,8 +120,8 @@ pub fn check(files: &[(String, String)], findings: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    /// Goal: functions and structs are found with their lines and fields, whatever stands before their heads, and
-    /// tests are not. Method: a text by hand.
+    /// Goal: functions and structs are found with their lines and fields, whatever stands before their heads, and tests
+    /// are not. Method: a text that the test composes.
     #[test]
     fn finds_items() {
         let text = "pub(crate) async fn long(\n    a: u8,\n) {\n    x();\n}\nfn one() {}\nstruct S {\n    /// a: b\n    a: u8,\n    \

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     /// Goal: what people see of the servers' counters: those that have counted, and tables of their distributions.
-    /// Method: some rows by hand.
+    /// Method: some rows with given numbers.
     #[test]
     fn servers_are_shown() {
         let text = "evictions 0\nrequest_read 7\nhistogram_disk_bytes_read_to_4096 3\n\

@@ -559,7 +559,7 @@ fn other_programs_make_no_further_calls() {
     assert!(loading.iter().all(|name| count(&own, name) <= count(&other, name) + 3));
 }
 
-/// Goal: other preloaded libraries stay, and ours is loaded once, even if programs are nested or it is named by hand.
+/// Goal: other preloaded libraries stay, and ours is loaded once, even if programs are nested or a user names it.
 /// If the library is missing, the command is refused and says what to do. Method: the variable as a program sees it.
 #[test]
 fn the_library_is_preloaded_once() {

@@ -79,7 +79,8 @@ fn listening(args: &[&str]) -> (std::process::Child, SocketAddr) {
 }
 
 /// Goal: the numbers are printed or served in the format of Prometheus, to permitted readers only; clients that hang or
-/// send nonsense do no harm. Method: the page by hand; connections that send nothing; wrong paths, methods, tokens.
+/// send nonsense do no harm. Method: requests for the page that the test composes; connections that send nothing; wrong
+/// paths, methods, tokens.
 #[test]
 fn metrics_are_served() {
     let place = Place::new();

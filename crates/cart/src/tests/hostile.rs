@@ -1,4 +1,4 @@
-//! Names that are made to be difficult, by hand.
+//! Tests with names that are chosen to be difficult.
 
 use crate::{Cart, NAME_MAX};
 

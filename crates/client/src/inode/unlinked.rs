@@ -203,7 +203,7 @@ mod tests {
 
     /// Goal: for removed directories and pipes the last shown attributes are returned, without links, even if they were
     /// changed since. Files are not kept. The memory is bounded, and the inode that was shown longest ago is dropped.
-    /// Method: calls by hand.
+    /// Method: a sequence of calls that the test chooses.
     #[test]
     fn what_was_shown_is_told() {
         let removed = Unlinked::default();

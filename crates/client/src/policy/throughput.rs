@@ -393,7 +393,7 @@ mod tests {
     }
 
     /// Goal: a rate counts the bytes that arrived in elapsed time, without pauses. Bytes that go another way end a
-    /// stretch only if there are many. A stretch that shows nothing is not counted. Method: times by hand.
+    /// stretch only if there are many. A stretch that shows nothing is not counted. Method: transfers with given times.
     #[test]
     fn rates_are_by_the_clock() {
         let l = Throughput::default();
@@ -437,7 +437,7 @@ mod tests {
     }
 
     /// Goal: requests are direct unless both rates are known and the cache is clearly faster. Sizes are distinguished.
-    /// Method: rates by hand.
+    /// Method: given rates.
     #[test]
     fn the_faster_way_wins() {
         let l = Throughput::default();
@@ -551,7 +551,7 @@ mod tests {
     }
 
     /// Goal: the share of reuse that the cache needs is what makes its time equal to that of direct requests, at most a
-    /// half. Method: rates by hand.
+    /// half. Method: given rates.
     #[test]
     fn reuse_makes_up_for_a_slower_way() {
         for (cached, direct, least) in [(1000, 1000, 0), (1000, 900, 0), (750, 1000, 256), (1000, 8000, 512)] {
@@ -567,7 +567,7 @@ mod tests {
 
     /// Goal: reads are requested ahead until that rate is measured, and then not for the length of a sample. After that
     /// the better rate decides. Equal rates mean requesting ahead, the slower way is tried again, and sizes are
-    /// distinguished. Method: reads by hand.
+    /// distinguished. Method: reads with given times.
     #[test]
     fn asking_ahead_has_to_pay() {
         let large = 4 << 20;

@@ -283,7 +283,7 @@ fn many_small_files_match_a_model() {
 }
 
 /// Goal: while a truncate is under way, no bytes of its file from beyond the new end enter a batch, and the batch of
-/// the others is sent. Method: freeze by hand.
+/// the others is sent. Method: the test freezes the file itself.
 #[test]
 fn frozen_files_stay_out() {
     let mut w = World::new(17, &[]);

@@ -297,7 +297,7 @@ mod tests {
     }
 
     /// Goal: cores are kept once many requests had a short wait, even if as many had none. They are no longer kept when
-    /// only requests without a wait come, and for a while after long waits. Method: requests by hand.
+    /// only requests without a wait come, and for a while after long waits. Method: requests with given waits.
     #[test]
     fn short_waits_keep_cores() {
         let cores = Cores::new();

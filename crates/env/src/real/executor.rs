@@ -255,8 +255,8 @@ fn shutdown(runtime: &Runtime, shared: &Shared) {
     }
 }
 
-/// Runs until no task is ready. Operations that dropped tasks cancel are submitted on the way: an operation whose
-/// cancellation finds the ring's queue full is not cancelled.
+/// Runs until no task is ready. In between it submits the cancellations of operations whose tasks were dropped, since a
+/// cancellation that finds the ring's queue full is lost.
 fn run_out(runtime: &Runtime) {
     let mut ticks = 0u32;
     while runtime.run() {

@@ -1,12 +1,12 @@
 //! Writes that programs have posted are carried out before a request is served that could show that they were not.
 //!
-//! Owns: which requests need that, and which ones exclude posts while they are served. Does not own: how posts are
-//! taken (`front/posts`).
+//! Owns: which requests wait for posts, and which requests exclude posts while they are served. Does not own: how posts
+//! are taken (`front/posts`).
 //!
-//! A request for one file needs the posts to that file. A request that shows attributes of an inode that it finds by
-//! name needs all posts. A request ends posting (programs then make calls until they request a ring again) if it
-//! changes a condition for posting to the file: who has it open, pages in the kernel, privileges, or attributes that a
-//! write changes as well.
+//! Before a request for one file is served, the posts to that file are carried out. Before a request is served that
+//! shows attributes of an inode which it finds by name, all posts are carried out. A request ends posting (programs
+//! then make calls until they request a ring again) if it changes a condition for posting to the file: who has it open,
+//! pages in the kernel, privileges, or attributes that a write changes as well.
 
 use super::ClientFs;
 use crate::calls::{Arrival, Handle};

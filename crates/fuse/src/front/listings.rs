@@ -144,7 +144,8 @@ mod tests {
     use super::*;
 
     /// Goal: entries have attributes as long as a program may use them: in sole mode up to a bound; beyond the bound,
-    /// and in shared mode, in the first answer and in each answer before which names were used. Method: by hand.
+    /// and in shared mode, in the first answer and in each answer before which names were used. Method: a sequence of
+    /// listings and uses of names that the test chooses.
     #[test]
     fn entries_that_are_used_have_attributes() {
         let listings = Listings::default();

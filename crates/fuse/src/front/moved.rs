@@ -403,7 +403,7 @@ mod tests {
     }
 
     /// Goal: a directory that this mount itself moves is recorded at its new place. A listing moves nothing. A
-    /// directory is never shown below itself. Method: by hand.
+    /// directory is never shown below itself. Method: a sequence of moves and listings that the test chooses.
     #[test]
     fn own_moves_and_circles() {
         let moved = Moved::default();

@@ -33,7 +33,8 @@ use std::sync::{Arc, Weak};
 /// may be about to become a recorded program.
 const KNOWN_NS: u64 = 10_000_000;
 const UNKNOWN_NS: u64 = 1_000_000;
-/// How long the name of a program is used at most. A program that was started more recently may be about to change.
+/// How long the name of a program is used at most. A process that was started more recently may be about to execute
+/// another program.
 const NAME_NS: u64 = 1_000_000_000;
 const CALLERS_MAX: usize = 1 << 16;
 const HANDLES_MAX: usize = 1 << 20;

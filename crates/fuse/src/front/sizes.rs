@@ -502,7 +502,8 @@ mod tests {
         assert_eq!(size(&mut slot, 2), None, "it has made room");
     }
 
-    /// Goal: only one thread at a time requests an inode, for all tasks that wait for it. Method: jobs by hand.
+    /// Goal: only one thread at a time requests an inode, for all tasks that wait for it. Method: the test adds and
+    /// takes the jobs itself.
     #[test]
     fn one_thread_asks_for_all() {
         let mut state = State::default();

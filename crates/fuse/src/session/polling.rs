@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     /// Goal: the thread polls only after quick requests, once for each. If polling finds nothing it becomes rarer, and
-    /// when it finds a request it becomes more frequent again. Method: requests by hand.
+    /// when it finds a request it becomes more frequent again. Method: requests at times that the test chooses.
     #[test]
     fn polls_where_it_pays() {
         let mut p = Polling::new();

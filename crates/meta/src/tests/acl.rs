@@ -230,7 +230,7 @@ fn damage_is_found() {
 }
 
 /// Goal: the flags of setxattr do not prevent the replacement of a list; kinds of inodes without lists refuse one.
-/// Method: by hand.
+/// Method: one request for each case.
 #[test]
 fn modes_do_not_count() {
     let mut s = Story::new();

@@ -74,7 +74,8 @@ fn nothing_crosses_the_border_of_a_tree() {
     assert_eq!(c.link(&root, file, dir, &name("x")), Ok(()));
 }
 
-/// Goal: an inode item without a project, or with one that is cut, is refused. Method: items by hand.
+/// Goal: an inode item without a project, or with one that is cut, is refused. Method: items whose bytes the test
+/// composes.
 #[test]
 fn cut_projects_are_refused() {
     let (c, [tree, ..]) = trees();

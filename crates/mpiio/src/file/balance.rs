@@ -28,9 +28,9 @@ fn load_at(word: u64, now: u32) -> u32 {
 }
 
 impl CachedFile {
-    /// The nodes are balanced from now on: one that has more load than another by this much gives pages to it; 0: no
-    /// balancing. This is called after `join_nodes`, by every rank of the node with the same value. If pages do not
-    /// move by migration, they move only for this reason.
+    /// From now on the load of the nodes is balanced: a node whose load is greater than that of another by `least`
+    /// gives pages to the other node; 0 means no balancing. This is called after `join_nodes`, by every rank of the
+    /// node with the same value. If pages do not move by migration, they move only for this reason.
     pub fn balance(&self, least: u32) {
         let job = &self.segment().header().job;
         let nodes = job.nodes.load(Relaxed) as usize;

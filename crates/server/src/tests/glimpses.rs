@@ -14,8 +14,9 @@ async fn asked(holder: &Client, object: ObjectId, knows: u64) {
     holder.reply(&question).await;
 }
 
-/// Two mounts that have locked the two halves of a file and answer by hand, and the answer to a third while `story`
-/// runs. With two targets the lower half is locked at another object, where its holder does not write.
+/// Runs two mounts that have locked the two halves of a file and answer when the test says so, and returns the answer
+/// to a third mount while `story` runs. With two targets the lower half is locked at another object, where its holder
+/// does not write.
 fn size_while<F>(seed: u64, targets: u16, story: F) -> u64
 where
     F: AsyncFnOnce(ObjectId, &Client, &Client),

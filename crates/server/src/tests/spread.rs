@@ -330,9 +330,9 @@ fn eviction_ends_all_connections() {
 }
 
 /// Goal: a mount that answers on its first connection and not on another one is as unresponsive as one that answers on
-/// none. A mount that answers on all of them is not unresponsive. Method: a callback on connection 1, whose client
-/// reads and does not answer, for a file whose target uses it. The same is done with a client that reports that it is
-/// at work.
+/// none. A mount that answers on all of them is not unresponsive. Method: the server sends a callback on connection 1,
+/// because the target of the file uses this connection; the client reads the callback and does not answer. The same is
+/// done with a client that reports that it is at work.
 #[test]
 fn deaf_on_one_connection() {
     for (seed, keeps) in [(820, false), (821, true)] {

@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Goal: writers exclude, readers share, order of arrival holds. Method: poll by hand.
+    /// Goal: writers exclude, readers share, order of arrival holds. Method: the test polls the waiting futures itself.
     #[test]
     fn first_come_first_served() {
         let gate = Gate::default();

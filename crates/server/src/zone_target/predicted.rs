@@ -36,8 +36,8 @@ impl Predicted {
 mod tests {
     use super::*;
 
-    /// Goal: removals are expected where they were seen, and a few emptied directories that stay end that. Method: both
-    /// by hand.
+    /// Goal: removals are expected where they were seen, and a few emptied directories that stay end that. Method: the
+    /// test reports removals and emptied directories itself.
     #[test]
     fn trust_is_earned_and_lost() {
         let mut predicted = Predicted::default();

@@ -249,7 +249,7 @@ fn nothing_is_kept_beyond_the_log() {
 }
 
 /// Goal: what a kill during a copy leaves, remains of older records, and memory of other openings are not taken for
-/// records. Method: memory written, cut or changed by hand.
+/// records. Method: the test itself writes, truncates or changes the memory.
 #[test]
 fn only_whole_records_of_the_opening_count() {
     let sim = sim(5);

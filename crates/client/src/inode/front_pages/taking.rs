@@ -32,8 +32,9 @@ pub(crate) struct Taking {
     pub(crate) leaving: BTreeSet<TargetId>,
     /// Locks that have left the lock cache and that are not cancelled at their targets yet.
     pub(crate) going: Vec<Going>,
-    /// Requests for pages that wait for locks of other mounts, by a number of their own. The front end has none of the
-    /// pages of a read. The page of a write has bytes of a program of this mount that are on their way to the target.
+    /// Requests for pages that wait for locks of other mounts, by a number of their own. If the request is for a read,
+    /// the front end has none of its pages. If it is for a write, its page has bytes of a program of this mount that
+    /// are on their way to the target.
     pub(crate) waiting: BTreeMap<u64, ByteRange>,
     /// How many of these requests are writes.
     pub(crate) writes: usize,

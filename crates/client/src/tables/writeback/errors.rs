@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     /// Goal: each loss is reported once, the last one with its reason, and at most one loss in a second is logged.
-    /// Method: losses by hand.
+    /// Method: losses that the test reports at given times.
     #[test]
     fn each_loss_is_told_once() {
         let errors = WritebackErrors::default();

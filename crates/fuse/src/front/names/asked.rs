@@ -73,7 +73,8 @@ mod tests {
     use super::*;
 
     /// Goal: a name should be cached at its fourth lookup, then less and less often. If it was cached before, it should
-    /// be cached at once, and if it was changed, the count begins anew. Method: by hand.
+    /// be cached at once, and if it was changed, the count begins anew. Method: a sequence of lookups that the test
+    /// chooses.
     #[test]
     fn names_are_wanted_when_they_were_asked_for_often() {
         let asked = Asked::default();

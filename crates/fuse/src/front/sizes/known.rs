@@ -306,7 +306,7 @@ mod tests {
     }
 
     /// Goal: a single thread is answered at once, whatever happens to the file. So are other threads while the size
-    /// stays the same. Method: answers by hand.
+    /// stays the same. Method: a sequence of answers that the test chooses.
     #[test]
     fn one_at_a_time_and_the_same_size_cost_nothing() {
         let mut known = Known::new(Ino(7));
