@@ -23,7 +23,7 @@ const GOALS: &str = "docs/results/goals.json";
 const LINES_MAX: usize = 120;
 /// A result is old when this many commits were made since.
 const OLD_COMMITS: u64 = 100;
-/// The mark may be missing for so many commits more: a commit must not turn the check of the next one red.
+/// The mark may be missing for this many more commits: a commit must not make the check of the next one fail.
 const OLD_SLACK_COMMITS: u64 = 20;
 const OLD: &str = "old";
 const BEGIN: &str = "<!-- made from docs/results: ";

@@ -37,7 +37,7 @@ const HEADER_WITHIN: Duration = Duration::from_secs(2);
 const CONNECTION_WITHIN: Duration = Duration::from_secs(30);
 /// Longest token, bytes.
 const TOKEN_MAX: usize = 4096;
-/// What a page may load: itself and the numbers of the same address.
+/// The sources from which a page may load: itself and the numbers of the same address.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -51,7 +51,8 @@ pub struct Page {
 
 /// The pages at an address.
 pub trait Site: Send + Sync + 'static {
-    /// The page of a path; `query` is what follows the question mark. Nothing: there is no such page. May wait.
+    /// The page of a path; `query` is what follows the question mark. Nothing: there is no such page. The function may
+    /// wait.
     fn page(&self, path: &str, query: &str) -> Option<Outcome<Page>>;
 
     /// The existing paths, for the answer to a request for another path.

@@ -35,8 +35,8 @@ struct Place {
     object: UnsafeCell<Option<Object>>,
 }
 
-// SAFETY: the object is written by whoever has taken the place from the free ones or has emptied it and waited for
-// those who use it; otherwise it is only read.
+// SAFETY: the object is written only by a thread that has taken the place from the free ones, or that has emptied it
+// and waited for those who use it; otherwise it is only read.
 unsafe impl Sync for Place {}
 
 /// The table of a process.
@@ -156,7 +156,7 @@ pub(crate) fn with<R>(number: i64, kinds: &[Kind], use_it: impl FnOnce(&Object) 
     if place.number.load(SeqCst) != number {
         return fail(libc::EBADF);
     }
-    // SAFETY: the number counted after this thread had shown that it uses it, so whoever closes it waits.
+    // SAFETY: the number was still valid after this thread had shown that it uses it, so a thread that closes it waits.
     let object = unsafe { (*place.object.get()).as_ref() };
     let done = object.map_or_else(|| fail(libc::EBADF), use_it);
     drop(shown);
@@ -295,8 +295,8 @@ mod tests {
         }
     }
 
-    /// Goal: an object in use by a thread exists until the thread has finished, whoever removes it. Method: threads use
-    /// numbers that one thread replaces, and each use reads the object twice.
+    /// Goal: an object in use by a thread exists until the thread has finished, even if another thread removes it.
+    /// Method: threads use numbers that one thread replaces, and each use reads the object twice.
     #[test]
     fn objects_stay_while_they_are_used() {
         let registry = registry_or_new().expect("a table");

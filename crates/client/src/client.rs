@@ -107,7 +107,7 @@ impl Client {
     }
 
     /// In shared mode: the timeout for these attributes, which the front end is about to give as an answer. The front
-    /// end is told before they change (`KernelPages::drop_attributes`).
+    /// end is informed before they change (`KernelPages::drop_attributes`).
     pub fn lend_attributes(&self, attr: &Attr) -> Duration {
         tokens::lend_attributes(&self.mount, attr)
     }
@@ -224,7 +224,7 @@ impl Client {
         sharing::knows_directories(&self.mount, rule)
     }
 
-    /// Where a front end counts how long its calls took.
+    /// The place where a front end counts how long its calls took.
     pub fn call_times(&self) -> &Arc<CallTimes> {
         &self.mount.stats.calls
     }

@@ -84,7 +84,7 @@ pub(crate) struct Life {
     /// All dirty bytes were written back after `stopping` was set.
     pub(crate) drained: AtomicBool,
     pub(crate) stopped: AtomicBool,
-    /// Why the end of the mount was not in order.
+    /// The reason why the end of the mount was not in order.
     pub(crate) lost_at_end: Mutex<Option<Errno>>,
     pub(crate) pauses: Pauses,
 }

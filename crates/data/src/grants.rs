@@ -31,7 +31,8 @@ struct Held {
     /// Distinguishes this grant from all others since the start. A plan may end after the session for which it was
     /// made.
     serial: u64,
-    /// The record that raised the grant last, and by how much. The session is told when that record survives a kill.
+    /// The record that raised the grant last, and by how much. The session is informed when that record survives a
+    /// kill.
     raised: (u64, u64),
 }
 
@@ -103,7 +104,7 @@ impl Grants {
         }
     }
 
-    /// Grants more blocks. The record of this has to be named with `raised_by` before the session is told.
+    /// Grants more blocks. The record of this has to be named with `raised_by` before the session is informed.
     pub fn raise(&mut self, session: SessionId, blocks: u64, txn: &mut Txn) {
         if let Some(held) = self.sessions.get_mut(&session) {
             held.blocks += blocks;

@@ -175,7 +175,7 @@ pub struct ReadSegment {
 /// A planned read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadPlan {
-    /// Bytes that exist: the requested range cut off at the object's end. May be empty.
+    /// Bytes that exist: the requested range cut off at the object's end. It may be empty.
     pub range: ByteRange,
     /// End of the object.
     pub end: u64,

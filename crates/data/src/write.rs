@@ -348,8 +348,7 @@ fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: 
             need(x, x + 1);
             at = x + 1;
         }
-        // If a block with a checksum were overwritten in place, a crash could leave bytes that cannot be told from
-        // damage.
+        // If a block with a checksum were overwritten in place, a crash could leave bytes that look like damage.
         let verified = if e.written { checksums.known(e.physical, u64::from(e.blocks)) } else { Vec::new() };
         let verified = verified.into_iter().map(|physical| b + (physical - e.physical));
         let mut looked: Vec<u64> = special.iter().copied().filter(|&x| e.written && (b..end).contains(&x)).collect();

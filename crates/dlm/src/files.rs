@@ -156,7 +156,7 @@ pub struct WaitGranted {
     pub owner: LockOwner,
 }
 
-/// Why a request was refused. Nothing has changed, except as [`FileLockRefusal::WouldBlock`] says.
+/// The reason why a request was refused. Nothing has changed, except as [`FileLockRefusal::WouldBlock`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileLockRefusal {
     /// The range is empty, or starts beyond the largest file offset: `EINVAL`.

@@ -85,7 +85,7 @@ pub struct LockRequest {
     pub growth: Growth,
 }
 
-/// Why a request was refused.
+/// The reason why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The range is empty.

@@ -170,7 +170,7 @@ pub trait Listener: 'static {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Conn>>;
     /// The bound address in the form `dial` takes (a port 0 is resolved).
     fn local_addr(&self) -> String;
-    /// Who may connect to a Unix socket, as permission bits. It has no effect on other addresses.
+    /// The users who may connect to a Unix socket, as permission bits. It has no effect on other addresses.
     fn set_mode(&self, mode: u32) -> io::Result<()>;
 }
 

@@ -103,7 +103,7 @@ impl Default for SimConfig {
     }
 }
 
-/// Why a simulation cannot continue.
+/// The reason why a simulation cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SimError {
     /// No task can run and no event is due.

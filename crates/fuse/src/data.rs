@@ -18,7 +18,8 @@ use amphi_client::{Buf, UNIT_BYTES};
 use smallvec::SmallVec;
 use std::ops::Deref;
 
-/// Where payloads begin in a receive buffer: after one page, so that the header is directly before the payload.
+/// The offset at which payloads begin in a receive buffer: after one page, so that the header is directly before the
+/// payload.
 pub(crate) const PAYLOAD_AT: usize = 4096;
 /// `Payload::into_buf` copies payloads up to this length. For longer ones it gives the receive buffer away.
 pub const TAKE_COPY_MAX_BYTES: usize = 32 << 10;

@@ -32,7 +32,7 @@ pub(crate) use table::is_mounted;
 /// File system type in the mount table.
 pub const FS_TYPE: &str = "fuse.amphi";
 
-/// Why mounting or unmounting failed.
+/// The reason why mounting or unmounting failed.
 #[derive(Debug)]
 pub enum MountError {
     /// The mount point does not exist.

@@ -39,7 +39,7 @@ pub struct Caller<'a> {
 
 /// Gives a handler's thread back before its request is answered.
 pub(crate) trait Deferral {
-    /// Takes the answer over, to be given later. May be called only once.
+    /// Takes the answer over, to be given later. This may be called only once.
     fn take(&self) -> Later;
 }
 

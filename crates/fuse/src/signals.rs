@@ -10,7 +10,7 @@
 /// Signals that do nothing unless the program has a handler for them.
 const SILENT: [i32; 4] = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
 
-/// What pending signals demand.
+/// The action that pending signals demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signals {
     /// The thread is being killed: its call has to end at once.

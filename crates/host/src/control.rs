@@ -103,7 +103,7 @@ pub fn find_mount(named: Option<PathBuf>, how: &str) -> Outcome<PathBuf> {
     }
 }
 
-/// Why an attribute could not be had or changed, which takes the right to `access` the file.
+/// The reason why an attribute could not be had or changed, which takes the right to `access` the file.
 fn explain(path: &Path, what: &str, access: &str, e: Errno) -> Failure {
     let (shown, what) = (path.display(), what.strip_prefix("user.amphi.").unwrap_or(what));
     let kind = std::fs::metadata(path).map(|m| m.file_type()).ok();

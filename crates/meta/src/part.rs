@@ -150,7 +150,7 @@ pub enum Part {
     },
 }
 
-/// Why parts cannot be applied.
+/// The reason why parts cannot be applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// An assumption of the plan no longer holds: collect the facts and plan again.

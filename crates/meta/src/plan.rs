@@ -211,8 +211,8 @@ fn unlinks(child: &Facts) -> impl Iterator<Item = Part> {
 /// Gives the empty directory `dir` these shards. The shards are directories without a name that have the attributes of
 /// `dir` and whose parent is `dir`.
 ///
-/// Errors: `NotDir`, `NoEnt` for a removed directory, `Perm` for whoever does not own it and for what `chattr` has
-/// fixed, `Exist` if it has shards.
+/// Errors: `NotDir`, `NoEnt` for a removed directory, `Perm` for a user who does not own it and for attributes that
+/// `chattr` has fixed, `Exist` if it has shards.
 pub fn shards(cred: &Cred, dir: &Facts, shards: &[Ino]) -> Result<Vec<Part>> {
     if dir.kind != Kind::Dir {
         return Err(Errno::NotDir);

@@ -15,7 +15,8 @@ const LOOKS: u32 = 100;
 
 /// Waiting and waking between ranks.
 pub trait Pace: Send + Sync {
-    /// Sleeps while the word has this value. May return early; returns false when it gave up after a while.
+    /// Sleeps while the word has this value. The function may return early; it returns false when it gave up after a
+    /// while.
     fn wait(&self, word: &AtomicU32, expected: u32) -> bool;
     /// Wakes up to `count` ranks that wait for the word.
     fn wake(&self, word: &AtomicU32, count: u32);

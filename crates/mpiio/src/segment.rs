@@ -223,8 +223,8 @@ pub struct PageMeta {
     pub frame: AtomicU32,
     /// Node + 1 that referred to the page last, if that is another node, and how often in a row; 16 bits each.
     pub streak: AtomicU32,
-    /// Where the page is (`placement`). Our own node is written under the exclusive lock of the page here, others at
-    /// any time, if they are newer.
+    /// The place of the page (`placement`). Our own node is written under the exclusive lock of the page here, others
+    /// at any time, if they are newer.
     pub place: AtomicU64,
     /// If the page is here: the nodes that may have a copy of it, one bit each (`file/copies.rs`). Bits are set under
     /// the shared lock of the page, and cleared under the exclusive one.

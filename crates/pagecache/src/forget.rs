@@ -7,7 +7,7 @@ use amphi_types::ByteRange;
 use parking_lot::RwLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// What happens to dirty bytes of the range.
+/// The treatment of the dirty bytes of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dirty {
     /// Dirty bytes stay, and the call reports that.

@@ -95,7 +95,7 @@ impl<F: CachedFile> Shard<F> {
     }
 }
 
-/// Where the memory of a new unit should lie.
+/// The place that the memory of a new unit should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Any,
@@ -495,7 +495,7 @@ impl<F: CachedFile> PageCache<F> {
         self.shards.iter().for_each(|s| drop(s.write()));
     }
 
-    /// What is needed to make a unit.
+    /// The values that are needed to make a unit.
     fn makers(&self) -> (&AtomicU64, &Slabs) {
         (&self.turns, &self.slabs)
     }
@@ -598,8 +598,8 @@ impl<F: CachedFile> PageCache<F> {
     }
 }
 
-/// Where to place a unit that a write of `range` makes. The unit gets memory together with its chunk if the write
-/// covers the chunk or continues a stream.
+/// Returns the place for a unit that a write of `range` makes. The unit gets memory together with its chunk if the
+/// write covers the chunk or continues a stream.
 fn place<F: CachedFile>(file: &F, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
     let Source::Copied(_) = source else { return Place::Any };
     if !u.is_multiple_of(CHUNK_UNITS) {

@@ -115,7 +115,7 @@ impl Around {
     }
 }
 
-/// Starts a server with a client in it. Returns when the server serves; `ended` is told when it has ended.
+/// Starts a server with a client in it. Returns when the server serves; `ended` gets a message when it has ended.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
 pub fn start_cluster(
     mut server: ServerConfig,

@@ -39,7 +39,7 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Other clients may change the files, so set-user-id programs take effect only on request.
     pub shared: bool,
-    /// What else the options permit.
+    /// The words of further options.
     pub words: MountWords,
 }
 
@@ -57,7 +57,7 @@ pub fn detach_all() {
     }
 }
 
-/// Mounts `client`. `ended` is told when the mount ends, also by `umount`.
+/// Mounts `client`. `ended` gets a message when the mount ends, also by `umount`.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the end of the mount")]
 pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) -> Outcome<Arc<Session>> {
     if let Err(e) = amphi_env::real::keep_populated(client.memory_ahead()) {

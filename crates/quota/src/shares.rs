@@ -38,7 +38,7 @@ pub enum Admission {
     No(Account),
 }
 
-/// What a target records of one account.
+/// The record of a target about one account.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     /// The number of the answer or call that set this.

@@ -14,7 +14,7 @@ use amphi_types::{Errno, SessionId};
 use amphi_wire::{Answer, Call, Request, RequestId};
 use std::rc::Rc;
 
-/// Receives for a worker until it is told to stop. Everything received becomes a task.
+/// Receives for a worker until the server ends it. Everything received becomes a task.
 pub async fn run<E: Env>(worker: Rc<Worker<E>>, mut mesh: MeshRx<Message>) {
     loop {
         let (from, _, message) = mesh.recv().await;

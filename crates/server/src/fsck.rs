@@ -35,7 +35,7 @@ pub const FINDINGS_MAX: usize = 1000;
 pub struct Finding {
     /// The place of the fault, for people.
     pub place: String,
-    /// What is wrong at that place.
+    /// The kind of damage at that place.
     pub reason: String,
 }
 

@@ -196,7 +196,8 @@ pub enum TargetRequest {
     Close,
     /// `Done`: close the zone as it is.
     Release,
-    /// `Done`: the operation was decided. What it changed on this target is stable, even if a restart had undone it.
+    /// `Done`: the operation was decided. The changes that it made on this target are stable, even if a restart had
+    /// undone them.
     Settle(TxId),
     /// `Outcome`: whether the lock on moving directories is still held under this number.
     MoveCheck(u64),

@@ -58,7 +58,7 @@ pub struct Server<E: Env> {
     stop_listening: RefCell<Vec<oneshot::Sender<()>>>,
 }
 
-/// What a server reports about itself.
+/// The properties that a server reports about itself.
 pub struct Observed {
     /// The number of the server in the map.
     pub id: u64,

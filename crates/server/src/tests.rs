@@ -96,7 +96,7 @@ struct Held {
     mortal: Cell<bool>,
     /// Its unwritten state of objects: sizes and times that are not written back.
     unwritten: RefCell<BTreeMap<ObjectId, (u64, Timespec)>>,
-    /// Where it answers.
+    /// The address at which it answers.
     link: RefCell<Weak<Link<SimEnv>>>,
     env: RefCell<Option<SimEnv>>,
     watchers: RefCell<Vec<oneshot::Sender<()>>>,

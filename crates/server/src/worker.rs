@@ -68,7 +68,7 @@ pub struct Worker<E: Env> {
     /// Which targets are where.
     pub routes: SharedRoutes,
     targets: RefCell<BTreeMap<TargetId, Rc<Target<E>>>>,
-    /// Why not all targets could be opened.
+    /// The reason why not all targets could be opened.
     failure: Option<ServerError>,
     above: Above<E>,
     mesh: MeshTx<Message>,

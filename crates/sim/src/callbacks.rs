@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Of each `CALLBACK_DEADLINE`, the part without long faults.
+/// The part of each `CALLBACK_DEADLINE` that has no long faults.
 const WHOLE: Duration = Duration::from_secs(4);
 /// Shorter faults do not count as long ones: other mounts need not wait because of them.
 const SHORT: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ const SENT_AGAIN_WITHIN: Duration = Duration::from_nanos(CALLBACK_DEADLINE.as_na
 /// Longest time for which a connection lives that has lost a message.
 const DEAF: Duration = Duration::from_secs(2);
 
-/// What happened.
+/// The events of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Pushes that were held back.
@@ -114,7 +114,7 @@ pub struct Callbacks {
     /// Locks that a node returns with the next ones, though it uses them, if that bug is planted.
     mistaken: BTreeMap<String, u64>,
     seen: Seen,
-    /// What happened so far.
+    /// The events so far.
     pub counts: Counts,
     /// Faults since they were noted last, with their times.
     pub told: Vec<(Time, String)>,

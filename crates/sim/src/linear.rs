@@ -35,12 +35,12 @@ pub enum CellOp {
     Append {
         /// Number of cells.
         n: usize,
-        /// What the cells hold.
+        /// The values that the cells hold.
         tag: u64,
     },
     /// Writes a cell after the last one, and returns the number of cells after that.
     AppendTold {
-        /// What it holds.
+        /// The value that it holds.
         tag: u64,
     },
     /// Reads up to `n` cells from `at` on.

@@ -87,7 +87,7 @@ pub struct Seen {
     pub ctime: Timespec,
 }
 
-/// What a call returned.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Nothing but success.

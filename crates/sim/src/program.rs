@@ -59,7 +59,7 @@ pub struct Program {
     pub longest: Duration,
     /// The first disagreement.
     pub wrong: Option<String>,
-    /// What happened, newest last.
+    /// The events of the run, newest last.
     pub history: VecDeque<String>,
     /// Print history as it happens.
     pub talks: bool,

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 /// Earliest and latest value of a time stamp.
 pub type Window = (Timespec, Timespec);
 
-/// What an inode holds.
+/// The contents of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Bytes of a file.

@@ -51,7 +51,7 @@ pub enum Faults {
     All,
 }
 
-/// What to run.
+/// The run to make.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The seed.
@@ -148,7 +148,7 @@ pub struct Summary {
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// What is wrong.
+    /// The error that was found.
     pub lines: Vec<String>,
     /// The events so far, oldest first.
     pub history: Vec<String>,
@@ -620,7 +620,7 @@ impl Run {
         None
     }
 
-    /// Mounts that have outlived lost power are not told that all is well (Promise S22).
+    /// Mounts that have outlived a loss of power do not get the answer that everything is stable (Promise S22).
     async fn are_told(&self, mounts: &Mounts) -> Checked {
         for (which, mount) in mounts.iter().enumerate() {
             self.note(format!("mount {which} outlived it"));

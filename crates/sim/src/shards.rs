@@ -39,7 +39,7 @@ pub(crate) fn is_root_alone(inodes: u64) -> bool {
     inodes == 1 || are_on() && inodes == 1 + count_of(Ino::ROOT)
 }
 
-/// Gives a directory shards, if it is one that gets them, and still empty. Of some directories, new sub-directories get
+/// Gives a directory shards, if it is one that gets them, and still empty. In some directories, new sub-directories get
 /// shards when they are made.
 pub(crate) async fn give(client: &Client, dir: Ino) {
     if are_on() && dir.local() % 5 == 1 {

@@ -91,7 +91,7 @@ pub struct Happened {
     pub longest: Duration,
     /// The first broken rule.
     pub wrong: Option<String>,
-    /// What happened, newest last.
+    /// The events of the run, newest last.
     pub history: VecDeque<String>,
     /// Print the history as it happens.
     pub talks: bool,
@@ -120,7 +120,7 @@ pub struct Shared {
     next_tag: u64,
     /// The tasks at work.
     pub tasks: Tasks,
-    /// What has happened.
+    /// The events so far.
     pub told: Happened,
 }
 

@@ -423,7 +423,7 @@ async fn story(cluster: &Cluster, seed: u64, tasks: usize, limit: Option<u64>) -
     (told.refused, told.removed)
 }
 
-/// Of several targets, `targets` are of each server.
+/// Each server has `targets` targets.
 fn fill(servers: usize, targets: u16, mounts: usize, tasks: usize, seeds: std::ops::Range<u64>) {
     play(servers, targets, mounts, tasks, seeds, ZONE, None);
 }

@@ -99,8 +99,8 @@ fn mistakes_with_directories_are_found() {
 }
 
 /// Goal: a program that appends finds its records by the position of its descriptor, as SEMANTICS promises: under a
-/// file lock always, otherwise if its kernel was told the end and no other mount has changed the file since. Method:
-/// games of two and three mounts whose players append, cut and read one file.
+/// file lock always, otherwise if its kernel got the end and no other mount has changed the file since. Method: games
+/// of two and three mounts whose players append, cut and read one file.
 #[test]
 fn positions_behind_appends_are_right() {
     let mut sum = Tally::default();

@@ -286,7 +286,8 @@ pub(crate) struct Kinds {
 }
 
 impl Kinds {
-    /// Of a source. Among the names of a file, a name that the target `has` already comes first.
+    /// Finds the kinds of the entries of a source. Among the names of a file, a name that the target `has` already
+    /// comes first.
     pub(crate) fn of(source: &Source, has: impl Fn(u32, &Entry) -> bool) -> Kinds {
         let mut firsts: BTreeMap<(u64, u64), u32> = BTreeMap::new();
         let several = |entry: &Entry| entry.own.is_none() && entry.stat.st_nlink > 1;

@@ -31,7 +31,7 @@ pub(crate) enum Applied {
     Changed,
 }
 
-/// Why it failed altogether.
+/// The reason why it failed altogether.
 pub(crate) enum Trouble {
     Source(Errno),
     Target(Errno),

@@ -39,7 +39,7 @@ enum Task {
     Piece(u32, u64),
 }
 
-/// Why a piece was not copied.
+/// The reason why a piece was not copied.
 enum Trouble {
     /// The source cannot be read.
     Source(Errno),

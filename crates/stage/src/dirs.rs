@@ -141,7 +141,7 @@ impl Tree {
         for (at, name) in way.into_iter().rev() {
             fd = Arc::new(fs::openat(&fd, &*name, DIRECTORY, Mode::empty())?);
             found.push((at, fd.clone()));
-            // Of a very deep path, the lowest directories are kept open.
+            // The lowest directories of a very deep path are kept open.
             if found.len() > OPEN_MAX / 4 {
                 found.remove(0);
             }

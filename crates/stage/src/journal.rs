@@ -78,7 +78,7 @@ impl Known {
     }
 }
 
-/// Why no journal is available.
+/// The reason why no journal is available.
 pub(crate) enum NoJournal {
     /// Another process uses the journal.
     InUse,

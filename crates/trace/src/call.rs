@@ -91,7 +91,7 @@ impl Op {
 /// How a call went inside the mount. The times that it waited are nanoseconds, and do not overlap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Course {
-    /// Why it went through the cache or past it: a number among the names of `Record::Reasons`.
+    /// The reason why it went through the cache or past it: a number among the names of `Record::Reasons`.
     pub reason: Option<u8>,
     /// A lock of the cluster.
     pub lock_ns: u64,

@@ -39,7 +39,7 @@ pub struct End {
     pub end_ns: u64,
     /// How the command ended, in the form of a shell's exit status.
     pub exit: i32,
-    /// Why recording ended before the command; empty: it did not.
+    /// The reason why recording ended before the command; empty if it did not.
     pub early: String,
 }
 
@@ -244,7 +244,7 @@ impl Trace {
         self.callers.get(&tid).map_or(tid, |caller| caller.pid)
     }
 
-    /// Why a call was buffered or direct; empty if nothing was decided.
+    /// The reason why a call was buffered or direct; empty if nothing was decided.
     pub fn reason(&self, call: &Call) -> &str {
         call.course.reason.and_then(|reason| self.reasons.get(usize::from(reason))).map_or("", String::as_str)
     }

@@ -9,8 +9,8 @@
 //! requires that the writer has synced or closed the file in between, and `session` that the writer has closed it and
 //! that the other process has opened it after that.
 //!
-//! Bounds: of each range the last write and the `READERS_MAX` last reads are compared with; pairs of the same two
-//! processes on one file are counted, and the first is kept as an example; at most `PAIRS_MAX` such pairs are told.
+//! Bounds: each range is compared with its last write and its `READERS_MAX` last reads; pairs of the same two processes
+//! on one file are counted, and the first is kept as an example; at most `PAIRS_MAX` such pairs are reported.
 
 use crate::call::{Call, Op, flags};
 use crate::reader::Trace;
@@ -19,10 +19,10 @@ use std::collections::BTreeMap;
 
 /// Reads of a range that are compared with the next write.
 const READERS_MAX: usize = 8;
-/// Pairs of processes and files that are told.
+/// The pairs of processes and files that are reported.
 pub const PAIRS_MAX: usize = 1000;
 
-/// What is required between two calls.
+/// The event that is required between two calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
     /// One call has ended before the other begins.
@@ -122,7 +122,7 @@ fn between(marks: &[(u64, u64)], from: u64, until: u64) -> Option<u64> {
     marks.get(first).map(|(_, end)| *end).filter(|end| *end <= until)
 }
 
-/// What the first and the second call have between them.
+/// The result of the search for what is required between the first and the second call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     Fine,

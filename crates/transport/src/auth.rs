@@ -38,7 +38,7 @@ pub(crate) type Nonce = [u8; NONCE_BYTES];
 #[derive(Clone)]
 pub struct ClusterKey(Vec<u8>);
 
-/// Why a key is refused.
+/// The reason why a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeakKey {
     /// The key has this many bytes, fewer than `KEY_BYTES_MIN`.

@@ -54,7 +54,7 @@ pub(crate) struct Cut {
     bell: Bell,
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// One side said `Bye`.

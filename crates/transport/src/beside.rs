@@ -52,7 +52,7 @@ pub(crate) enum Beside<E: Env> {
 pub(crate) struct Taken<E: Env> {
     pub(crate) memory: MemoryOf<E>,
     pub(crate) ends: EndsOf<E>,
-    /// Where replies may be put: for the request of each slot, first byte and length.
+    /// The places for replies: for the request of each slot, the first byte and the length.
     rooms: RefCell<BTreeMap<u16, (RequestId, u64, usize)>>,
 }
 

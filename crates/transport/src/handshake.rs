@@ -28,7 +28,7 @@ fn nonce<E: Env>(env: &E) -> Nonce {
     nonce
 }
 
-/// Why a client was not admitted.
+/// The reason why a client was not admitted.
 #[derive(Debug)]
 pub(crate) enum NotWelcome {
     /// The server refused, for this reason.
@@ -74,7 +74,7 @@ fn bound(challenge: &Challenge, binding: &Binding) -> Bound {
     bound
 }
 
-/// Why there is no channel.
+/// The reason why there is no channel.
 enum NoChannel {
     /// The other end sent a frame where the key exchange belongs.
     Clear,

@@ -154,7 +154,7 @@ impl<E: Env> Recovery<E> {
 pub struct CallOptions {
     /// The lane whose credits the call uses.
     pub lane: Lane,
-    /// Where the payload of the reply has to be: this many bytes after an aligned address (file offset % 4096).
+    /// The place for the payload of the reply: this many bytes after an aligned address (file offset % 4096).
     pub pad: usize,
     /// Fail with `Deadline` after this time, including the wait for a slot.
     pub deadline: Option<Duration>,

@@ -58,7 +58,7 @@ pub struct Peer {
     /// or as the server's user, or has proved the cluster key over a network. Any other client came over a Unix socket,
     /// and is the user that the kernel reports.
     pub bound: Option<Arc<Cred>>,
-    /// What the client has proved.
+    /// The identity that the client has proved.
     pub proved: Proved,
     /// Whether the client has proved the cluster key, together with a key of its own or alone.
     pub knows_cluster_key: bool,

@@ -220,7 +220,7 @@ impl Caps {
     pub const DAC_OVERRIDE: Caps = Caps(1 << 1);
     /// Reads files, lists and searches directories whatever the permissions say.
     pub const DAC_READ_SEARCH: Caps = Caps(1 << 2);
-    /// May do the other operations of the owner.
+    /// Allows the other operations of the owner.
     pub const FOWNER: Caps = Caps(1 << 3);
     /// A change leaves setuid and setgid set where it removes them for other users.
     pub const FSETID: Caps = Caps(1 << 4);

@@ -46,7 +46,7 @@ pub enum Pattern {
     /// Round robin over `stripe_count` stripes.
     Striped,
     /// Grows with the file: stripe 0, then stripe 1, then 4 stripes, then `stripe_count` stripes. The 4 stripes are
-    /// those behind stripe 0 if there are so many.
+    /// those behind stripe 0 if there are as many.
     Growing,
 }
 

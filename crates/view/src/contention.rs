@@ -1,6 +1,7 @@
 //! The extent to which mounts delay each other.
 //!
-//! Owns: the numbers that show this. Does not own: which files these are (`files`), and what helps (`findings`).
+//! Owns: the numbers that show this. Does not own: which files these are (`files`), and the advice that helps
+//! (`findings`).
 
 use crate::change::Change;
 use serde_json::{Value, json};

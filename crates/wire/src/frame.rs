@@ -131,7 +131,7 @@ pub struct Head {
     pub body_len: u32,
     /// Bytes of the payload, or of the place that there is for that of the reply.
     pub payload_len: u32,
-    /// Where these bytes lie, if they are not in the stream.
+    /// The place of these bytes, if they are not in the stream.
     pub place: Option<Place>,
     /// CRC-32C of the payload, where the connection is one that can damage it.
     pub payload_crc: Option<u32>,
@@ -139,7 +139,7 @@ pub struct Head {
     pub sealed: bool,
 }
 
-/// Why bytes are not a frame. Every one ends the connection.
+/// The reason why bytes are not a frame. Every one ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrameError {
     /// The peer does not speak this protocol.
@@ -249,7 +249,7 @@ impl fmt::Display for FrameError {
 
 impl std::error::Error for FrameError {}
 
-/// Why a frame cannot be encoded.
+/// The reason why a frame cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncodeError {
     /// The frame does not fit into the given memory.

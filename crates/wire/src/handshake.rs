@@ -80,7 +80,7 @@ pub struct SignedWelcome {
 /// Body of the `Refuse` frame. Its form is the same in all versions of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refuse {
-    /// Why the server refuses, for people.
+    /// The reason why the server refuses, written for people.
     pub reason: String,
 }
 

@@ -23,8 +23,8 @@ pub enum Reply {
         inode: InodeView,
         /// Whether the inode is new.
         created: bool,
-        /// A write lock on all of stripe 0, for a client that creates a file to write it. Not in an answer repeated
-        /// after a restart of the server.
+        /// A write lock on all of stripe 0, for a client that creates a file to write it. This is missing in an answer
+        /// that is repeated after a restart of the server.
         lock: Option<u64>,
     },
     /// A name was removed, or now stands for another inode.

@@ -16,10 +16,10 @@ use std::fmt;
 pub const CREDITS_MAX: u16 = 1024;
 /// Fewest slots of the urgent lane: one to use and the reserve.
 pub const URGENT_CREDITS_MIN: u16 = 2;
-/// Slots that a server grants to the normal lane unless told otherwise: 64 requests of 1 MiB cover the
-/// bandwidth-delay product of a 100 Gbit/s link at 5 ms.
+/// Slots that a server grants to the normal lane by default: 64 requests of 1 MiB cover the bandwidth-delay product of
+/// a 100 Gbit/s link at 5 ms.
 pub const NORMAL_CREDITS: u16 = 64;
-/// Slots that a server grants to the urgent lane unless told otherwise.
+/// Slots that a server grants to the urgent lane by default.
 pub const URGENT_CREDITS: u16 = 32;
 /// Most connections of a session to one server.
 pub const LINKS_MAX: u16 = 32;
@@ -183,7 +183,7 @@ impl SlotTable {
     }
 }
 
-/// Why a server cuts a client that does not keep to its credits.
+/// The reason why a server cuts a client that does not keep to its credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// The slot is not of the lane, or beyond the credits.

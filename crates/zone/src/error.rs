@@ -32,7 +32,7 @@ pub enum ZoneErrorKind {
     NoSpace,
 }
 
-/// Why a zone cannot be made, opened or checkpointed. Nothing was changed on the storage.
+/// The reason why a zone cannot be made, opened or checkpointed. Nothing was changed on the storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneError {
     /// The kind of the error, which is the only part to match on.

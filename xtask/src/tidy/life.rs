@@ -73,7 +73,7 @@ fn named(text: &str) -> Vec<(&str, Option<&str>)> {
     files.map(|(k, part)| (*part, function(k))).collect()
 }
 
-/// Why a step follows.
+/// The reason why a step follows.
 #[derive(Debug, PartialEq, Eq)]
 enum Cause {
     /// A step before it calls it.
@@ -252,7 +252,7 @@ struct File<'a> {
     path: &'a str,
     /// The text without comments and contents of strings; each byte stays at its place.
     text: String,
-    /// What it imports.
+    /// The names that it imports.
     uses: String,
     functions: Vec<Function>,
     is_test: bool,
@@ -520,7 +520,7 @@ fn quoted(bytes: &[u8], at: usize, quote: u8) -> usize {
     (end + 1).min(bytes.len())
 }
 
-/// Where the bracket that opens at `at` is closed.
+/// Returns the place where the bracket that opens at `at` is closed.
 fn closed(text: &str, at: usize) -> usize {
     let bytes = text.as_bytes();
     let (open, close) = match bytes[at] {

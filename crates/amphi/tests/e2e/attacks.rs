@@ -60,7 +60,7 @@ impl Cluster {
         format!("unix:{}", self.place.text("s0.sock"))
     }
 
-    /// A command of whoever has the cluster key, on the first server's machine.
+    /// A command of a user who has the cluster key, on the first server's machine.
     fn administers(&self, args: &[&str]) {
         let (unix, key) = (self.unix(), self.place.text("key"));
         let out = self.network.run(0, &[args, &["--cluster", &unix, "--key", &key]].concat());

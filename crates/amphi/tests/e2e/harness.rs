@@ -14,7 +14,7 @@ pub fn amphi() -> Command {
     command
 }
 
-/// Where the processes of tests have their sockets.
+/// The folder in which the processes of tests have their sockets.
 pub fn sockets() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("amphi-runtime")
 }

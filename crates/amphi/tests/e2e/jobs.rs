@@ -47,7 +47,7 @@ impl Site {
         out
     }
 
-    /// What jobs have left: folders, mounts, processes, memory.
+    /// The remains of jobs: folders, mounts, processes, memory.
     fn left(&self) -> Vec<String> {
         let scratch = self.scratch();
         let mut left: Vec<String> = Vec::new();

@@ -115,7 +115,7 @@ impl Cluster {
         Daemon::start(&["mount", "--cluster", &self.tcp, "--identity", &self.id(identity), &self.place.text(name)])
     }
 
-    /// A mount of whoever is root of the cluster.
+    /// A mount of a user who is root of the cluster.
     pub(crate) fn trusted(&self) -> Daemon {
         self.place.mount_at("trusted", &[])
     }

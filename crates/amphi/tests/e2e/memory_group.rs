@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Where memory groups are made, the file that exists if memory is limited there, and the files with limit and usage.
+/// The folder in which memory groups are made, the file that exists if memory is limited there, and the files with
+/// limit and usage.
 const ROOTS: [[&str; 4]; 2] = [
     ["/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.limit_in_bytes", "memory.usage_in_bytes"],
     ["/sys/fs/cgroup", "cgroup.controllers", "memory.max", "memory.current"],

@@ -58,7 +58,7 @@ const CALLS: &[(&str, Call)] = &[
     ("access", |d| rustix::fs::access(d.join("n"), rustix::fs::Access::READ_OK)),
 ];
 
-/// Replaces `n` and `l` until it is told to stop, and counts.
+/// Replaces `n` and `l` until the test ends it, and counts.
 fn replace(dir: &Path, stop: &AtomicBool, done: &AtomicU64) {
     let mut n = 0;
     while !stop.load(Ordering::Relaxed) {

@@ -69,7 +69,7 @@ fn rights_within_a_tree() {
 }
 
 /// Goal: where only root is squashed, other users have the rights that they have on the machine's own file system (NFS:
-/// `root_squash`). Method: as above, by an owner and by somebody else.
+/// `root_squash`). Method: as in the test above, by an owner and by another user.
 #[test]
 fn rights_where_root_is_squashed() {
     let Some(scene) = Scene::new() else { return };

@@ -45,8 +45,8 @@ impl Drop for Stops<'_> {
 }
 
 impl Worker {
-    /// Makes, renames, overwrites and removes files until told to stop, or until its mount is gone if it is the one
-    /// that is killed.
+    /// Makes, renames, overwrites and removes files until the test ends it, or until its mount has ended if it is the
+    /// one that is killed.
     fn run(&self, mount: &Path, random: &mut Random, stop: &AtomicBool) {
         let dir = mount.join(format!("w{}", self.who));
         while !stop.load(SeqCst) {

@@ -31,7 +31,7 @@ fn succeeds(uid: &str, script: &str) -> String {
     String::from_utf8_lossy(&out.stdout).trim().to_string()
 }
 
-/// Two groups' directories on the mount of whoever is root of the cluster.
+/// The directories of two groups on the mount of a user who is root of the cluster.
 fn plant(base: &Path) {
     for group in ["a", "b"] {
         let dir = base.join("groups").join(group);

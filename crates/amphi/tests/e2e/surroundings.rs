@@ -177,7 +177,7 @@ fn with_bytes_to_lose(place: &Place) -> Daemon {
     let rw = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping, which is unmapped below; nobody else uses it.
     let map = unsafe { mmap(std::ptr::null_mut(), STORES * 8192, rw, MapFlags::SHARED, &file, 0) }.expect("map");
-    // SAFETY: the mapping has so many bytes.
+    // SAFETY: the mapping has at least this many bytes.
     (0..STORES).for_each(|i| unsafe { map.cast::<u8>().add(i * 8192).write(b'x') });
     // SAFETY: mapped above, and used no more.
     unsafe { munmap(map, STORES * 8192) }.expect("unmap");

@@ -38,8 +38,8 @@ pub(crate) async fn of(mount: &Arc<Mount>, cred: &Cred, dir: Ino) -> Result<Opti
     }
 }
 
-/// Gives an empty directory so many shards; 0: one on each target. In sole mode the client then knows which names the
-/// shards lack, as with a directory that this mount has made. Returns the attributes of the directory.
+/// Gives an empty directory this many shards; 0 means one on each target. In sole mode the client then knows which
+/// names the shards lack, as with a directory that this mount has made. Returns the attributes of the directory.
 pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) -> Result<Attr> {
     let mut making = Making::begin(mount);
     let op = Request::SetShards { ino: dir, count };

@@ -132,12 +132,12 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// The outcome. May be called only once.
+    /// The outcome. This may be called only once.
     pub(crate) fn take(&mut self) -> Result<Reply> {
         std::mem::replace(&mut self.result, Ok(Reply::Done))
     }
 
-    /// The bytes that came with the answer. May be called only once.
+    /// The bytes that came with the answer. This may be called only once.
     pub(crate) fn take_payload(&mut self) -> Option<Buf> {
         self.payload.take()
     }

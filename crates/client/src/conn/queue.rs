@@ -31,7 +31,7 @@ pub(crate) struct Outgoing {
     pub(crate) lane: Lane,
     pub(crate) call: Call,
     pub(crate) payload: Option<Buf>,
-    /// Where the payload of the reply should be placed, bytes after an aligned address.
+    /// The place for the payload of the reply, as a number of bytes after an aligned address.
     pub(crate) pad: usize,
     pub(crate) answer: oneshot::Sender<Result<(Answer, Option<Buf>)>>,
     /// The call fails with `TimedOut` after this time.

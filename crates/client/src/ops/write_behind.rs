@@ -43,8 +43,8 @@ const COPY_BELOW_BYTES: usize = 1 << 20;
 /// busy. A mount that waits for one of their locks waits for a few requests at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
-/// What keeps other mounts away from the bytes until they are on the target. Under commit consistency it consists only
-/// of the guard.
+/// The lock or token that keeps other mounts away from the bytes until they are on the target. Under commit consistency
+/// it consists only of the guard.
 pub(crate) struct Kept {
     /// In shared mode: write locks on all of the bytes.
     pub(crate) pins: Option<Vec<Pin>>,

@@ -28,7 +28,7 @@ pub enum Mode {
 
 macro_rules! reasons {
     ($($name:ident = $text:literal, $help:literal;)*) => {
-        /// Why a request was buffered or direct.
+        /// The reason why a request was buffered or direct.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Reason { $(#[doc = $help] $name,)* }

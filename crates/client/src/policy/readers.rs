@@ -39,7 +39,7 @@ pub enum Pieces {
     Large,
 }
 
-/// Why the kernel or the mount serves the reads of an open file.
+/// The reason why the kernel or the mount serves the reads of an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Chosen {

@@ -26,7 +26,7 @@ pub(crate) struct Prefetch {
     pub(crate) joint: JointStreams,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,
-    /// Where files have data and holes, for programs that request both in turn.
+    /// The ranges of files that have data, and their holes, for programs that request both in turn.
     pub(crate) seek_maps: Maps,
 }
 

@@ -123,8 +123,8 @@ fn who_waits_for_one_file_sends_that_file() {
     w.check_clean();
 }
 
-/// Goal: a failure is told to the file that it concerns and to no other (Promise S16). Method: one part of a batch is
-/// refused, and the result of each file is checked.
+/// Goal: a failure is reported on the file that it concerns and on no other (Promise S16). Method: one part of a batch
+/// is refused, and the result of each file is checked.
 #[test]
 fn a_refused_part_is_its_files_alone() {
     let mut w = World::new(14, &[]);

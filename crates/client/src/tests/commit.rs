@@ -105,7 +105,7 @@ fn writers_take_no_locks() {
             let flags = OpenFlags { direct, ..OpenFlags::READ_WRITE };
             let sides = [(&a, open(&a, "f", flags).await), (&b, open(&b, "f", flags).await)];
             sides.iter().for_each(|(_, file)| file.set_io_mode(IoMode::Direct));
-            // The targets have to have told of their room.
+            // The targets must have reported their room before.
             for (client, file) in &sides {
                 write(client, file, 0, LEN, b'x').await;
                 client.fsync(&root(), file, false).await.unwrap();

@@ -506,7 +506,7 @@ fn direct_pieces_are_sent_at_once() {
     let mut w = World::new(1, &[("writeback.pipeline_bytes", "0")]);
     let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
     let file = open(&mut w, ino);
-    // The owner is told once that the file has bytes elsewhere.
+    // The owner is informed once that the file has bytes on other targets.
     write(&mut w, &file, 1, 0, 4 << 20, false);
     w.settle();
     let idle = w.waiting_calls();

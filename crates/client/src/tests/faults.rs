@@ -14,7 +14,8 @@ use amphi_types::Errno;
 use amphi_wire::XattrMode;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Where data begins on the disk of a server of `Cluster`: after 2 MiB of superblock and log, and 8 MiB of metadata.
+/// The place where data begins on the disk of a server of `Cluster`: after 2 MiB of superblock and log, and 8 MiB of
+/// metadata.
 const DATA: u64 = 10 << 20;
 
 fn filled(len: usize, byte: u8) -> Buf {

@@ -25,7 +25,7 @@ const GIVE_UP: Duration = Duration::from_secs(3);
 
 type Answered = BTreeMap<(usize, SessionId, u16), (u64, Answer, Option<Vec<u8>>)>;
 
-/// What all servers share.
+/// The state that all servers share.
 struct Shared {
     server: RefCell<Server>,
     map: RefCell<ClusterMap>,
@@ -200,7 +200,7 @@ impl Site {
         });
     }
 
-    /// A client that is told these addresses, and how its I/O half ended.
+    /// A client that gets these addresses, and the result with which its I/O half ended.
     fn mount(&self, addrs: &[&str]) -> (Client, Rc<RefCell<Option<std::io::Result<()>>>>) {
         let mut config = ClientConfig::new(self.clock.clone());
         config.cache_bytes = Some(8 << 20);

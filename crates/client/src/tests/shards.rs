@@ -129,9 +129,9 @@ async fn shown(client: &Client, dir: Ino) -> String {
 }
 
 /// Goal: in a directory whose new sub-directories get shards, every new directory gets shards and the same setting,
-/// whoever makes it, even if the parent has shards itself. After the setting is changed back to plain, new directories
-/// get none. Method: one mount and then two mounts make trees, with directories of a user; the test checks what each
-/// mount shows, and makes names in one directory from both.
+/// whichever user makes it, even if the parent has shards itself. After the setting is changed back to plain, new
+/// directories get none. Method: one mount and then two mounts make trees, with directories of a user; the test checks
+/// what each mount shows, and makes names in one directory from both.
 #[test]
 fn new_subdirectories_get_shards() {
     for mounts in [1, 2] {

@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering::SeqCst;
 pub(crate) const WRITE_MAX: u64 = 4 << 20;
 const _: () = assert!(WRITE_MAX <= amphi_types::limits::PAYLOAD_MAX as u64, "a request takes a run");
 
-/// Why dirty bytes were not sent; bytes that are being written back and were written again do not count.
+/// The reason why dirty bytes were not sent; bytes that are being written back and were written again do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Left {
     /// The bound of bytes under way was reached.

@@ -196,7 +196,7 @@ impl Client {
     }
 }
 
-/// What can happen next.
+/// The events that can happen next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Deliver(usize),

@@ -71,7 +71,7 @@ impl Default for TokenLimits {
     }
 }
 
-/// Why a reply may not be cached.
+/// The reason why a reply may not be cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoGrant {
     /// Tokens are switched off, as in sole mode.

@@ -51,7 +51,7 @@ const MAPPINGS_KEPT_BYTES: usize = 52 << 20;
 /// Memory that nobody owns.
 struct Unowned(NonNull<u8>);
 
-// SAFETY: an address; whoever takes it out of the store is its only owner.
+// SAFETY: an address; the thread that takes it out of the store is its only owner.
 unsafe impl Send for Unowned {}
 
 /// Chunks of private memory and of an arena of huge pages; and chunks of an arena of small pages, which caches must not

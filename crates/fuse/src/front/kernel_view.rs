@@ -60,8 +60,8 @@ struct Slot {
     next_end: usize,
 }
 
-/// The facts about the mount's inodes that the kernel may have cached. What the mount knows of the kernel's caches of
-/// inodes.
+/// The facts about the mount's inodes that the kernel may have cached. The knowledge of the mount about the kernel's
+/// caches of inodes.
 pub(crate) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
     /// Files that are open to append.

@@ -105,7 +105,7 @@ impl Listings {
         begins_or_used || is_alone && opened.shown < SHOWN_MAX
     }
 
-    /// An answer has so many entries with attributes.
+    /// An answer has this many entries with attributes.
     pub(crate) fn shows(&self, handle: Handle, entries: usize) {
         if let Some(opened) = self.openers.lock().get_mut(&handle.0) {
             opened.shown += entries;

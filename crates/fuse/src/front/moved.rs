@@ -44,7 +44,7 @@ const DEPTH_MAX: usize = 128;
 /// A name in a directory, which is given by its node id.
 type Place = (Ino, Box<[u8]>);
 
-/// Where a directory was shown last.
+/// The place where a directory was shown last.
 #[derive(Clone)]
 struct Spot {
     place: Place,

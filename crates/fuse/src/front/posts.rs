@@ -13,9 +13,9 @@
 //! left to a task, and every caller that needs the file waits for it. All writes of a file go through one queue, so
 //! they keep their order.
 //!
-//! Invariants: bytes that a program was told are written are in the ring or in the queue, until they are in the cache
-//! or were reported as failed. A program can post only between `admit` and the end of the `Posting`, which ends when
-//! the ring was stopped and the queue is empty.
+//! Invariants: bytes whose write was reported to a program as done are in the ring or in the queue, until they are in
+//! the cache or were reported as failed. A program can post only between `admit` and the end of the `Posting`, which
+//! ends when the ring was stopped and the queue is empty.
 //!
 //! Bounds: `FILES_MAX` rings of 4 MiB each; `OWED_MAX` files whose end the kernel may not know.
 

@@ -32,13 +32,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zerocopy::FromBytes;
 
-/// Where a request begins in a receive buffer.
+/// The offset at which a request begins in a receive buffer.
 const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
 const _: () = assert!((PAYLOAD_AT as u64).is_multiple_of(BLOCK), "the payload of a request begins a block");
 const BLOCK: u64 = 4096;
 
-/// Where the next WRITE is expected to begin: at the end of the last large one, or of a write that continued it. All
-/// readers of a mount share it, because any of them may get the calls of one program.
+/// The offset at which the next WRITE is expected to begin: at the end of the last large one, or of a write that
+/// continued it. All readers of a mount share it, because any of them may get the calls of one program.
 #[derive(Debug, Default)]
 pub(super) struct Ahead(AtomicU64);
 

@@ -45,7 +45,7 @@ pub struct Handover {
     pub bytes: Vec<u8>,
 }
 
-/// Why a step ended before its end: a page that is not here, or one of which other nodes have copies.
+/// The reason why a step ended before its end: a page that is not here, or one of which other nodes have copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stop {
     /// The page.

@@ -22,7 +22,7 @@ pub struct MeetingCell {
     pub broken: AtomicU32,
 }
 
-/// What the ranks know of the nodes of their job; all zeros if there is one node.
+/// The knowledge of the ranks about the nodes of their job; all zeros if there is one node.
 #[repr(C)]
 pub struct JobNodes {
     /// Our node.

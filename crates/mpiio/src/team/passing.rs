@@ -410,7 +410,7 @@ impl Drop for Dispatcher {
     }
 }
 
-/// Where the pieces of a rank are reassembled, and where its messages are passed.
+/// The buffers in which the pieces of a rank are reassembled, and through which its messages are passed.
 #[derive(Default)]
 struct Client {
     assembly: Assembly,

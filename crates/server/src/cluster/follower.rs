@@ -45,7 +45,7 @@ pub(crate) struct Heard {
     ended: Vec<Begun>,
 }
 
-/// Why the master did not admit a server.
+/// The reason why the master did not admit a server.
 pub(crate) enum Trouble {
     /// The refusal is final.
     Refused(String),

@@ -60,7 +60,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// How often the server checks, for a session without a connection, whether its process has ended.
 const HOLDER_LOOK: Duration = Duration::from_secs(1);
 
-/// Why further connections of a session end.
+/// The reason why further connections of a session end.
 const FIRST_ENDED: &str = "the first connection of the session has ended";
 
 /// The report of a server about itself.

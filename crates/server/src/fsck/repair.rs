@@ -93,7 +93,7 @@ pub async fn plan_repair<E: Env>(folders: &[(E, String)], now: Timespec) -> Resu
     Ok((report, plan))
 }
 
-/// Why only the repairs of every start may be made.
+/// The reason why only the repairs of every start may be made.
 fn obstacle(report: &Report, images: &[ZoneImage]) -> Option<String> {
     if images.len() as u64 != report.zones || report.elsewhere > 0 {
         return Some("zones are missing or cannot be read, so what lies between them stays as it is".into());

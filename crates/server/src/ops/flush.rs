@@ -47,7 +47,7 @@ type UnitKey = (ObjectId, u64);
 struct Gap {
     /// Bytes of the file.
     range: ByteRange,
-    /// Where the block is on the disk. `None` means that it has zeros.
+    /// The place of the block on the disk. `None` means that it has zeros.
     physical: Option<u64>,
 }
 

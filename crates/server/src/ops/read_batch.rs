@@ -38,7 +38,7 @@ const READ: Access = Access { read: true, write: false };
 /// back.
 const ASK_BACK_WAIT: Duration = Duration::from_millis(20);
 
-/// Why a part is refused.
+/// The reason why a part is refused.
 enum Refused {
     /// The only obstacle is a lock of another mount.
     Locked,

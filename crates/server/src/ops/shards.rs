@@ -1,6 +1,6 @@
 //! Directories whose names lie in shards: giving a directory shards, and changing what they have in common.
 //!
-//! Owns: these two operations, and the rule when clients are told of shards. Does not own: what a shard is
+//! Owns: these two operations, and the rule when clients are informed of shards. Does not own: what a shard is
 //! (`amphi_meta`), the steps over several targets (`tx`), and which shard a client uses.
 //!
 //! A shard is a directory, so all operations on names work on it as on any other directory. Requests that name a name

@@ -44,8 +44,8 @@ impl Right {
         object.stripe < self.layout.stripes() && self.layout.target(object.ino, object.stripe) == here
     }
 
-    /// Why a request that is not permitted is refused. A file that was never spread has no such object, so the range is
-    /// a hole.
+    /// The reason why a request that is not permitted is refused. A file that was never spread has no such object, so
+    /// the range is a hole.
     pub fn refusal(&self, object: ObjectId, here: TargetId) -> Errno {
         if self.lies(object, here) && self.access.write && !self.wide { Errno::NoEnt } else { Errno::BadFd }
     }

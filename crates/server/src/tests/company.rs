@@ -103,7 +103,7 @@ fn alone_then_company_then_alone() {
         let change = a.held.pushed(|p| matches!(p, Push::Company { alone: true, .. }).then(|| p.clone())).await;
         assert!(a.told(lookup(Ino::ROOT, "f")).await.1.name.is_some(), "until it knows");
         a.reply(&change).await;
-        // The targets are told after the answer.
+        // The targets are informed after the answer.
         while a.told(lookup(Ino::ROOT, "f")).await.1.name.is_some() {}
         a.held.deaf.set(false);
         let c = place.client(3).await.expect("and again");

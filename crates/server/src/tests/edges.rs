@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
 const LEN: u64 = 40_000;
-/// Where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
+/// The place where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
 const DATA: u64 = 6 << 20;
 
 /// A place whose server answers no write from memory: this test is about the disk.

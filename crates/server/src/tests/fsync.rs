@@ -80,7 +80,8 @@ fn an_fsync_pays_for_its_own_file() {
 }
 
 /// Goal: many files that are appended to and synced in turn free space for each other in the log, and each sync keeps
-/// its promise. Method: so many writes that the logged bytes have to be flushed several times. Then power is lost.
+/// its promise. Method: the test makes as many writes as are needed to flush the logged bytes several times. Then power
+/// is lost.
 #[test]
 fn synced_files_make_room_for_each_other() {
     let place = place(181, 1, &[("server.write_back_age_ms", "600000")]);

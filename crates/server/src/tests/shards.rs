@@ -71,7 +71,7 @@ fn names_lie_in_shards() {
 }
 
 /// Goal: attributes that were set on a directory hold in all of its shards when the answer arrives. Method:
-/// permissions, flags, group and an access list of the directory; then names in each shard by somebody else.
+/// permissions, flags, group and an access list of the directory; then another user makes names in each shard.
 #[test]
 fn shards_have_what_the_directory_has() {
     let place = Place::new(901, 3, 1);
@@ -110,8 +110,8 @@ fn shards_have_what_the_directory_has() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: nobody is told of shards while a name of the directory itself may be cached. Method: a mount holds a name as
-/// absent and does not answer; the answer with the shards comes only when it has answered.
+/// Goal: no client is informed of shards while a name of the directory itself may be cached. Method: a mount holds a
+/// name as absent and does not answer; the answer with the shards comes only when it has answered.
 #[test]
 fn cached_names_go_before_shards_are_told() {
     let place = Place::new(902, 2, 1);

@@ -113,7 +113,8 @@ fn requests_make_no_hop() {
                     }
                 }
                 let hops = counter(mount.of(TargetId(0)), "forwarded").await - before;
-                // Of session 8, the only connection is at worker 0; each request there for a target of another hops.
+                // The only connection of session 8 is at worker 0; each request there for a target of another worker is
+                // passed on.
                 let expected = match most {
                     1 => 3 * ROUNDS * (4 - 4 / u64::from(workers)),
                     _ => 0,

@@ -9,7 +9,7 @@ use amphi_types::{ByteRange, SetAttr};
 use amphi_wire::BatchPart;
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
-/// Where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
+/// The place where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
 pub(super) const DATA: u64 = 6 << 20;
 
 pub(super) fn place(seed: u64, targets: u16, more: &[(&str, &str)]) -> Place {

@@ -286,7 +286,7 @@ impl Player {
         };
         let what = if mapped { "map" } else { "read" };
         match read.map_err(|e| format!("{what} of f{file}: {e}"))? {
-            // A mapping is cut at the size that the kernel was last told.
+            // A mapping ends at the size that the kernel got last.
             shown if matches!(shown, Shown::Cut | Shown::Unsynced) || (mapped && shown == Shown::Nothing) => {
                 self.table.story.note(&self.who, &format!("  ... f{file} {what} shows nothing to judge: {shown:?}"));
                 self.table.histories.borrow_mut()[file].give_up(call.1);

@@ -79,7 +79,7 @@ impl Listings {
         }
     }
 
-    /// A program has been told that the directory ends at the cookie `end`.
+    /// A program has got the answer that the directory ends at the cookie `end`.
     fn ends(&mut self, end: u64) {
         self.whole |= self.end == end;
     }

@@ -17,9 +17,9 @@ const LINES: usize = 400;
 /// A failed game.
 #[derive(Debug)]
 pub struct Failure {
-    /// What is wrong.
+    /// The error that was found.
     pub line: String,
-    /// What happened before.
+    /// The events before it.
     pub story: Vec<String>,
 }
 

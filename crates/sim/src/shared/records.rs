@@ -19,7 +19,7 @@ struct Written {
 /// A part of a file that is always written and read whole.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Where in the file the record lies.
+    /// The offset of the record in the file.
     pub offset: u64,
     /// The length of the record.
     pub len: u64,

@@ -54,7 +54,7 @@ pub(super) struct Pending {
     pub(super) call: Option<Call>,
     /// `None` while the payload is being sent.
     pub(super) payload: Option<Buf>,
-    /// Where the server may put the payload of the reply on the present connection.
+    /// The place where the server may put the payload of the reply on the present connection.
     pub(super) room: Option<Buf>,
     /// The request may have reached a server.
     pub(super) sent: bool,
@@ -105,7 +105,7 @@ pub(super) struct Payloads {
     /// The server's end of the present connection, if it has memory of this process.
     pub(super) other_end: Option<OtherEnd>,
     pub(super) carried: Carried,
-    /// The part of `carried` that the owner has been told.
+    /// The part of `carried` that was reported to the owner.
     told: Carried,
 }
 
@@ -165,7 +165,7 @@ impl State {
         &self.table
     }
 
-    /// Why a call cannot wait for a connection; `None` if it can.
+    /// The reason why a call cannot wait for a connection; `None` if it can.
     fn failure(&self, insist: bool) -> Option<LinkError> {
         match self.phase {
             Phase::Failed(LinkError::Unreachable) if insist && !self.closing => None,

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Most characters of a client's name. Names of servers begin with two numbers of 16 digits.
 const NAME_CHARS_MAX: usize = 300;
-/// Of failed accepts in a row, one in this many is logged.
+/// One in this many of successive failed accepts is logged.
 const ACCEPT_FAILURES_LOG: u32 = 100;
 
 /// Refuses to serve an address without a key if the kernel does not report who connects to it.

@@ -18,7 +18,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
-/// Where a reply is sent. It is plain data, so it can be passed to the worker that executes the request, and back.
+/// The connection through which a reply is sent. It is plain data, so it can be passed to the worker that executes the
+/// request, and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyRoute {
     /// The connection.

@@ -122,8 +122,8 @@ fn late_answers_meet_nobodys_memory() {
     });
 }
 
-/// Goal: a write whose client has given the connection up, and its memory to somebody else, is not executed. Method:
-/// the request is sent while the network delivers nothing; it arrives when the memory has other bytes.
+/// Goal: a write whose client has given up the connection, and has given its memory to another client, is not executed.
+/// Method: the request is sent while the network delivers nothing; it arrives when the memory has other bytes.
 #[test]
 fn memory_that_was_given_up_is_not_stored() {
     for seed in 0..20 {

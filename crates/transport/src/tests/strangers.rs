@@ -323,9 +323,9 @@ async fn fake_server(env: SimEnv, answers: Vec<Vec<u8>>) {
     }
 }
 
-/// Goal: peers of another version are told so on both sides. Method: a client with another version in its header gets a
-/// readable refusal; for a server with another version, and for a peer that is no server, `Link::connect` fails with a
-/// clear message.
+/// Goal: peers of another version get an error that says so on both sides. Method: a client with another version in its
+/// header gets a readable refusal; for a server with another version, and for a peer that is no server, `Link::connect`
+/// fails with a clear message.
 #[test]
 fn other_versions_are_refused() {
     let place = Place::new(6, Net::Socket);

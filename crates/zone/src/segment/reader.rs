@@ -13,7 +13,7 @@ use amphi_env::{Buf, Disk};
 use amphi_types::item::Change;
 use std::rc::Rc;
 
-/// What becomes of the index of a segment that is read from its beginning to its end.
+/// The treatment of the index of a segment that is read from its beginning to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexUse {
     /// Nothing.
@@ -41,7 +41,7 @@ pub struct SegmentReader<'a, D: Disk> {
     /// The beginning and end of the present change in `carry`; empty before the first change.
     at: usize,
     end: usize,
-    /// Where the payload of the last page begins in `carry`.
+    /// The offset at which the payload of the last page begins in `carry`.
     page_at: usize,
     /// Page and offset where the next change begins, if it is in an earlier page than the last one read.
     begun: Option<(usize, usize)>,

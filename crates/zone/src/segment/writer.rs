@@ -31,7 +31,7 @@ pub struct SegmentWriter<'a, D: Disk> {
     index: IndexBuilder,
 }
 
-/// Why a segment was not written.
+/// The reason why a segment was not written.
 pub enum WriteError {
     /// No free slot.
     Full,

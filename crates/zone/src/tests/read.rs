@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const KEYS: u64 = 300;
 
-/// What the tasks of a life share.
+/// The state that the tasks of one run share.
 #[derive(Default)]
 struct Story {
     items: RefCell<BTreeMap<Key, Vec<u8>>>,

@@ -28,7 +28,7 @@ impl To {
         }
     }
 
-    /// The nodes of so many.
+    /// Returns the numbers of those of `count` nodes that are meant.
     pub fn nodes(self, count: usize) -> Vec<usize> {
         (0..count).filter(|node| self.means(*node)).collect()
     }
@@ -137,7 +137,7 @@ pub enum Said {
     },
     /// The mount is ready.
     Mounted,
-    /// Why files could not be brought out; none if they can.
+    /// The reason why files could not be copied out; none if they can.
     Checked(Option<String>),
     /// The last object of `amphi stage --json`.
     Staged(Value),
@@ -149,7 +149,7 @@ pub enum Said {
     Lost(String),
     /// Everything is removed, except what is named.
     Ended {
-        /// What the keeper could not remove.
+        /// The files and folders that the keeper could not remove.
         left: Vec<String>,
     },
 }

@@ -165,7 +165,7 @@ impl Keeper {
     fn prepare(&mut self, plan: Plan) -> Outcome {
         let (node, scratch) = place(&plan)?;
         self.node = node;
-        // What a killed job of this user has left takes space that this job may need.
+        // Files that a killed job of this user has left take space that this job may need.
         let (left, _) = Folder::left_in(&scratch);
         for old in left {
             let id = old.id();

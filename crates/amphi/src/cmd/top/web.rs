@@ -41,7 +41,7 @@ struct State {
     kept: VecDeque<Sample>,
     last: u64,
     now: Duration,
-    /// Why there is no newer sample.
+    /// The reason why there is no newer sample.
     failed: Option<String>,
 }
 

@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 
 impl<E: Env> Links<E> {
-    /// How many connections a server is told that this mount would open.
+    /// The number of connections that this mount would open, which it reports to a server.
     pub(super) fn numbered(&self) -> Numbered {
         let links = if self.local { 1 } else { self.mount.host.links_max.max(1) };
         Numbered { link: 0, links }

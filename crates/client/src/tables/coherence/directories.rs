@@ -208,8 +208,8 @@ mod tests {
         Wide,
         /// The removal of the second directory from the first one.
         Removal,
-        /// Not a change but a request for the attributes of this directory, with the number of events before it was
-        /// sent.
+        /// This is not a change, but a request for the attributes of this directory, with the number of events before
+        /// it was sent.
         Question(usize, u64),
     }
 

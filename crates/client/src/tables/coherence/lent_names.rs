@@ -36,7 +36,7 @@ const REST_FACTOR_MAX: u32 = 64;
 /// How often expired records are removed.
 const SWEEP_NS: u64 = 1_000_000_000;
 
-/// Why a name is not cached.
+/// The reason why a name is not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotLent {
     /// The token is not held, or shows something else.

@@ -67,7 +67,8 @@ pub(crate) struct Walks {
 }
 
 impl Walks {
-    /// Changes the table. What `change` removes is dropped outside the lock, because that closes files.
+    /// Changes the table. The values that `change` removes are dropped outside the lock, because dropping them closes
+    /// files.
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<u32, Walk>) -> T) -> T {
         let mut by_thread = self.by_thread.lock();
         let out = change(&mut by_thread);

@@ -34,8 +34,8 @@ pub(crate) struct FileStats {
     portrait: Portrait,
     /// Time that calls have waited for locks of the file, ns.
     lock_wait_ns: AtomicU64,
-    /// Who serves the reads of the open file that was opened last, and why: 1 plus the index of the mount's counter; 0
-    /// if there was none.
+    /// The cache that serves the reads of the open file that was opened last, and the reason: 1 plus the index of the
+    /// mount's counter; 0 if there was none.
     reads_by: AtomicUsize,
     /// The ledgers of the file's open files.
     ledgers: Mutex<Vec<Arc<Ledger>>>,

@@ -36,7 +36,7 @@ wire! {
         rdev: u32,
         /// Preferred request size in bytes.
         blksize: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         flags: u32,
     }
 }
@@ -100,13 +100,13 @@ wire! {
         time_gran: u32,
         /// Pages of the largest request.
         max_pages: u16,
-        /// Not used by this mount.
+        /// This mount does not use it.
         map_alignment: u16,
         /// Flags taken, high half.
         flags2: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         max_stack_depth: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         request_timeout: u16,
         /// Zero.
         unused16: [u16; 3],
@@ -200,9 +200,9 @@ wire! {
         rdev_major: u32,
         /// Device number of a device node, minor.
         rdev_minor: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         dev_major: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         dev_minor: u32,
         /// Zero.
         spare2: [u64; 14],
@@ -232,7 +232,7 @@ wire! {
         fh: u64,
         /// How the kernel treats the open file.
         open_flags: u32,
-        /// Not used by this mount.
+        /// This mount does not use it.
         backing_id: i32,
     }
 }

@@ -188,7 +188,7 @@ impl<E: Env> SessionManager<E> {
 
     pub(super) async fn end_politely(self: &Rc<Self>, session: SessionId) -> Result<Reply> {
         if self.cluster().is_some_and(|c| !c.is_master()) {
-            // The mount has told the master, or will.
+            // The mount has informed the master, or will do so.
             return Ok(Reply::Done);
         }
         match self.sessions.borrow_mut().get_mut(&session) {

@@ -463,7 +463,8 @@ const ACL_ENTRY: usize = 8;
 const ACL_USER: u16 = 0x02;
 const ACL_GROUP: u16 = 0x08;
 
-/// Replaces the numbers in the value of an access control list. `id` is told whether a number is a user's.
+/// Replaces the numbers in the value of an access control list. `id` is called with a word that says whether the number
+/// is a user's, and with the number.
 fn translate_acl(value: &mut [u8], id: impl Fn(bool, u32) -> Result<u32>) -> Result<()> {
     let Some(entries) = value.get_mut(ACL_HEAD..) else { return Ok(()) };
     for entry in entries.chunks_exact_mut(ACL_ENTRY) {

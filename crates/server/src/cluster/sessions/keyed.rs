@@ -23,10 +23,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why the session of a removed key ends.
+/// The reason why the session of a removed key ends.
 const REMOVED: &str = "its key has been removed";
 
-/// Why a connection has to be made again.
+/// The reason why a connection has to be made again.
 const CHANGED: &str = "its key may count from other addresses now";
 
 /// How long a connection of a removed key may take to receive the last answer.

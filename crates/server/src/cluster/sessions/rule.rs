@@ -66,7 +66,7 @@ impl Rule {
         self.change.get()
     }
 
-    /// Called when a mount is told that its kernel may cache for this long.
+    /// Called when a mount gets the permission for its kernel to cache for this long.
     pub(super) fn lend(&self, token_ms: u64) {
         self.kernel_ns.set(self.kernel_ns.get().max(token_ms * 1_000_000));
     }

@@ -18,7 +18,7 @@ use amphi_types::{Caps, Cred, Errno, Result};
 use amphi_wire::keys::KeyEntry;
 use amphi_wire::{Call, Hello, Push, Role};
 
-/// Why a bound client is no server.
+/// The reason why a bound client is no server.
 const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom this server runs as";
 
 /// The owner of a session: no other client can take the session over.

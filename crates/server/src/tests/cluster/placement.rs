@@ -1,4 +1,4 @@
-//! What it costs to make an inode on another target than its name.
+//! Tests of the cost to make an inode on another target than its name.
 
 use super::*;
 

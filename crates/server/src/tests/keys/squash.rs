@@ -95,9 +95,9 @@ fn root_is_squashed_everywhere() {
 }
 
 /// Goal: after a restart of the server, a mount whose root is squashed continues with the files that its users have
-/// open, whoever they are. By presenting opens it gets nothing else: neither files of root nor those of users for whom
-/// it does not act. A presented open does not say whose it is. Method: a restart. The mount claims to have files of
-/// several owners and modes open.
+/// open, whichever users these are. By presenting opens it gets nothing else: neither files of root nor those of users
+/// for whom it does not act. A presented open does not say whose it is. Method: a restart. The mount claims to have
+/// files of several owners and modes open.
 #[test]
 fn opens_are_believed_for_users_of_the_client() {
     let place = Place::new(99, 2, 1);

@@ -56,8 +56,8 @@ pub(in crate::tx) fn carry_out<E: Env>(
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         if target.zone.stable(lsn).await.is_err() {
-            // The zone has failed. What was promised stays locked until the next start, which reads from the disk what
-            // was decided.
+            // The zone has failed. The promised changes stay locked until the next start, which reads the decision from
+            // the disk.
             return;
         }
         target.txs.borrow_mut().undecided.remove(&tx);

@@ -40,7 +40,7 @@ pub(crate) struct Trial {
 
 impl Lender {
     /// The answer to a lookup during the trial: what the name shows, and its timeout. `None`: the name does not belong
-    /// to the trial. May wait.
+    /// to the trial. The function may wait.
     pub(crate) fn tried(&self, dir: Ino, name: &[u8]) -> Option<(NameShows, Duration)> {
         let mut state = self.state.lock();
         let shows = match (dir, name) {
