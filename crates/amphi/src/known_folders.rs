@@ -56,7 +56,7 @@ impl KnownFolders {
         lines.map(|line| PathBuf::from(OsStr::from_bytes(line))).collect()
     }
 
-    /// Whether `folder`, an absolute path, was in use.
+    /// Returns whether `folder`, an absolute path, was in use.
     pub fn has(&self, folder: &Path) -> bool {
         self.all().iter().any(|known| known == folder)
     }

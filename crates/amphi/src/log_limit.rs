@@ -28,7 +28,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// Whether a line is written, and how many were left out before it.
+    /// Returns whether a line is written, and how many were left out before it.
     fn next(&mut self, now: Time) -> (bool, u64) {
         if self.said == 0 || now.since(self.since) >= PERIOD {
             let left_out = std::mem::take(&mut self.left_out);

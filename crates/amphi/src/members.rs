@@ -111,7 +111,7 @@ impl Site {
         &self.data
     }
 
-    /// Whether the first server has zones.
+    /// Returns whether the first server has zones.
     pub fn has_first_zones(&self) -> bool {
         has_zones(&self.first)
     }

@@ -71,7 +71,7 @@ impl Found {
         Some(Found { owner, pid, path })
     }
 
-    /// Whether the process that made the socket has ended without removing it.
+    /// Returns whether the process that made the socket has ended without removing it.
     fn is_left(&self) -> bool {
         let gone = Pid::from_raw(self.pid).is_some_and(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
         gone && UnixStream::connect(&self.path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)

@@ -124,7 +124,7 @@ fn text(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|t| t.trim().to_string())
 }
 
-/// Whether a disk is made by a hypervisor or by the kernel.
+/// Returns whether a disk is made by a hypervisor or by the kernel.
 fn is_virtual(folder: &Path) -> bool {
     let made = folder.components().any(|part| {
         let part = part.as_os_str().to_string_lossy();

@@ -58,18 +58,18 @@ pub trait Site: Send + Sync + 'static {
     /// The existing paths, for the answer to a request for another path.
     fn paths(&self) -> &'static str;
 
-    /// Whether a page has no numbers in it, so that it needs no token.
+    /// Returns whether a page has no numbers in it, so that it needs no token.
     fn is_open(&self, _path: &str) -> bool {
         false
     }
 }
 
-/// Whether two texts are equal, in a time that does not say where they differ.
+/// Returns whether two texts are equal, in a time that does not say where they differ.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
-/// Whether the holder of `token` has sent this header.
+/// Returns whether the holder of `token` has sent this header.
 fn admits(token: Option<&str>, authorization: Option<&HeaderValue>) -> bool {
     let Some(token) = token else { return true };
     let given = authorization.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));

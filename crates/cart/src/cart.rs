@@ -59,7 +59,7 @@ impl Cart {
         self.len
     }
 
-    /// Whether there is no name in any directory.
+    /// Returns whether there is no name in any directory.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -86,7 +86,7 @@ impl Cart {
         self.slabs.bytes() + self.roots.bytes()
     }
 
-    /// Whether any one name can be inserted. This is possible until 16 GiB of nodes are in use.
+    /// Returns whether any one name can be inserted. This is possible until 16 GiB of nodes are in use.
     pub fn has_room(&self) -> bool {
         self.slabs.has_room()
     }

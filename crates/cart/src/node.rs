@@ -117,7 +117,7 @@ impl Padded {
         self.bytes[at]
     }
 
-    /// Whether the name ends with the key at a place, or in front of it if the key is 0.
+    /// Returns whether the name ends with the key at a place, or in front of it if the key is 0.
     #[inline]
     pub(crate) fn ends(&self, at: usize) -> bool {
         at == self.len || at + 1 == self.len && self.bytes[at] != 0
@@ -158,7 +158,7 @@ impl<'a> Node<'a> {
         &self.bytes[HEAD..self.shape.keys_at()]
     }
 
-    /// Whether a name continues with the prefix at a position.
+    /// Returns whether a name continues with the prefix at a position.
     #[inline(always)]
     pub(crate) fn has_prefix(&self, name: &Padded, at: usize) -> bool {
         let len = self.shape.prefix;

@@ -150,7 +150,7 @@ impl Slabs {
         self.bytes + self.slabs.capacity() * size_of::<Slab>()
     }
 
-    /// Whether there are addresses for any one change of a tree.
+    /// Returns whether there are addresses for any one change of a tree.
     pub(crate) fn has_room(&self) -> bool {
         self.count + SLABS_FOR_A_CHANGE <= SLABS_MAX
     }

@@ -181,8 +181,8 @@ pub trait KernelPages: Send + Sync + 'static {
         true
     }
 
-    /// Whether the size that the front end uses is one that it has received since the last invalidation. If not, it may
-    /// not serve reads of files that other mounts may extend.
+    /// Returns whether the size that the front end uses is one that it has received since the last invalidation. If
+    /// not, it may not serve reads of files that other mounts may extend.
     fn follows_sizes(&self) -> bool {
         true
     }

@@ -69,8 +69,8 @@ impl Client {
         TABLE
     }
 
-    /// How many bytes of memory should be touched before the cache uses them (`cache.populate_bytes`). `None` when the
-    /// client has ended. For `env::real::keep_populated`.
+    /// Returns how many bytes of memory should be touched before the cache uses them (`cache.populate_bytes`). `None`
+    /// when the client has ended. For `env::real::keep_populated`.
     pub fn memory_ahead(&self) -> impl Fn() -> Option<usize> + Send + 'static {
         let mount = Arc::downgrade(&self.mount);
         move || {
@@ -140,12 +140,13 @@ impl Client {
         exports::lease_end_ns(&self.mount)
     }
 
-    /// How much memory exports may take.
+    /// Returns how much memory exports may take.
     pub fn exports_max_bytes(&self) -> u64 {
         self.mount.tunables.get(Tunable::SharedBytes)
     }
 
-    /// Whether a front end that is able to do so should cache names by walks of its own (`known_name`, `lend_name`).
+    /// Returns whether a front end that is able to do so should cache names by walks of its own (`known_name`,
+    /// `lend_name`).
     pub fn lends_names(&self) -> bool {
         self.mount.tunables.get(Tunable::LendNames) != 0 && !self.is_alone()
     }
@@ -165,7 +166,7 @@ impl Client {
         lent_names::lend(&self.mount, lent)
     }
 
-    /// Whether a front end has this name.
+    /// Returns whether a front end has this name.
     pub fn is_name_lent(&self, dir: Ino, name: &[u8], shows: NameShows) -> bool {
         self.mount.coherence.tokens.names.is_any_noted()
             && Name::new(name.to_vec()).is_ok_and(|name| lent_names::is_lent(&self.mount, dir, &name, shows))
@@ -197,7 +198,7 @@ impl Client {
         tokens::attr(&self.mount, ino).or_else(|| shards::known(&self.mount, ino))
     }
 
-    /// Whether the names of a directory are known to lie in shards.
+    /// Returns whether the names of a directory are known to lie in shards.
     pub fn has_shards(&self, dir: Ino) -> bool {
         self.mount.coherence.shards.has(dir)
     }
@@ -218,8 +219,8 @@ impl Client {
         }
     }
 
-    /// Whether attributes of a directory in an answer to a request under `rule` may be cached. They may not be cached
-    /// if any directory was changed meanwhile.
+    /// Returns whether attributes of a directory in an answer to a request under `rule` may be cached. They may not be
+    /// cached if any directory was changed meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.mount, rule)
     }
@@ -239,12 +240,12 @@ impl Client {
         &self.mount.jobs.variables
     }
 
-    /// Whether this mount is the only one.
+    /// Returns whether this mount is the only one.
     pub fn is_alone(&self) -> bool {
         self.mount.coherence.sharing.is_alone()
     }
 
-    /// Whether no other mount has existed since this one began, so that nobody else has changed anything.
+    /// Returns whether no other mount has existed since this one began, so that nobody else has changed anything.
     pub fn has_always_been_alone(&self) -> bool {
         self.mount.coherence.sharing.has_always_been_alone()
     }
@@ -271,7 +272,7 @@ impl Client {
         ops::front::kept_by_front(&self.mount, open, ByteRange::at(offset, len as u64));
     }
 
-    /// Whether [`IoHalf::run`] has ended.
+    /// Returns whether [`IoHalf::run`] has ended.
     pub fn is_stopped(&self) -> bool {
         self.mount.life.stopped.load(Ordering::Acquire)
     }
@@ -301,12 +302,12 @@ impl Client {
         self.mount.coherence.walks.failed(thread, Some(at), self.mount.clock.now_ns());
     }
 
-    /// Whether a thread walks a path again since an operation on `at` failed (`walk_failed_at`).
+    /// Returns whether a thread walks a path again since an operation on `at` failed (`walk_failed_at`).
     pub fn repeats_walk_at(&self, thread: u32, at: Ino) -> bool {
         self.mount.coherence.walks.repeats_at(thread, at)
     }
 
-    /// Whether a thread walks a path again.
+    /// Returns whether a thread walks a path again.
     #[inline]
     pub fn repeats_walk(&self, thread: u32) -> bool {
         self.mount.coherence.walks.repeats(thread)
@@ -318,7 +319,8 @@ impl Client {
         self.mount.coherence.walks.ended(thread);
     }
 
-    /// Whether an inode was recently shown as a directory. If its server does not know it any more, it was removed.
+    /// Returns whether an inode was recently shown as a directory. If its server does not know it any more, it was
+    /// removed.
     pub fn has_shown_directory(&self, ino: Ino) -> bool {
         self.mount.coherence.unlinked.kind(ino) == Ok(Kind::Dir)
     }
@@ -672,8 +674,8 @@ impl Client {
         self.start(group_lock::unlock(self.mount.clone(), file.clone()))
     }
 
-    /// Whether another open file waits for the end of the group that the open file is a member of, on this mount or
-    /// another one.
+    /// Returns whether another open file waits for the end of the group that the open file is a member of, on this
+    /// mount or another one.
     ///
     /// Errors: `Inval` if the open file is not a member; `Io` if the group was lost.
     pub fn group_wanted(&self, file: &Arc<OpenFile>) -> Pending<bool> {

@@ -86,8 +86,8 @@ impl<E: Env> Events<E> {
         }
     }
 
-    /// Whether this is the master's connection: only the master tells the mount whether its session continues and
-    /// whether there are other mounts.
+    /// Returns whether this is the master's connection: only the master tells the mount whether its session continues
+    /// and whether there are other mounts.
     fn is_master(&self) -> bool {
         self.links.upgrade().is_some_and(|links| links.is_master(&self.seat))
     }

@@ -170,7 +170,7 @@ impl Mount {
         }
     }
 
-    /// Whether a write to the file may land after it has returned, without a lock.
+    /// Returns whether a write to the file may land after it has returned, without a lock.
     pub(crate) fn is_commit(&self, file: &Inode) -> bool {
         self.policy.commit || file.is_commit()
     }
@@ -181,18 +181,18 @@ impl Mount {
         self.tunables.get(Tunable::FlightBytes).min(self.tunables.get(Tunable::CacheBytes) / BESIDE_PART)
     }
 
-    /// Whether write-back may send nothing more, because enough is under way, in bytes or in runs.
+    /// Returns whether write-back may send nothing more, because enough is under way, in bytes or in runs.
     pub(crate) fn flight_is_full(&self) -> bool {
         self.writeback.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
             || self.writeback.flight_parts.load(Ordering::SeqCst) >= FLIGHT_PARTS_MAX
     }
 
-    /// Whether enough may be sent that a search for all dirty bytes pays.
+    /// Returns whether enough may be sent that a search for all dirty bytes pays.
     pub(crate) fn flight_has_room(&self) -> bool {
         self.writeback.flight_parts.load(Ordering::SeqCst) <= FLIGHT_PARTS_MAX / 2
     }
 
-    /// Whether streams are read ahead at all.
+    /// Returns whether streams are read ahead at all.
     pub(crate) fn reads_ahead(&self) -> bool {
         self.tunables.get(Tunable::ReadAheadBytes) > 0
     }
@@ -210,7 +210,7 @@ impl Mount {
         self.cache_bytes() / 100 * self.tunables.get(Tunable::DirtyPercent)
     }
 
-    /// How much memory the cache may take now.
+    /// Returns how much memory the cache may take now.
     pub(crate) fn cache_bytes(&self) -> u64 {
         let most = self.tunables.get(Tunable::CacheBytes);
         if !self.policy.growth.is_dear() {
@@ -230,7 +230,7 @@ impl Mount {
         self.tunables.get(Tunable::PopulateBytes).min(self.tunables.get(Tunable::CacheBytes) / 4)
     }
 
-    /// Whether writers of `bytes` more have to wait for write-back.
+    /// Returns whether writers of `bytes` more have to wait for write-back.
     pub(crate) fn dirty_is_full(&self, bytes: u64) -> bool {
         let limit = self.dirty_max();
         let dirty = self.cache.dirty_bytes();
@@ -238,7 +238,7 @@ impl Mount {
         dirty > 0 && dirty + bytes > limit
     }
 
-    /// Whether at least half of the bytes that may be dirty are dirty.
+    /// Returns whether at least half of the bytes that may be dirty are dirty.
     pub(crate) fn dirty_is_high(&self) -> bool {
         self.cache.dirty_bytes() > self.dirty_max() / 2
     }

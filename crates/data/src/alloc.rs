@@ -213,7 +213,7 @@ impl Allocator {
         self.free.saturating_sub(self.reserve)
     }
 
-    /// Whether all blocks of `run` are free. `run` lies in the region.
+    /// Returns whether all blocks of `run` are free. `run` lies in the region.
     pub fn is_free(&self, run: Run) -> bool {
         self.run_length(run.start, u64::from(run.blocks)) == u64::from(run.blocks)
     }

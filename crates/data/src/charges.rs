@@ -36,7 +36,7 @@ impl DataStore {
         }
     }
 
-    /// Whether blocks are counted.
+    /// Returns whether blocks are counted.
     pub fn is_counting(&self) -> bool {
         self.usage.is_some()
     }

@@ -51,7 +51,7 @@ impl Checksum {
         bytes.chunks_exact(BLOCK as usize).map(Checksum::of).collect()
     }
 
-    /// Whether the block has a checksum.
+    /// Returns whether the block has a checksum.
     pub fn is_known(self) -> bool {
         self != Checksum::NONE
     }
@@ -68,7 +68,7 @@ pub struct Checksums {
 }
 
 impl Checksums {
-    /// Whether no block has a checksum.
+    /// Returns whether no block has a checksum.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
@@ -109,7 +109,7 @@ impl Checksums {
         (physical..).zip(all).filter(|(_, sum)| sum.is_known()).map(|(at, _)| at).collect()
     }
 
-    /// Whether one of these blocks has a checksum.
+    /// Returns whether one of these blocks has a checksum.
     pub fn has_any(&self, physical: u64, blocks: u64) -> bool {
         !self.groups.is_empty() && self.of_run(physical, blocks).into_iter().any(Checksum::is_known)
     }

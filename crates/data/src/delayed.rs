@@ -61,7 +61,7 @@ pub(crate) struct DirtyExtent {
 }
 
 impl DirtyExtent {
-    /// Whether the extent has an item of its own.
+    /// Returns whether the extent has an item of its own.
     fn has_item(&self) -> bool {
         self.memory.bytes().is_none()
     }
@@ -141,7 +141,7 @@ pub struct Delayed {
 }
 
 impl Delayed {
-    /// Whether there is no delayed extent.
+    /// Returns whether there is no delayed extent.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
@@ -189,7 +189,7 @@ impl Delayed {
         self.unlogged.range(first..=(ObjectId { ino: to, stripe: u32::MAX }, u64::MAX)).copied()
     }
 
-    /// Whether there are delayed bytes in `range` that are not in the log.
+    /// Returns whether there are delayed bytes in `range` that are not in the log.
     pub fn has_unlogged(&self, object: ObjectId, range: ByteRange) -> bool {
         self.objects.get(&object).is_some_and(|o| o.within(range).any(|(_, e)| !e.logged))
     }
@@ -230,7 +230,7 @@ impl Delayed {
         self.logged.log(&touched, txn);
     }
 
-    /// Whether the log has all bytes of a write, and `is_right` confirms them.
+    /// Returns whether the log has all bytes of a write, and `is_right` confirms them.
     pub fn has_logged(&self, object: ObjectId, memory: &Memory, is_right: impl FnOnce(&[u8]) -> bool) -> bool {
         self.logged.has_all(object, ByteRange::at(memory.start, u64::from(memory.len)), is_right)
     }
@@ -245,12 +245,12 @@ impl Delayed {
         self.reserved - self.lent
     }
 
-    /// Whether the object has delayed extents.
+    /// Returns whether the object has delayed extents.
     pub fn has(&self, object: ObjectId) -> bool {
         self.objects.contains_key(&object)
     }
 
-    /// Whether an object of the file has delayed extents.
+    /// Returns whether an object of the file has delayed extents.
     pub fn has_file(&self, ino: Ino) -> bool {
         let of_file = ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX };
         !self.objects.is_empty() && self.objects.range(of_file).next().is_some()
@@ -323,7 +323,7 @@ impl Delayed {
         self.units.keys().copied().filter(wanted).collect()
     }
 
-    /// Whether a unit may be dirty as a whole.
+    /// Returns whether a unit may be dirty as a whole.
     pub fn has_whole(&self) -> bool {
         !self.whole.is_empty()
     }

@@ -114,7 +114,7 @@ impl Grants {
         }
     }
 
-    /// Whether the record of the last raise survives a kill, so that another raise may follow.
+    /// Returns whether the record of the last raise survives a kill, so that another raise may follow.
     pub fn is_settled(&self, session: SessionId, kept: u64) -> bool {
         self.sessions.get(&session).is_some_and(|held| held.raised.0 <= kept)
     }

@@ -65,7 +65,7 @@ impl Logged {
         found.map(|(&(_, at), p)| (at, p)).filter(move |(at, p)| at + p.bytes.len() as u64 > range.start)
     }
 
-    /// Whether pieces cover `range` without a gap, and `is_right` confirms their bytes.
+    /// Returns whether pieces cover `range` without a gap, and `is_right` confirms their bytes.
     pub fn has_all(&self, object: ObjectId, range: ByteRange, is_right: impl FnOnce(&[u8]) -> bool) -> bool {
         let mut bytes = Vec::new();
         for (at, piece) in self.within(object, range) {

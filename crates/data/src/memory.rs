@@ -131,7 +131,7 @@ impl Memory {
         Memory { start, len: bytes.len() as u32, at: 0, crc: 0, checksums: None, slot: None, bytes: Some(bytes) }
     }
 
-    /// Whether an earlier process left this memory.
+    /// Returns whether an earlier process left this memory.
     pub fn is_left(&self) -> bool {
         self.slot.is_none() && self.bytes.is_none()
     }

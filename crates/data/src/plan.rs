@@ -137,8 +137,8 @@ impl WritePlan {
         self.edges.push(Edge { file_block, physical: u64::MAX, keep: [0..head, tail..BLOCK as usize] });
     }
 
-    /// Whether the log record of the commit points to blocks that contain no durable bytes yet (`Order::AfterData` in
-    /// the zone), or sets checksums of blocks.
+    /// Returns whether the log record of the commit points to blocks that contain no durable bytes yet
+    /// (`Order::AfterData` in the zone), or sets checksums of blocks.
     pub fn points_at_new_data(&self) -> bool {
         !self.checksums.is_empty() || self.segments.iter().any(|s| s.kind != SegmentKind::InPlace)
     }
@@ -191,7 +191,7 @@ impl ReadPlan {
         if self.range.is_empty() { self.range } else { self.range.align_out(BLOCK) }
     }
 
-    /// Whether all of it is zeros.
+    /// Returns whether all of it is zeros.
     pub fn is_hole(&self) -> bool {
         self.overlays.is_empty() && self.segments.iter().all(|s| s.physical.is_none())
     }
@@ -247,12 +247,12 @@ pub(crate) enum TrimChange {
 }
 
 impl TrimPlan {
-    /// Whether the truncate was applied before (a resend), so that nothing has to be done or logged.
+    /// Returns whether the truncate was applied before (a resend), so that nothing has to be done or logged.
     pub fn is_noop(&self) -> bool {
         self.change == TrimChange::Nothing
     }
 
-    /// Whether the commit's record needs `Order::AfterData`.
+    /// Returns whether the commit's record needs `Order::AfterData`.
     pub fn points_at_new_data(&self) -> bool {
         !self.edges.is_empty()
     }
@@ -267,7 +267,7 @@ pub struct Freed {
 }
 
 impl Freed {
-    /// Whether nothing was freed.
+    /// Returns whether nothing was freed.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }

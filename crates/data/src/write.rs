@@ -67,7 +67,7 @@ impl DataStore {
         self.alloc.room(Purpose::Overwrite).saturating_sub(self.delayed.promised())
     }
 
-    /// Whether there is space for the blocks that a write of `range` adds to its object, including the grant of
+    /// Returns whether there is space for the blocks that a write of `range` adds to its object, including the grant of
     /// `holder`.
     pub fn has_room_to_grow(&self, object: ObjectId, range: ByteRange, holder: Option<SessionId>) -> bool {
         let span = range.align_out(BLOCK);

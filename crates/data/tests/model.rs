@@ -321,7 +321,7 @@ impl Bench {
         }
     }
 
-    /// Accepts a write into memory; `killed`: the process ends in front of the record. Whether there was room.
+    /// Accepts a write into memory; `killed`: the process ends in front of the record. Returns whether there was room.
     fn accept(&mut self, object: ObjectId, range: ByteRange, killed: bool) -> Result<bool, String> {
         let generation = self.model.get(&object).map_or(0, |m| m.generation);
         match self.store.check_accept(object, range, generation, None) {

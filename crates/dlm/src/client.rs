@@ -274,7 +274,7 @@ impl LockCache {
         self.locks.len()
     }
 
-    /// Whether no lock is held.
+    /// Returns whether no lock is held.
     pub fn is_empty(&self) -> bool {
         self.locks.is_empty()
     }

@@ -522,12 +522,12 @@ impl FileLocks {
         (self.pieces.len(), self.waits.len())
     }
 
-    /// Whether no lock is held and no request waits.
+    /// Returns whether no lock is held and no request waits.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty() && self.waits.is_empty()
     }
 
-    /// Whether `more` locks are within the bounds, including those that waiting requests may add.
+    /// Returns whether `more` locks are within the bounds, including those that waiting requests may add.
     fn room(&self, file: &File, more: usize) -> bool {
         self.pieces.len() + 2 * self.waits.len() + more <= self.limits.max_locks
             && file.locks + 2 * file.waits + more <= self.limits.max_locks_per_file

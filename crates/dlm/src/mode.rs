@@ -34,7 +34,7 @@ impl Mode {
         self as u8
     }
 
-    /// Whether a lock of this mode permits what `other` permits.
+    /// Returns whether a lock of this mode permits what `other` permits.
     pub fn covers(self, other: Mode) -> bool {
         self >= other
     }
@@ -77,7 +77,7 @@ impl Owner {
         }
     }
 
-    /// Whether the target itself holds the lock.
+    /// Returns whether the target itself holds the lock.
     pub fn is_direct(self) -> bool {
         matches!(self, Owner::Direct(_) | Owner::Holder(_) | Owner::Member(..))
     }
@@ -87,7 +87,7 @@ impl Owner {
         if let Owner::Group(_, group) = self { Some(group) } else { None }
     }
 
-    /// Whether locks of both owners never conflict.
+    /// Returns whether locks of both owners never conflict.
     pub fn exempt(self, other: Owner) -> bool {
         use Owner::{Group, Member};
         match (self, other) {
@@ -98,7 +98,7 @@ impl Owner {
     }
 }
 
-/// Whether two locks on one object exclude each other.
+/// Returns whether two locks on one object exclude each other.
 pub fn conflict(a: (Owner, Mode, ByteRange), b: (Owner, Mode, ByteRange)) -> bool {
     (a.1 == Mode::Write || b.1 == Mode::Write) && a.2.overlaps(&b.2) && !a.0.exempt(b.0)
 }

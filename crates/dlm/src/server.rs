@@ -355,7 +355,7 @@ impl LockSpace {
         None
     }
 
-    /// Whether the object is contended. Each answer to a lock request, read or write reports this.
+    /// Returns whether the object is contended. Each answer to a lock request, read or write reports this.
     pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
         self.contention.contended(now_ns, object)
     }
@@ -404,8 +404,8 @@ impl LockSpace {
         self.forest.highest(tree, below).map(|entry| (entry.id, entry.session, entry.range))
     }
 
-    /// Whether `session` holds a cached or group lock that permits `mode` on all of `range`. Has to be checked before
-    /// the target submits I/O that a client sends under its lock.
+    /// Returns whether `session` holds a cached or group lock that permits `mode` on all of `range`. Has to be checked
+    /// before the target submits I/O that a client sends under its lock.
     pub fn holds(&self, session: SessionId, id: LockId, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         self.locks.get(&id).is_some_and(|lock| {
             !lock.owner.is_direct()
@@ -417,7 +417,7 @@ impl LockSpace {
         })
     }
 
-    /// Whether there is a lock or request with this id.
+    /// Returns whether there is a lock or request with this id.
     pub fn contains(&self, id: LockId) -> bool {
         self.locks.contains_key(&id)
     }
@@ -466,7 +466,7 @@ impl LockSpace {
         (self.locks.len() - self.direct_count, self.direct_count)
     }
 
-    /// Whether there is no lock and no request.
+    /// Returns whether there is no lock and no request.
     pub fn is_empty(&self) -> bool {
         self.locks.is_empty()
     }

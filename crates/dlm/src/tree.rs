@@ -187,7 +187,7 @@ impl Forest {
         found != NIL
     }
 
-    /// Whether no node of the subtree can match.
+    /// Returns whether no node of the subtree can match.
     fn skip(&self, at: u32, search: &Search) -> bool {
         if at == NIL {
             return true;

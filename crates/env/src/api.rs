@@ -76,7 +76,7 @@ pub trait Env: Clone + 'static {
     fn sleep(&self, d: Duration) -> impl Future<Output = ()> + 'static;
     /// Runs `task` on this thread. Dropped at shutdown or simulated crash, at any await point.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
-    /// How long this thread polls after its last progress before it sleeps. It has no effect without real threads.
+    /// Sets how long this thread polls after its last progress before it sleeps. It has no effect without real threads.
     fn set_spin(&self, _budget: Duration) {}
     /// The load of this thread. Never, where there are no real threads.
     fn load(&self) -> Load {
@@ -156,7 +156,7 @@ pub trait Kept: 'static {
     ///
     /// Errors: `UnexpectedEof` if nothing has been written as far as the end of the range.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Whether the memory can be found by its name. Costs less than 1 us.
+    /// Returns whether the memory can be found by its name. Costs less than 1 us.
     fn is_there(&self) -> bool;
     /// Bytes that are left at present for this memory, shared with all other kept memory and other programs.
     fn room(&self) -> io::Result<u64>;
@@ -187,7 +187,7 @@ pub trait Conn: 'static {
     /// The credentials of the peer process when it connected, from the kernel. `None` for connections over a network,
     /// and for connections that were made by this side.
     fn peer_cred(&self) -> Option<Cred>;
-    /// Whether bytes go over a network, which may damage them in ways that its own checksums do not detect.
+    /// Returns whether bytes go over a network, which may damage them in ways that its own checksums do not detect.
     fn is_network(&self) -> bool;
     /// Two halves that can be used by different tasks of this thread. Dropping both closes.
     fn split(self) -> (Self::Tx, Self::Rx);
@@ -202,7 +202,7 @@ pub trait Conn: 'static {
 /// (docs/design/shared_memory.md). The bytes may change at any time. A read returns a copy, and a second copy need not
 /// be equal.
 pub trait PeerMemory: Clone + 'static {
-    /// Whether the memory has `len` bytes from byte `at` on.
+    /// Returns whether the memory has `len` bytes from byte `at` on.
     fn has(&self, at: u64, len: usize) -> bool;
     /// Copies bytes out of the memory. Panics beyond the end.
     fn read(&self, at: u64, into: &mut [u8]);
@@ -215,9 +215,9 @@ pub trait Ends: Clone + 'static {
     /// Informs the other end that this one has given the connection up. Before this returns, `is_abandoned` is true at
     /// the other end, and a receive there ends.
     fn abandon(&self);
-    /// Whether the other end has given the connection up, or has closed it.
+    /// Returns whether the other end has given the connection up, or has closed it.
     fn is_abandoned(&self) -> bool;
-    /// Whether no task or process at the other end can use this connection any more.
+    /// Returns whether no task or process at the other end can use this connection any more.
     fn is_closed(&self) -> bool;
 }
 

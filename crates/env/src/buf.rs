@@ -181,7 +181,7 @@ impl Buf {
         Buf { owner: Owner::Part(Box::new(part)), base, start, end: start + len }
     }
 
-    /// Whether it is all of its memory, which goes back when it is dropped.
+    /// Returns whether it is all of its memory, which goes back when it is dropped.
     pub fn is_whole(&self) -> bool {
         matches!(self.owner, Owner::Sole(_))
     }

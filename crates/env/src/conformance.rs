@@ -92,8 +92,8 @@ pub async fn directories<E: Env>(env: E, dir: &str) {
     assert!(env.free_bytes(&format!("{dir}/x")).is_err());
 }
 
-/// Kept memory is empty at first, keeps what was written even after its handle is gone, and can be removed. Where there
-/// is none, it is refused as unsupported.
+/// Kept memory is empty at first, keeps what was written even after its handle is gone, and can be removed. If there is
+/// none, it is refused as unsupported.
 pub async fn memory<E: Env>(env: E, of: &str, has_memory: bool) {
     let name = format!("test-{:016x}", env.rand());
     let kind = |r: std::io::Result<Vec<u8>>| r.expect_err("must fail").kind();

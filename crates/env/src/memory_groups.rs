@@ -36,7 +36,7 @@ pub fn usable_bytes(read: &Read<'_>) -> Option<u64> {
     Some(limits.map_or(all, |limit| all.min(limit)))
 }
 
-/// Whether less than a sixteenth of the machine's memory is available.
+/// Returns whether less than a sixteenth of the machine's memory is available.
 pub fn is_machine_short(read: &Read<'_>) -> bool {
     let (all, available) = (memory_bytes(read), field_bytes(read, "MemAvailable:"));
     all.zip(available).is_some_and(|(all, available)| available < all / 16)
@@ -143,7 +143,7 @@ impl Trees {
         Trees { v1: Tree::find(mounts.as_deref(), false), v2: Tree::find(mounts.as_deref(), true) }
     }
 
-    /// Whether any of the groups named by `text`, or one above them, has reached `percent` of its limit.
+    /// Returns whether any of the groups named by `text`, or one above them, has reached `percent` of its limit.
     pub fn is_short(&self, read: &Read<'_>, text: &str, percent: u64) -> bool {
         self.levels(read, text).iter().any(|level| {
             let is_share = |bytes: u64| u128::from(bytes) * 100 >= u128::from(level.limit) * u128::from(percent);

@@ -205,7 +205,7 @@ impl Sim {
         SimEnv { world: self.world.clone(), node: index, life: core.nodes[index].life }
     }
 
-    /// Whether the node runs (it does not from a crash to the next call of `node`).
+    /// Returns whether the node runs (it does not from a crash to the next call of `node`).
     pub fn alive(&self, name: &str) -> bool {
         let index = self.index(name);
         self.world.core.borrow().nodes[index].alive

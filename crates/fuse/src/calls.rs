@@ -43,17 +43,17 @@ pub struct OpenHow {
 }
 
 impl OpenHow {
-    /// Whether all bits of `mask` are set.
+    /// Returns whether all bits of `mask` are set.
     pub fn has(&self, mask: i32) -> bool {
         self.flags & mask as u32 == mask as u32
     }
 
-    /// Whether reading is allowed.
+    /// Returns whether reading is allowed.
     pub fn reads(&self) -> bool {
         self.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
     }
 
-    /// Whether writing is allowed.
+    /// Returns whether writing is allowed.
     pub fn writes(&self) -> bool {
         self.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32
     }

@@ -148,7 +148,7 @@ impl<'a> ReadSink<'a> {
         self.filled + self.given.iter().map(|g| g.bytes().len()).sum::<usize>()
     }
 
-    /// Whether there is no data yet.
+    /// Returns whether there is no data yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -30,8 +30,8 @@ impl<'a> DirSink<'a> {
         DirSink { out, room, plus, handle }
     }
 
-    /// Whether entries should carry attributes. In this case, each entry that is passed to `add_entry` counts as one
-    /// reference to its inode.
+    /// Returns whether entries should carry attributes. In this case, each entry that is passed to `add_entry` counts
+    /// as one reference to its inode.
     pub fn wants_entries(&self) -> bool {
         self.plus
     }

@@ -76,7 +76,7 @@ impl Entry {
         now_ns.saturating_sub(self.read_ns) < life
     }
 
-    /// Whether the entry may still be used. After some time the thread id may belong to another process.
+    /// Returns whether the entry may still be used. After some time the thread id may belong to another process.
     fn is_the_same(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.read_ns) < 2 * LIFE.as_nanos() as u64
     }

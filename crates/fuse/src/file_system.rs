@@ -55,8 +55,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called when a request that is recorded was answered on the thread that handled it.
     fn recorded(&self, recorded: Recorded) {}
 
-    /// Whether a thread belongs to the file system itself. Requests of such a thread are answered without waiting, by
-    /// the thread that reads them.
+    /// Returns whether a thread belongs to the file system itself. Requests of such a thread are answered without
+    /// waiting, by the thread that reads them.
     fn is_own_thread(&self, tid: u32) -> bool {
         false
     }
@@ -76,7 +76,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called when the answer to the request that began on this thread was written.
     fn answered(&self) {}
 
-    /// How long the kernel may cache that a name does not exist.
+    /// Returns how long the kernel may cache that a name does not exist.
     fn negative_ttl(&self) -> Duration {
         Duration::ZERO
     }
@@ -268,13 +268,13 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Whether the file system keeps the memory of writes of one unit (`Payload::unit`). Called before each request is
-    /// read.
+    /// Returns whether the file system keeps the memory of writes of one unit (`Payload::unit`). Called before each
+    /// request is read.
     fn keeps_units(&self) -> bool {
         false
     }
 
-    /// Whether the file system serves file locks. If not, the kernel keeps file locks for this mount only.
+    /// Returns whether the file system serves file locks. If not, the kernel keeps file locks for this mount only.
     fn keeps_locks(&self) -> bool {
         false
     }
@@ -301,7 +301,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoTty)
     }
 
-    /// Whether this device control may wait for very long. If so, `ioctl_later` serves the call.
+    /// Returns whether this device control may wait for very long. If so, `ioctl_later` serves the call.
     fn ioctl_waits(&self, call: &IoctlCall<'_>) -> bool {
         false
     }

@@ -90,7 +90,7 @@ fn look(tid: u32, uid: u32) -> Rights {
     rights
 }
 
-/// Whether a thread is in the user name space of this process.
+/// Returns whether a thread is in the user name space of this process.
 fn is_in_own_user_space(tid: u32) -> bool {
     static OWN: OnceLock<Option<PathBuf>> = OnceLock::new();
     let own = OWN.get_or_init(|| std::fs::read_link("/proc/self/ns/user").ok());

@@ -58,7 +58,7 @@ impl Interrupt {
         Interrupt { slot: Arc::default(), unique: 1 }
     }
 
-    /// Whether the caller got a signal since its request was read.
+    /// Returns whether the caller got a signal since its request was read.
     pub fn is_interrupted(&self) -> bool {
         self.slot.interrupted.load(SeqCst) == self.unique
     }
@@ -116,7 +116,7 @@ impl InHand {
         Interrupt { slot: slot.clone(), unique }
     }
 
-    /// Whether the interrupt of `unique` came before its request was entered. It is reported only once.
+    /// Returns whether the interrupt of `unique` came before its request was entered. It is reported only once.
     pub(crate) fn take_early(&self, unique: u64) -> bool {
         if self.early_len.load(SeqCst) == 0 {
             return false;

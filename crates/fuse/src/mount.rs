@@ -159,8 +159,8 @@ pub fn look_at(path: &Path) -> std::io::Result<Stat> {
 /// has freed its memory.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// Whether the process of the mount at `path` is dead. The function uses a request that the kernel does not answer from
-/// its cache. A mount that does not answer is alive and waits for its servers.
+/// Returns whether the process of the mount at `path` is dead. The function uses a request that the kernel does not
+/// answer from its cache. A mount that does not answer is alive and waits for its servers.
 pub fn is_dead(path: &Path) -> bool {
     let (tell, told) = mpsc::channel();
     let asked = path.to_path_buf();
@@ -238,7 +238,7 @@ impl MountPoint {
         }
     }
 
-    /// Whether this mount is still at its path.
+    /// Returns whether this mount is still at its path.
     fn is_there(&self) -> bool {
         let is_same = table::device_at(&self.path).is_some_and(|d| d == self.device_number || self.device_number == 0);
         let is_other = |own: u64| table::own_number_at(&self.path).is_some_and(|there| there != own);

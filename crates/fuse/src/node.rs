@@ -41,7 +41,7 @@ pub(crate) fn inode_of(node: u64) -> Ino {
     Ino(node & !(OTHERS << OTHER_SHIFT))
 }
 
-/// Whether a node id is not the inode's own.
+/// Returns whether a node id is not the inode's own.
 #[inline]
 pub(crate) fn is_other(node: u64) -> bool {
     node >> OTHER_SHIFT & OTHERS != 0

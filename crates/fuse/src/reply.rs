@@ -170,7 +170,7 @@ impl<'a> ReplyTo<'a> {
         self.given_away.set(true);
     }
 
-    /// Whether another task answers.
+    /// Returns whether another task answers.
     pub(crate) fn is_given_away(&self) -> bool {
         self.given_away.get()
     }

@@ -48,7 +48,7 @@ pub(crate) trait BeforeBlocking {
     /// Ensures that another thread reads the device now.
     fn before_blocking(&self);
 
-    /// Whether no other request seems to need a thread at the moment.
+    /// Returns whether no other request seems to need a thread at the moment.
     fn is_alone(&self) -> bool;
 }
 
@@ -68,8 +68,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Whether the kernel names the inode by another id than its own. Attributes and entries under such an id get no
-    /// timeout.
+    /// Returns whether the kernel names the inode by another id than its own. Attributes and entries under such an id
+    /// get no timeout.
     pub fn by_other_id(&self) -> bool {
         is_other(self.node.0)
     }
@@ -89,8 +89,8 @@ impl<'a> Caller<'a> {
         self.deferral.map(Deferral::take)
     }
 
-    /// Whether the handler may poll for a short while before it reports that it will block, because no other request
-    /// seems to want a thread.
+    /// Returns whether the handler may poll for a short while before it reports that it will block, because no other
+    /// request seems to want a thread.
     pub fn is_alone(&self) -> bool {
         self.before_blocking.is_some_and(BeforeBlocking::is_alone)
     }

@@ -166,7 +166,7 @@ impl Unmounter {
         self.mount_point.unmount()
     }
 
-    /// Whether this mount has ended. If so, a mount at the path belongs to another process.
+    /// Returns whether this mount has ended. If so, a mount at the path belongs to another process.
     fn unmounted_already(&self) -> bool {
         self.shared.pool.ended() && !self.shared.died.load(Ordering::Acquire)
     }

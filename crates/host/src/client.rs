@@ -50,7 +50,7 @@ fn assignment(text: &str) -> Outcome<(&str, &str)> {
     text.split_once('=').ok_or_else(|| Failure::refused(format!("--set '{text}' must be NAME=VALUE")))
 }
 
-/// Whether a name or pattern of `--set` is that of tunables of servers.
+/// Returns whether a name or pattern of `--set` is that of tunables of servers.
 fn is_of_servers(name: &str) -> bool {
     name.starts_with("server.")
 }
@@ -145,7 +145,7 @@ impl Running {
         self.thread.join().unwrap_or_else(|_| Err(panicked()))
     }
 
-    /// Whether a worker has panicked. The others may still run then, and nothing can be expected of them.
+    /// Returns whether a worker has panicked. The others may still run then, and nothing can be expected of them.
     pub fn has_panicked(&self) -> bool {
         self.panicked.load(Ordering::Acquire)
     }

@@ -36,8 +36,8 @@ pub fn alive() {
     tell("WATCHDOG=1", Duration::ZERO);
 }
 
-/// How often the service manager expects a message that the process works: a third of the time after which it considers
-/// the process hung. `None`: the service manager expects no such messages.
+/// Returns how often the service manager expects a message that the process works: a third of the time after which it
+/// considers the process hung. `None`: the service manager expects no such messages.
 pub fn watchdog() -> Option<Duration> {
     let of = |name: &str| std::env::var(name).ok();
     interval(of("WATCHDOG_USEC"), of("WATCHDOG_PID"), std::process::id())

@@ -86,7 +86,7 @@ struct Wishes {
 }
 
 impl Wishes {
-    /// Whether this signal is the second wish.
+    /// Returns whether this signal is the second wish.
     fn is_second(&mut self, signal: i32, now: Time) -> bool {
         match self.first {
             // When a terminal is closed, the signal may come more than once.

@@ -44,7 +44,7 @@ impl Value {
         self.len
     }
 
-    /// Whether the value is not in memory.
+    /// Returns whether the value is not in memory.
     pub(crate) fn is_absent(&self) -> bool {
         self.bytes.is_none()
     }
@@ -96,7 +96,7 @@ impl Attributes {
         self.get(local, name)?.bytes()
     }
 
-    /// Whether an inode has an attribute.
+    /// Returns whether an inode has an attribute.
     pub(crate) fn has(&self, local: u64, name: &[u8]) -> bool {
         self.get(local, name).is_some()
     }

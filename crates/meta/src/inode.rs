@@ -97,7 +97,7 @@ impl InodeFlags {
     const FILE_SHIFT: u32 = 2;
     const FILE_MASK: u8 = 0b11 << Self::FILE_SHIFT;
 
-    /// Whether this bit is set.
+    /// Returns whether this bit is set.
     pub fn has(self, flag: InodeFlags) -> bool {
         self.0 & flag.0 != 0
     }
@@ -125,7 +125,7 @@ impl InodeFlags {
         InodeFlags(bits)
     }
 
-    /// Whether no other bits than the known ones are set.
+    /// Returns whether no other bits than the known ones are set.
     pub(crate) fn is_possible(self) -> bool {
         self.0 & !(Self::FILE_MASK | Self::LINKABLE.0 | Self::LISTS.0 | Self::SHARDED.0) == 0
     }
@@ -223,7 +223,7 @@ impl Inode {
         attr
     }
 
-    /// Whether this is a directory whose names lie in shards.
+    /// Returns whether this is a directory whose names lie in shards.
     pub fn is_sharded(&self) -> bool {
         self.flags.has(InodeFlags::SHARDED)
     }
@@ -297,12 +297,12 @@ impl Facts {
         if self.ino.is_shard() { self.parent } else { self.ino }
     }
 
-    /// Whether `chattr` has set this flag.
+    /// Returns whether `chattr` has set this flag.
     pub fn is(&self, flag: FileFlags) -> bool {
         self.flags.has(flag)
     }
 
-    /// Whether the inode may only grow or not change at all.
+    /// Returns whether the inode may only grow or not change at all.
     pub fn is_fixed(&self) -> bool {
         self.flags != FileFlags::NONE
     }

@@ -80,7 +80,7 @@ impl Inodes {
         self.bytes
     }
 
-    /// Whether there is an inode of this number.
+    /// Returns whether there is an inode of this number.
     pub(crate) fn contains(&self, local: u64) -> bool {
         self.record(local).is_some()
     }

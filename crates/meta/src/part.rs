@@ -209,7 +209,7 @@ impl Part {
 }
 
 impl MetaStore {
-    /// Whether `apply_parts` would succeed. Changes nothing.
+    /// Returns whether `apply_parts` would succeed. Changes nothing.
     pub fn check_parts(&self, parts: &[Part]) -> Result<(), Refusal> {
         if parts.iter().any(|part| self.leaves_shards(part, parts)) {
             return Err(Refusal::Conflict);
@@ -217,8 +217,8 @@ impl MetaStore {
         parts.iter().try_for_each(|part| self.check_part(part))
     }
 
-    /// Whether this is the removal of a directory that has got shards since it was planned. The first shard, which lies
-    /// beside the directory, is checked for all of them.
+    /// Returns whether this is the removal of a directory that has got shards since it was planned. The first shard,
+    /// which lies beside the directory, is checked for all of them.
     fn leaves_shards(&self, part: &Part, parts: &[Part]) -> bool {
         let Part::Unlink { ino, kind: Kind::Dir } = part else { return false };
         if !self.is_sharded(*ino) {

@@ -30,7 +30,7 @@ impl MetaStore {
         numbers.map(|number| Ino(u64::from_le_bytes(*number))).collect()
     }
 
-    /// Whether the names of a directory lie in shards.
+    /// Returns whether the names of a directory lie in shards.
     pub fn is_sharded(&self, dir: Ino) -> bool {
         self.brief(dir).is_ok_and(|inode| inode.flags.has(InodeFlags::SHARDED))
     }

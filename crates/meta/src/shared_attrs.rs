@@ -30,7 +30,7 @@ impl SharedAttrs {
         if self.acls == Acls::default() { 0 } else { self.acls.stored_bytes() + 128 }
     }
 
-    /// Whether a shard with the attributes `other` agrees with this directory.
+    /// Returns whether a shard with the attributes `other` agrees with this directory.
     pub(crate) fn agrees(&self, other: &SharedAttrs) -> bool {
         let shared = |attrs: &SharedAttrs| SharedAttrs { times: self.times, sets_mtime: false, ..attrs.clone() };
         shared(self) == shared(other)

@@ -298,7 +298,7 @@ impl MetaStore {
         if inode.kind == Kind::Symlink { Ok(inode.symlink) } else { Err(Errno::Inval) }
     }
 
-    /// Whether a caller may open the inode for `want`. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
+    /// Returns whether a caller may open the inode for `want`. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
     pub fn check_open(&self, cred: &Cred, ino: Ino, want: Want) -> Result<()> {
         perm::open(cred, &self.facts(ino)?, want)
     }

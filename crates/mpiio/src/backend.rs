@@ -47,11 +47,11 @@ pub trait Backend: Send {
     fn group_leave(&self, _: u64) -> Outcome {
         Err(NO_GROUPS)
     }
-    /// Whether another program waits for the end of the group.
+    /// Returns whether another program waits for the end of the group.
     fn group_wanted(&self) -> Outcome<bool> {
         Err(NO_GROUPS)
     }
-    /// How many requests went past the caches of the system.
+    /// Returns how many requests went past the caches of the system.
     fn direct_requests(&self) -> u64 {
         0
     }

@@ -646,7 +646,7 @@ fn number(outcome: Outcome<u64>, to: *mut u64) -> c_int {
     }
 }
 
-/// How many counters there are.
+/// Returns how many counters there are.
 #[unsafe(no_mangle)]
 pub extern "C" fn amphi_mpiio_stat_count() -> u32 {
     NAMES.len() as u32

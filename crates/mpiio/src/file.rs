@@ -303,7 +303,7 @@ impl CachedFile {
         self.read_pages(extents, memory, total, u64::MAX)
     }
 
-    /// Whether the present call holds locks.
+    /// Returns whether the present call holds locks.
     pub fn holds(&self) -> bool {
         !self.held.is_empty() || self.has_leaving()
     }
@@ -341,7 +341,7 @@ impl CachedFile {
         self.segment().header().relaxed.store(u32::from(on), SeqCst);
     }
 
-    /// Whether a request is for one long range, as programs write or read them once.
+    /// Returns whether a request is for one long range, as programs write or read them once.
     fn is_stream(&self, extents: &[Extent], total: u64) -> bool {
         let least = self.settings.stream_bytes;
         least > 0 && total >= least && extents.iter().filter(|e| e.length > 0).count() == 1

@@ -96,20 +96,20 @@ impl<'a> Intervals<'a> {
         true
     }
 
-    /// Whether `insert` would take the range.
+    /// Returns whether `insert` would take the range.
     pub fn has_room_for(&self, start: u32, end: u32) -> bool {
         let used = self.as_slice();
         let near = used.partition_point(|s| s.end < start);
         start >= end || used.len() < self.spans.len() || used.get(near).is_some_and(|s| s.start <= end)
     }
 
-    /// Whether every byte of the range is in the list.
+    /// Returns whether every byte of the range is in the list.
     pub fn contains(&self, start: u32, end: u32) -> bool {
         contains(self.as_slice(), start, end)
     }
 }
 
-/// Whether every byte of the range is in an ascending list.
+/// Returns whether every byte of the range is in an ascending list.
 pub fn contains(spans: &[Span], start: u32, end: u32) -> bool {
     if start >= end {
         return true;

@@ -115,7 +115,7 @@ impl Meeting {
         start.min(end)..end
     }
 
-    /// How many frames each of the ranks has.
+    /// Returns how many frames each of the ranks has.
     pub fn frames_per_rank(&self) -> u32 {
         self.segment.geometry().frames_per_rank
     }

@@ -410,7 +410,7 @@ impl Segment {
         sums
     }
 
-    /// Whether this other rank has ended or left.
+    /// Returns whether this other rank has ended or left.
     pub fn has_ended(&self, rank: u32) -> bool {
         let is_here = || self.rank_cell(rank).presence.load(Ordering::Acquire) == 1;
         let mut lock = byte_lock(libc::F_WRLCK, rank);
@@ -520,12 +520,12 @@ impl Segment {
         unsafe { &(*self.frame_head(frame)).changes }
     }
 
-    /// Whether a frame has dirty bytes; a hint unless the page is locked.
+    /// Returns whether a frame has dirty bytes; a hint unless the page is locked.
     pub fn looks_dirty(&self, frame: u32) -> bool {
         self.dirty_parts(frame) != 0
     }
 
-    /// How many dirty ranges a frame has; a hint unless the page is locked.
+    /// Returns how many dirty ranges a frame has; a hint unless the page is locked.
     pub fn dirty_parts(&self, frame: u32) -> u32 {
         // SAFETY: the frame was checked; the count is read as an atomic, since its holder may change it meanwhile.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.frame_head(frame)).dirty).load(Ordering::Acquire) }

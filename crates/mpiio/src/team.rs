@@ -104,7 +104,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether a node that has all of its pages can execute the call without the other nodes.
+    /// Returns whether a node that has all of its pages can execute the call without the other nodes.
     fn can_be_alone(&self, node: usize) -> bool {
         match self {
             Request::Write(.., beyond) => !beyond || node == 0,

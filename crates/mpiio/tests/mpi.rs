@@ -369,7 +369,7 @@ fn it_steps_aside_and_says_why() {
     }
 }
 
-/// Whether any process has the memory of a cache of this file, or a file below this directory, open.
+/// Returns whether any process has the memory of a cache of this file, or a file below this directory, open.
 fn is_in_use(directory: &Path) -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let descriptors = processes.filter_map(|p| std::fs::read_dir(p.path().join("fd")).ok()).flatten().flatten();

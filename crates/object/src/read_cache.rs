@@ -119,7 +119,7 @@ impl ReadCache {
         self.shrink(self.limit);
     }
 
-    /// Whether anything may be cached.
+    /// Returns whether anything may be cached.
     pub fn is_open(&self) -> bool {
         self.limit > 0
     }
@@ -129,7 +129,7 @@ impl ReadCache {
         self.chunks.len() as u64 * CHUNK_BYTES
     }
 
-    /// Whether all of these blocks are cached.
+    /// Returns whether all of these blocks are cached.
     pub fn has(&self, blocks: Range<u64>) -> bool {
         by_chunk(blocks).all(|(chunk, part)| {
             let mask = mask(&part);

@@ -156,7 +156,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -96,7 +96,7 @@ impl Locality {
         }
     }
 
-    /// Whether the last verdict was that there is no locality.
+    /// Returns whether the last verdict was that there is no locality.
     #[inline]
     pub fn is_lacking(&self) -> bool {
         self.lacking.load(Relaxed)
@@ -169,13 +169,13 @@ impl Locality {
         wrote >= WROTE_MIN_BYTES && read.saturating_mul(REUSE_FRACTION) < wrote
     }
 
-    /// Whether the next request should go direct: there is no locality, and the request is no probe.
+    /// Returns whether the next request should go direct: there is no locality, and the request is no probe.
     pub fn speaks_for_direct(&self, rule: LocalityRule, least: impl Fn() -> u64) -> bool {
         self.lacks(rule, least) && self.since_probe.load(Relaxed) + 1 < rule.probe
     }
 
-    /// Whether there is no locality. `least` returns the share of pages, in 1024ths, that must be used again so that
-    /// the cache pays, in addition to the rule. The function is called when there is enough to decide.
+    /// Returns whether there is no locality. `least` returns the share of pages, in 1024ths, that must be used again so
+    /// that the cache pays, in addition to the rule. The function is called when there is enough to decide.
     pub fn lacks(&self, rule: LocalityRule, least: impl Fn() -> u64) -> bool {
         if let Some(mount) = &self.of_mount {
             mount.cache_pages.store(rule.cache_pages, Relaxed);

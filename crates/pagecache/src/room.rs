@@ -56,7 +56,8 @@ impl<F: CachedFile> Unit<F> {
         blocks(self.range().start, part) & !self.covered
     }
 
-    /// Whether the first block of dirty bytes is covered, and how far the following blocks are in the same state.
+    /// Returns whether the first block of dirty bytes is covered, and how far the following blocks are in the same
+    /// state.
     pub(crate) fn alike(&self, run: ByteRange) -> (ByteRange, bool) {
         let start = self.range().start;
         let is_covered = |block: u64| self.covered >> block & 1 == 1;

@@ -114,7 +114,7 @@ impl Segments {
         self.parts.iter().map(|p| p.len()).sum()
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }

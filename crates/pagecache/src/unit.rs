@@ -433,7 +433,7 @@ impl<F: CachedFile> Unit<F> {
         self.dirty.contains(self.range())
     }
 
-    /// Whether it must not be evicted.
+    /// Returns whether it must not be evicted.
     pub(crate) fn is_pinned(&self) -> bool {
         !self.dirty.is_empty() || !self.flight.is_empty()
     }
@@ -446,7 +446,7 @@ impl<F: CachedFile> Unit<F> {
         self.ahead.load(Relaxed) && self.ahead.swap(false, Relaxed)
     }
 
-    /// Whether its bytes were used more than once on average.
+    /// Returns whether its bytes were used more than once on average.
     pub(crate) fn was_reused(&self) -> bool {
         u64::from(self.moved.load(Relaxed)) > self.len()
     }

@@ -24,7 +24,7 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-/// Whether the process that holds a session, by its `host:pid`, ran on this host and has ended.
+/// Returns whether the process that holds a session, by its `host:pid`, ran on this host and has ended.
 fn holder_gone(name: &str) -> bool {
     let here = host_name();
     let pid = name.rsplit_once(':').filter(|(host, _)| *host == here).and_then(|(_, pid)| pid.parse().ok());
@@ -40,7 +40,7 @@ pub fn server_failure(e: ServerError) -> Failure {
     }
 }
 
-/// Whether an address means all addresses of the machine, so that it cannot be advertised.
+/// Returns whether an address means all addresses of the machine, so that it cannot be advertised.
 fn is_unspecified(addr: &str) -> bool {
     matches!(Addr::parse(addr), Ok(Addr::Tcp(host, _)) if host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified()))
 }

@@ -41,7 +41,7 @@ const VARIABLES: [&str; 4] = ["AMPHI_MPIIO", "AMPHI_MPIIO_HINTS", "AMPHI_MPIIO_S
 /// The library that reads cached files without calls.
 const PRELOAD: &str = "libamphi_preload.so";
 
-/// Whether a program starts the ranks of an MPI program.
+/// Returns whether a program starts the ranks of an MPI program.
 pub fn is_launcher(program: &OsStr) -> bool {
     let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let known = ["mpirun", "mpiexec", "orterun", "prterun"];

@@ -73,7 +73,7 @@ impl OwnKey {
     }
 }
 
-/// Whether a server with these settings is reached over TCP.
+/// Returns whether a server with these settings is reached over TCP.
 fn is_on_tcp(config: &ServerConfig) -> bool {
     config.listen.iter().any(|addr| matches!(Addr::parse(addr), Ok(Addr::Tcp(..))))
 }

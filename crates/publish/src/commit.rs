@@ -203,7 +203,7 @@ fn all_ready(publication: &Publication, wait: Duration) -> Result<Vec<Ready>> {
     }
 }
 
-/// Whether the files that ranks have named are unchanged.
+/// Returns whether the files that ranks have named are unchanged.
 fn unchanged(said: &[Ready], all: &tree::Listing, tree: &Path) -> Result<()> {
     if said.iter().all(|ready| ready.files.is_empty()) {
         return Ok(());

@@ -43,12 +43,12 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Whether the soft limit counts like a hard one at this time.
+    /// Returns whether the soft limit counts like a hard one at this time.
     fn is_due(&self, now_s: u64) -> bool {
         self.over_since_s != 0 && now_s.saturating_sub(self.over_since_s) >= self.limits.grace_s
     }
 
-    /// How much the account may use at this time.
+    /// Returns how much the account may use at this time.
     pub fn most(&self, now_s: u64) -> Amount {
         let limit = |amount: Amount| amount.each(amount, |n, _| if n == 0 { u64::MAX } else { n });
         let hard = limit(self.limits.hard);
@@ -100,7 +100,7 @@ impl Ledger {
         self.number = self.number.max(starts << 40);
     }
 
-    /// Whether any account is limited.
+    /// Returns whether any account is limited.
     pub fn is_on(&self) -> bool {
         !self.accounts.is_empty()
     }

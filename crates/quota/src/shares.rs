@@ -57,7 +57,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Whether any account of the cluster is limited.
+    /// Returns whether any account of the cluster is limited.
     pub fn is_on(&self) -> bool {
         self.on
     }
@@ -74,7 +74,7 @@ impl Shares {
         self.accounts.retain(|_, held| held.share.is_some() || !held.held.is_none() || held.number > 0);
     }
 
-    /// Whether the owner may use `wanted` more. `used` returns what an account uses on this target.
+    /// Returns whether the owner may use `wanted` more. `used` returns what an account uses on this target.
     pub fn admit(&self, owner: Owner, wanted: Amount, now_ns: u64, used: impl Fn(Account) -> Amount) -> Admission {
         if !self.on || wanted.is_none() {
             return Admission::Yes;

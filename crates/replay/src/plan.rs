@@ -655,7 +655,7 @@ pub(crate) fn joined(reads: &[(u64, u64)], size: u64) -> Vec<(u64, u64)> {
     joined
 }
 
-/// Whether a name is none of an entry that can be made.
+/// Returns whether a name is none of an entry that can be made.
 fn leads_away(name: &[u8]) -> bool {
     name.len() > NAME_MAX || matches!(name, b"." | b"..") || name.iter().any(|b| matches!(b, 0 | b'/'))
 }

@@ -82,7 +82,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing is damaged.
+    /// Returns whether nothing is damaged.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }

@@ -318,7 +318,7 @@ pub struct Cut {
 }
 
 impl TargetRequest {
-    /// Whether another server may send this request.
+    /// Returns whether another server may send this request.
     pub fn is_for_peers(&self) -> bool {
         !matches!(
             self,

@@ -58,7 +58,7 @@ use std::rc::Rc;
 /// Each time another operation made progress; 64 failures in a row were never seen.
 const PLAN_TRIES: usize = 64;
 
-/// Whether a request leaves no recorded state, so that it may simply be executed again.
+/// Returns whether a request leaves no recorded state, so that it may simply be executed again.
 fn is_repeatable(op: &Request) -> bool {
     matches!(
         op,

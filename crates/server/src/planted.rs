@@ -39,7 +39,7 @@ pub enum Mistake {
     ShardsToldAtStart,
 }
 
-/// Whether `mistake` is planted.
+/// Returns whether `mistake` is planted.
 #[cfg(not(test))]
 pub const fn is(_mistake: Mistake) -> bool {
     false

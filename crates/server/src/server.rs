@@ -352,7 +352,7 @@ impl<E: Env> Server<E> {
         result
     }
 
-    /// Whether no target has work that continues in the background. A target that cannot say so has failed.
+    /// Returns whether no target has work that continues in the background. A target that cannot say so has failed.
     async fn is_idle(&self) -> bool {
         let mut idle = true;
         // All targets are closed concurrently, since one may wait for what another has to sync.

@@ -302,7 +302,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Whether the server stops.
+    /// Returns whether the server stops.
     pub fn is_stopped(&self) -> bool {
         self.stopped.get()
     }

@@ -143,7 +143,7 @@ impl<E: Env> Target<E> {
         self.zone.stable(lsn).await
     }
 
-    /// Whether the registry that is kept here binds a key to the tree of this project.
+    /// Returns whether the registry that is kept here binds a key to the tree of this project.
     pub fn is_bound(&self, project: u32) -> bool {
         self.place
             .keys
@@ -205,7 +205,7 @@ impl<E: Env> Target<E> {
         self.zone.kept(lsn).await
     }
 
-    /// Whether the session is alive on this target.
+    /// Returns whether the session is alive on this target.
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.has(session)
     }
@@ -217,7 +217,7 @@ impl<E: Env> Target<E> {
         (self.sessions.begin_of_any(session) == Some(begin)).then(|| self.queues.in_flight.start(session))
     }
 
-    /// Whether nothing is appended any more.
+    /// Returns whether nothing is appended any more.
     pub fn is_closed(&self) -> bool {
         self.closed.get()
     }
@@ -244,8 +244,8 @@ impl<E: Env> Target<E> {
         self.reclaim.over().await;
     }
 
-    /// Whether a session other than this one has the file open for writing, or may have it open because not all have
-    /// reconnected yet.
+    /// Returns whether a session other than this one has the file open for writing, or may have it open because not all
+    /// have reconnected yet.
     pub fn written_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
         !self.reclaim.is_over() || self.files.open.borrow().has_other_writer(session, ino)
     }
@@ -308,7 +308,7 @@ impl<E: Env> Target<E> {
         }
     }
 
-    /// Whether the inode is a regular file of this target.
+    /// Returns whether the inode is a regular file of this target.
     ///
     /// Errors: `Stale` if there is none, `Inval` if it is something else.
     pub fn check_file(&self, ino: Ino) -> Result<()> {

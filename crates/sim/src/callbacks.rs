@@ -169,7 +169,7 @@ impl Callbacks {
         SharedCallbacks(Rc::new(RefCell::new(callbacks)))
     }
 
-    /// How often a fault meets a message, for people.
+    /// Returns how often a fault meets a message, for people.
     pub fn describe(&self) -> String {
         format!("one callback in {} meets a fault", self.one_in)
     }
@@ -228,7 +228,8 @@ impl Callbacks {
         }
     }
 
-    /// Whether a frame is inspected whole: those without a payload that may be callbacks, answers, or concern locks.
+    /// Returns whether a frame is inspected whole: those without a payload that may be callbacks, answers, or concern
+    /// locks.
     fn looks_at(&self, leg: &Leg<'_>, head: &Head) -> bool {
         head.payload_len == 0
             && match head.kind {

@@ -160,7 +160,7 @@ impl Generator {
         }
     }
 
-    /// Whether a signal ends the wait for the call, and after how many microseconds.
+    /// Returns whether a signal ends the wait for the call, and after how many microseconds.
     pub fn interrupt_us(&mut self, r: &Reference, op: &Op) -> Option<u64> {
         // Whether an interrupted call has happened can be seen only if a name leads to the file.
         let ino = match op {

@@ -57,7 +57,7 @@ impl Guise {
         }
     }
 
-    /// Whether the peer may touch nothing of the honest mount.
+    /// Returns whether the peer may touch nothing of the honest mount.
     fn is_bound(self) -> bool {
         matches!(self, Guise::Stranger | Guise::User | Guise::Bound | Guise::Admin)
     }
@@ -332,7 +332,7 @@ impl Honest {
         }
     }
 
-    /// Whether a server that may have lost the honest mount's session still answers new clients.
+    /// Returns whether a server that may have lost the honest mount's session still answers new clients.
     async fn look_in(&self) -> Result<(), String> {
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(self.env.rand()), Role::Admin);
         let (name, timeouts) = ("looks:1".into(), Timeouts::default());

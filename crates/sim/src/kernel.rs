@@ -169,7 +169,7 @@ impl Door {
         }
     }
 
-    /// Whether the object to be invalidated stays, by a planted bug.
+    /// Returns whether the object to be invalidated stays, by a planted bug.
     fn forgets(&self, mistake: Mistake) -> bool {
         self.mistake == Some(mistake) && self.count.fetch_add(1, Relaxed).is_multiple_of(3)
     }
@@ -507,8 +507,8 @@ impl Kernel {
         }
     }
 
-    /// Whether the page `at` is inside the file as far as the kernel knows, without a request: for mappings and the
-    /// like.
+    /// Returns whether the page `at` is inside the file as far as the kernel knows, without a request: for mappings and
+    /// the like.
     pub fn reaches(&self, ino: Ino, at: u64) -> bool {
         lock(&self.kept).inodes.get(&ino).is_none_or(|inode| at * PAGE < inode.size)
     }

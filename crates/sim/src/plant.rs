@@ -104,17 +104,17 @@ fn one_in(n: u64) -> bool {
     COUNT.get().is_multiple_of(n)
 }
 
-/// Whether a bug leaves out the lock that is requested now.
+/// Returns whether a bug leaves out the lock that is requested now.
 pub(crate) fn leaves_out_lock() -> bool {
     active() == Some(Plant::UnaskedLocks) && one_in(10)
 }
 
-/// Whether a bug keeps direct writes of shared records in the cache.
+/// Returns whether a bug keeps direct writes of shared records in the cache.
 pub(crate) fn keeps_in_cache() -> bool {
     active() == Some(Plant::CachedRecords)
 }
 
-/// Whether a bug does a change of names once more.
+/// Returns whether a bug does a change of names once more.
 pub(crate) fn does_again() -> bool {
     active() == Some(Plant::TwiceDone) && one_in(20)
 }

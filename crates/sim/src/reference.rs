@@ -265,7 +265,7 @@ impl Reference {
         names
     }
 
-    /// Whether `cred` may do what the bits `want` (4 read, 2 write, 1 execute or search) say.
+    /// Returns whether `cred` may do what the bits `want` (4 read, 2 write, 1 execute or search) say.
     pub fn may(&self, cred: &Cred, ino: Ino, want: u16) -> Result<()> {
         let n = self.node(ino)?;
         if cred.uid == 0 {

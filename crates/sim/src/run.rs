@@ -528,7 +528,7 @@ impl Run {
         self.programs.iter().map(|p| p.borrow().calls).sum::<u64>() + self.area.borrow().told.calls
     }
 
-    /// How long the longest call took, without waits for locks of applications and for groups.
+    /// Returns how long the longest call took, without waits for locks of applications and for groups.
     fn longest(&self) -> Duration {
         let of_programs = self.programs.iter().map(|p| p.borrow().longest).max().unwrap_or_default();
         of_programs.max(self.area.borrow().told.longest)

@@ -127,7 +127,7 @@ impl Comparer<'_> {
         Ok((stat.st_size as u64 == size).then(|| Opened { fd, direct, asks: holes::may_have(&stat) }))
     }
 
-    /// Whether a piece of the target contains the bytes that were written.
+    /// Returns whether a piece of the target contains the bytes that were written.
     fn compare(&self, n: u32, mut opened: Opened, index: u64, size: u64, buffer: &mut Buffer) -> Result<bool, Errno> {
         let range = range(index, self.piece_bytes, size);
         let written = self.files[n as usize].state().pieces.get(&index).copied();

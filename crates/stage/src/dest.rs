@@ -53,7 +53,7 @@ pub(crate) fn stage_of(name: &OsStr, found: &OsStr) -> Option<StageId> {
     u32::from_str_radix(digits, 16).ok().map(StageId)
 }
 
-/// Whether a name can be the temporary name of an entry of this stage.
+/// Returns whether a name can be the temporary name of an entry of this stage.
 pub(crate) fn is_of_stage(found: &OsStr, id: StageId) -> bool {
     let end = format!("{MARK}{:08x}", id.0);
     found.as_bytes().starts_with(b".") && found.as_bytes().ends_with(end.as_bytes())

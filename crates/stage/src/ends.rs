@@ -66,7 +66,7 @@ impl End {
         self.stat.is_some_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory)
     }
 
-    /// Whether it is in the directory `other`, or is that directory.
+    /// Returns whether it is in the directory `other`, or is that directory.
     fn is_inside(&self, other: &End) -> Result<bool, Errno> {
         let Some(top) = other.stat.filter(|_| other.is_dir()) else { return Ok(false) };
         let id = |s: &Stat| (s.st_dev, s.st_ino);

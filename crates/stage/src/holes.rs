@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-/// Whether a file has fewer blocks than its size needs, so that it is worth requesting holes.
+/// Returns whether a file has fewer blocks than its size needs, so that it is worth requesting holes.
 pub(crate) fn may_have(stat: &Stat) -> bool {
     let blocks = i128::from(stat.st_blocks);
     blocks * 512 < i128::from(stat.st_size)

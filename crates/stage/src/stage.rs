@@ -247,7 +247,7 @@ impl Run<'_> {
         self.progress.bytes.add(bytes);
     }
 
-    /// Whether the target of an update has a file already, by size and time of modification.
+    /// Finds out whether the target of an update has a file already, by size and time of modification.
     fn find_unchanged(&self, file: &FileState, found: &Found) {
         let entry = &self.source.entries[file.entry as usize];
         let Some(has) = found.entries.get(&file.entry) else { return };

@@ -23,7 +23,7 @@ impl Stop {
         self.set.store(true, Ordering::Release);
     }
 
-    /// Whether to end.
+    /// Returns whether to end.
     pub(crate) fn is_set(&self) -> bool {
         self.set.load(Ordering::Acquire)
     }

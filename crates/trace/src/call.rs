@@ -82,7 +82,7 @@ ops! {
 }
 
 impl Op {
-    /// Whether it moves bytes of a file.
+    /// Returns whether it moves bytes of a file.
     pub fn is_data(self) -> bool {
         matches!(self, Op::Read | Op::Write)
     }
@@ -158,7 +158,7 @@ impl Call {
         }
     }
 
-    /// Whether all bits are set.
+    /// Returns whether all bits are set.
     pub fn has(&self, bits: u32) -> bool {
         self.flags & bits == bits
     }
@@ -168,7 +168,7 @@ impl Call {
         self.start_ns.saturating_add(self.took_ns)
     }
 
-    /// Whether it succeeded.
+    /// Returns whether it succeeded.
     pub fn is_done(&self) -> bool {
         self.result >= 0
     }

@@ -49,12 +49,13 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Whether no further record should be added: the content is nearly as long as it may be, or as `want` bytes.
+    /// Returns whether no further record should be added: the content is nearly as long as it may be, or as `want`
+    /// bytes.
     pub fn is_full(&self, want: usize) -> bool {
         self.content.len() >= want.min(CONTENT_MAX - SLACK)
     }
 
-    /// Whether there is no record in it.
+    /// Returns whether there is no record in it.
     pub fn is_empty(&self) -> bool {
         self.content.is_empty()
     }

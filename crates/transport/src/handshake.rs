@@ -151,8 +151,8 @@ pub(crate) struct Proves<'a> {
     pub(crate) passes_memory: bool,
 }
 
-/// Whether a client with a key of its own continues with this server. It signs nothing for a server that it does not
-/// trust.
+/// Returns whether a client with a key of its own continues with this server. It signs nothing for a server that it
+/// does not trust.
 fn check_server(proves: Proves<'_>, challenge: &Challenge) -> Result<(), NotWelcome> {
     let Some(identity) = proves.identity.filter(|_| !proves.any_server) else { return Ok(()) };
     let trusted = challenge.identity.is_some_and(|key| identity.servers().contains(&key));
@@ -168,7 +168,7 @@ fn check_server(proves: Proves<'_>, challenge: &Challenge) -> Result<(), NotWelc
     }))
 }
 
-/// Whether the connection will be protected as the client wants it at least.
+/// Returns whether the connection will be protected as the client wants it at least.
 fn check_level(proves: Proves<'_>, offered: Secure) -> Result<(), NotWelcome> {
     if offered < proves.secure {
         return Err(NotWelcome::Foreign(format!(

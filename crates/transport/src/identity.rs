@@ -63,7 +63,7 @@ impl Transcript<'_> {
         bytes
     }
 
-    /// Whether `signature` is that of `key` over these values.
+    /// Returns whether `signature` is that of `key` over these values.
     pub(crate) fn verify(&self, end: Signing, key: Fingerprint, signature: &Signature) -> bool {
         let mut whole = [0; 64];
         whole[..32].copy_from_slice(&signature.first);

@@ -344,17 +344,17 @@ impl<E: Env> Link<E> {
         self.state.borrow_mut().fail(LinkError::Closed);
     }
 
-    /// Whether there is a connection on which requests are sent.
+    /// Returns whether there is a connection on which requests are sent.
     pub fn is_up(&self) -> bool {
         self.state.borrow().is_up()
     }
 
-    /// Whether no server was reachable for so long that calls fail, except for calls that insist.
+    /// Returns whether no server was reachable for so long that calls fail, except for calls that insist.
     pub fn has_given_up(&self) -> bool {
         matches!(self.state.borrow().phase, Phase::Failed(_))
     }
 
-    /// Whether the server has access to the memory of this process's buffers through the present connection.
+    /// Returns whether the server has access to the memory of this process's buffers through the present connection.
     pub fn passes_memory(&self) -> bool {
         self.state.borrow().payloads.other_end.is_some()
     }

@@ -176,7 +176,7 @@ impl Acl {
         bits(Who::Owner) << 6 | bits(self.group_class()) << 3 | bits(Who::Others)
     }
 
-    /// Whether the permission bits express everything that the list says.
+    /// Returns whether the permission bits express everything that the list says.
     pub fn is_minimal(&self) -> bool {
         self.entries.len() == 3
     }

@@ -118,7 +118,7 @@ impl Attr {
         self.kind.mode_bits() | u32::from(self.perm)
     }
 
-    /// Whether setuid or setgid is set.
+    /// Returns whether setuid or setgid is set.
     pub fn has_set_id(&self) -> bool {
         self.perm & 0o6000 != 0
     }
@@ -292,15 +292,15 @@ impl Cred {
         Cred::new(0, 0, Vec::new())
     }
 
-    /// Whether it has this capability.
+    /// Returns whether it has this capability.
     #[inline]
     pub fn may(&self, cap: Caps) -> bool {
         self.caps.has(cap)
     }
 
-    /// Whether the user has all of `want` (4 read, 2 write, 1 execute or search, as in a mode) on an inode of `kind`
-    /// with the permissions `perm`, owner `uid` and group `gid`. The class (owner, group, others) is the first that
-    /// fits; its bits alone decide. Then capabilities do: a file without any execute bit cannot be executed.
+    /// Returns whether the user has all of `want` (4 read, 2 write, 1 execute or search, as in a mode) on an inode of
+    /// `kind` with the permissions `perm`, owner `uid` and group `gid`. The class (owner, group, others) is the first
+    /// that fits; its bits alone decide. Then capabilities do: a file without any execute bit cannot be executed.
     pub fn has_access(&self, kind: Kind, perm: u16, (uid, gid): (u32, u32), want: u16) -> bool {
         let class = if self.uid == uid {
             perm >> 6
@@ -319,7 +319,7 @@ impl Cred {
             || self.may(Caps::DAC_READ_SEARCH) && if is_dir { want & 2 == 0 } else { want & 0o7 == 4 }
     }
 
-    /// Whether the caller is in `gid`.
+    /// Returns whether the caller is in `gid`.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }

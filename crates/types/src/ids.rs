@@ -55,7 +55,7 @@ impl Ino {
         shard_place(self.local())
     }
 
-    /// Whether this is a shard of a directory, an inode that only servers and clients know.
+    /// Returns whether this is a shard of a directory, an inode that only servers and clients know.
     pub fn is_shard(self) -> bool {
         self.local() & Self::SHARD != 0
     }

@@ -87,7 +87,7 @@ impl<'a> Change<'a> {
         (!self.is_deletion()).then(|| &self.0[self.key_end()..])
     }
 
-    /// Whether the item is deleted.
+    /// Returns whether the item is deleted.
     pub fn is_deletion(self) -> bool {
         self.0[2..CHANGE_HEADER] == DELETED.to_le_bytes()
     }
@@ -196,7 +196,7 @@ impl Txn {
         self.len
     }
 
-    /// Whether nothing is changed.
+    /// Returns whether nothing is changed.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

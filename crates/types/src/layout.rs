@@ -103,7 +103,7 @@ pub enum DataChecksums {
 }
 
 impl DataChecksums {
-    /// Whether blocks get checksums on a server that is set to `default`.
+    /// Returns whether blocks get checksums on a server that is set to `default`.
     pub fn are_made(self, default: bool) -> bool {
         match self {
             DataChecksums::Auto => default,
@@ -169,7 +169,7 @@ impl Advice {
         }
     }
 
-    /// Whether what is written gets checksums.
+    /// Returns whether what is written gets checksums.
     pub fn checksums(self) -> DataChecksums {
         match self.0 / 9 % 3 {
             0 => DataChecksums::Auto,

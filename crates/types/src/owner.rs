@@ -111,12 +111,12 @@ impl Amount {
         self.each(other, u64::max)
     }
 
-    /// Whether each field is at most that of `room`.
+    /// Returns whether each field is at most that of `room`.
     pub fn fits(self, room: Amount) -> bool {
         self.blocks <= room.blocks && self.inodes <= room.inodes
     }
 
-    /// Whether it is nothing.
+    /// Returns whether it is nothing.
     pub fn is_none(self) -> bool {
         self == Amount::default()
     }
@@ -143,7 +143,7 @@ impl Limits {
     /// How long an account may exceed its soft limit unless another time is set: a week, as on other file systems.
     pub const GRACE_S: u64 = 7 * 24 * 3600;
 
-    /// Whether nothing is limited.
+    /// Returns whether nothing is limited.
     pub fn is_none(&self) -> bool {
         self.hard.is_none() && self.soft.is_none()
     }

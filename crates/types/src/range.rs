@@ -36,12 +36,12 @@ impl ByteRange {
         self.start >= self.end
     }
 
-    /// Whether both share a byte.
+    /// Returns whether both share a byte.
     pub fn overlaps(&self, other: &ByteRange) -> bool {
         self.start < other.end && other.start < self.end && !self.is_empty() && !other.is_empty()
     }
 
-    /// Whether every byte of `other` is in `self`.
+    /// Returns whether every byte of `other` is in `self`.
     pub fn contains(&self, other: &ByteRange) -> bool {
         other.is_empty() || (self.start <= other.start && other.end <= self.end)
     }
@@ -78,7 +78,7 @@ impl RangeSet {
         self.ranges.iter().copied()
     }
 
-    /// Whether no byte is in the set.
+    /// Returns whether no byte is in the set.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -143,7 +143,7 @@ impl RangeSet {
         }
     }
 
-    /// Whether every byte of `range` is in the set.
+    /// Returns whether every byte of `range` is in the set.
     pub fn contains(&self, range: ByteRange) -> bool {
         range.is_empty() || {
             let i = self.ranges.partition_point(|r| r.end < range.end);
@@ -151,7 +151,7 @@ impl RangeSet {
         }
     }
 
-    /// Whether any byte of `range` is in the set.
+    /// Returns whether any byte of `range` is in the set.
     pub fn overlaps(&self, range: ByteRange) -> bool {
         let i = self.ranges.partition_point(|r| r.end <= range.start);
         i < self.ranges.len() && self.ranges[i].overlaps(&range)

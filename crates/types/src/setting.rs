@@ -63,7 +63,7 @@ pub fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Whether the pattern matches the whole of `name`: `*` matches any text, `?` any one byte.
+/// Returns whether the pattern matches the whole of `name`: `*` matches any text, `?` any one byte.
 pub fn glob(pattern: &str, name: &str) -> bool {
     let (p, n) = (pattern.as_bytes(), name.as_bytes());
     let (mut i, mut j) = (0, 0);

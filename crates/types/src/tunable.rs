@@ -148,7 +148,7 @@ macro_rules! tunables {
 pub struct Puts(Vec<(usize, u64)>);
 
 impl Puts {
-    /// Whether no row was meant.
+    /// Returns whether no row was meant.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -206,7 +206,7 @@ impl Values {
         }
     }
 
-    /// Whether a user has set the value at a place, even to the default.
+    /// Returns whether a user has set the value at a place, even to the default.
     pub fn is_set(&self, at: usize) -> bool {
         self.set[at].load(Relaxed)
     }

@@ -30,7 +30,7 @@ impl<'a> Change<'a> {
         Counter { samples: grown(before.samples, after.samples), sum: grown(before.sum, after.sum) }
     }
 
-    /// How often an event happened at the mount, per second.
+    /// Returns how often an event happened at the mount, per second.
     pub fn often(&self, name: &str) -> f64 {
         self.delta(name).samples as f64 / self.seconds()
     }
@@ -40,8 +40,8 @@ impl<'a> Change<'a> {
         self.delta(name).sum as f64 / self.seconds()
     }
 
-    /// How often it happened at the servers, a second. A server that did not answer both times is left out, since all
-    /// that it ever counted would seem to have happened now.
+    /// Returns how often it happened at the servers, a second. A server that did not answer both times is left out,
+    /// since all that it ever counted would seem to have happened now.
     pub fn at_servers(&self, name: &str) -> f64 {
         if self.after.by_server.is_empty() {
             return grown(self.before.of_servers(name), self.after.of_servers(name)) as f64 / self.seconds();
@@ -49,7 +49,7 @@ impl<'a> Change<'a> {
         self.after.by_server.iter().map(|server| self.at_server(server, name)).sum()
     }
 
-    /// How often it happened at one of the servers, a second; 0 if it did not answer at the first look.
+    /// Returns how often it happened at one of the servers, a second; 0 if it did not answer at the first look.
     pub fn at_server(&self, after: &OfServer, name: &str) -> f64 {
         let of = |server: &OfServer| server.rows.get(name).copied().unwrap_or(0);
         let before = match self.before.of_server(&after.label) {
@@ -61,7 +61,7 @@ impl<'a> Change<'a> {
         grown(before, of(after)) as f64 / self.seconds()
     }
 
-    /// How often a value was met at the servers, a second, by the upper bound of its bucket: the rows
+    /// Returns how often a value was met at the servers, a second, by the upper bound of its bucket: the rows
     /// `histogram_WHAT_to_BOUND`.
     pub fn histogram(&self, what: &str) -> BTreeMap<u64, f64> {
         let begin = format!("histogram_{what}_to_");

@@ -79,7 +79,7 @@ kinds! {
 }
 
 impl FrameKind {
-    /// Whether the frame belongs to the handshake.
+    /// Returns whether the frame belongs to the handshake.
     pub fn is_handshake(self) -> bool {
         matches!(self, FrameKind::Challenge | FrameKind::Hello | FrameKind::Welcome | FrameKind::Refuse)
     }

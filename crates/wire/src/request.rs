@@ -608,8 +608,8 @@ impl Request {
         }
     }
 
-    /// Whether the answer to the request may create something that the session has from then on, until the session
-    /// returns it: an open, a lock of an object.
+    /// Returns whether the answer to the request may create something that the session has from then on, until the
+    /// session returns it: an open, a lock of an object.
     pub fn may_bring(&self) -> bool {
         matches!(
             self,

@@ -104,14 +104,14 @@ impl SlotTable {
         self.slots.len()
     }
 
-    /// Whether a `Welcome` grants the credits for which this table was made: credits are fixed for the life of a
-    /// session.
+    /// Returns whether a `Welcome` grants the credits for which this table was made: credits are fixed for the life of
+    /// a session.
     pub fn check(&self, normal: u16, urgent: u16) -> Result<(), BadCredits> {
         let same = normal == self.normal && usize::from(normal) + usize::from(urgent) == self.slots.len();
         if same { Ok(()) } else { Err(BadCredits { normal, urgent }) }
     }
 
-    /// Whether `acquire` would succeed.
+    /// Returns whether `acquire` would succeed.
     pub fn has_free(&self, lane: Lane) -> bool {
         match lane {
             Lane::Normal => !self.free[0].is_empty(),
@@ -151,7 +151,7 @@ impl SlotTable {
         self.slots.len() as u16 - 1
     }
 
-    /// Whether `id` is outstanding.
+    /// Returns whether `id` is outstanding.
     pub fn is_outstanding(&self, id: RequestId) -> bool {
         self.slots.get(usize::from(id.slot)).is_some_and(|s| s.issued != 0 && s.seq == id.seq)
     }
@@ -360,7 +360,7 @@ impl<T> ReplyTable<T> {
         }
     }
 
-    /// Whether no later request of the slot was seen.
+    /// Returns whether no later request of the slot was seen.
     pub fn is_last(&self, id: RequestId) -> bool {
         matches!(self.slots.get(usize::from(id.slot)), Some(Some((seq, _))) if *seq == id.seq)
     }

@@ -34,8 +34,8 @@ pub struct InodeView {
 }
 
 impl InodeView {
-    /// Whether `cred` certainly has all of `want` (4 read, 2 write, 1 execute or search). With an access control list
-    /// only the server can decide it.
+    /// Returns whether `cred` certainly has all of `want` (4 read, 2 write, 1 execute or search). With an access
+    /// control list only the server can decide it.
     pub fn surely_allows(&self, cred: &Cred, want: u16) -> bool {
         let fixed = want & 2 != 0 && self.flags != FileFlags::NONE;
         let attr = &self.attr;

@@ -71,7 +71,8 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Gives more of the metadata region storage, ahead of items that grow by `growth`. Whether anything has changed.
+    /// Gives more of the metadata region storage, ahead of items that grow by `growth`. Returns whether anything has
+    /// changed.
     pub async fn back_more(&self, growth: u64) -> bool {
         if self.backing.replace(true) {
             self.events.room.wait_until(|| !self.backing.get()).await;
@@ -88,7 +89,7 @@ impl<E: Env> Shared<E> {
     }
 }
 
-/// Whether the file system below has no room.
+/// Returns whether the file system below has no room.
 pub fn is_full(e: &std::io::Error) -> bool {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
     matches!(e.kind(), StorageFull | QuotaExceeded)

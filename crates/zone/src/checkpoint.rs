@@ -181,7 +181,7 @@ fn whole(frozen: Rc<Changes>) -> Changes {
     })
 }
 
-/// How many of the newest segments a new one of `bytes` takes in.
+/// Returns how many of the newest segments a new one of `bytes` takes in.
 fn to_merge(segments: &[Rc<Segment>], bytes: u64) -> usize {
     let mut total = bytes;
     let mut count = 0;

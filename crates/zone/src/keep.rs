@@ -89,7 +89,7 @@ impl<E: Env> Keep<E> {
         Ok(Keep { memory, zone_id, opening, staging: RefCell::default(), failed: Cell::new(false) })
     }
 
-    /// Whether no further record is kept: the memory has failed, or would not be found after a kill.
+    /// Returns whether no further record is kept: the memory has failed, or would not be found after a kill.
     pub fn has_failed(&self) -> bool {
         self.failed.get()
     }
@@ -159,7 +159,7 @@ fn doubt_note(zone_id: u64, opening: u64) -> [u8; 12] {
     note
 }
 
-/// Whether the memory of `opening` of the zone at `path` says that a sync failed.
+/// Returns whether the memory of `opening` of the zone at `path` says that a sync failed.
 pub fn is_doubted<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> bool {
     let note = doubt_note(zone_id, opening);
     let bytes = env.kept(&name_of(zone_id, opening), path, BLOCK as usize);

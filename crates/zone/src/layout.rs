@@ -328,7 +328,7 @@ impl GroupHeader {
         blocks_for(GROUP_HEADER + self.body_bytes.get() as usize)
     }
 
-    /// Whether a parity block follows the data blocks.
+    /// Returns whether a parity block follows the data blocks.
     pub fn has_parity(&self) -> bool {
         self.flags.get() & GROUP_PARITY != 0
     }

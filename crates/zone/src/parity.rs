@@ -52,12 +52,12 @@ pub fn seal(blocks: &mut [u8]) {
     blocks[at..].copy_from_slice(&parity);
 }
 
-/// Whether the last block is the parity of those before it.
+/// Returns whether the last block is the parity of those before it.
 pub fn agrees(blocks: &[u8]) -> bool {
     sum(blocks).iter().all(|&b| b == 0)
 }
 
-/// Whether blocks without their parity verify.
+/// Returns whether blocks without their parity verify.
 pub fn verifies(zone_id: u64, data: &[u8]) -> bool {
     data[4..8] == block_crc(zone_id, data).to_le_bytes()
 }

@@ -44,7 +44,7 @@ pub enum Mistake {
     Version5,
 }
 
-/// Whether `mistake` is planted.
+/// Returns whether `mistake` is planted.
 #[cfg(not(test))]
 pub const fn is(_mistake: Mistake) -> bool {
     false

@@ -229,7 +229,7 @@ impl<E: Env> Shared<E> {
     }
 }
 
-/// Whether a record that is not written yet may change the key with this hash.
+/// Returns whether a record that is not written yet may change the key with this hash.
 fn is_queued(st: &State, hash: u32) -> bool {
     if planted::is(Mistake::QueueUnread) {
         return false;

@@ -84,8 +84,8 @@ impl State {
         assert!(written_lsn <= kept_lsn, "record {written_lsn} is written, and {kept_lsn} is the last kept one");
     }
 
-    /// Whether the next group has to be written now: a task waits for a record, a mark, or the end; or more than one
-    /// group is queued.
+    /// Returns whether the next group has to be written now: a task waits for a record, a mark, or the end; or more
+    /// than one group is queued.
     pub fn write_due(&self) -> bool {
         let asked = self.waiting.wanted_lsn > self.reached.written_lsn || self.mark_due() || self.life.closing;
         asked || self.life.failed.is_some() || self.waiting.groups.len() > 1
@@ -96,12 +96,12 @@ impl State {
         self.log.head.position - self.reached.synced_position
     }
 
-    /// Whether all that is queued survives the process as it is.
+    /// Returns whether all that is queued survives the process as it is.
     pub fn is_all_kept(&self) -> bool {
         self.reached.kept_lsn >= self.waiting.appended_lsn
     }
 
-    /// Whether a mark has to be written.
+    /// Returns whether a mark has to be written.
     pub fn mark_due(&self) -> bool {
         self.marks.wanted > self.marks.written.max(self.reached.proven_seq)
     }
@@ -327,8 +327,8 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Whether the root has to say something else about kept memory, and may: records that are only kept must be found
-    /// after a kill.
+    /// Returns whether the root has to say something else about kept memory, and may: records that are only kept must
+    /// be found after a kill.
     pub fn kept_differs(&self, st: &State) -> bool {
         let wanted = self.kept_wanted();
         st.medium.root.kept.get() != wanted && (wanted != 0 || st.reached.written_lsn >= st.reached.kept_lsn)
@@ -540,13 +540,13 @@ impl<E: Env> Shared<E> {
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
 
-    /// Whether a checkpoint is due.
+    /// Returns whether a checkpoint is due.
     pub fn checkpoint_due(&self, st: &State) -> bool {
         (st.log.head.position - st.log.start_position) * 2 > self.geometry.log_blocks
             || st.changes.dirty.cost() > self.bounds.dirty_max.get()
     }
 
-    /// Whether `blocks` more may be written to the log: it must not get too far ahead of its last sync.
+    /// Returns whether `blocks` more may be written to the log: it must not get too far ahead of its last sync.
     pub fn is_near(&self, st: &State, blocks: u64) -> bool {
         st.unsynced() + blocks <= self.bounds.unsynced_max
     }
@@ -568,8 +568,8 @@ impl<E: Env> Shared<E> {
             .await;
     }
 
-    /// Whether a sync is due because of what is written: the log waits for it, or has half of the bytes that may be
-    /// unsynced, so that it will not have to wait.
+    /// Returns whether a sync is due because of what is written: the log waits for it, or has half of the bytes that
+    /// may be unsynced, so that it will not have to wait.
     pub fn sync_due(&self, st: &State) -> bool {
         st.syncs.hurried || st.unsynced() * 2 > self.bounds.unsynced_max
     }

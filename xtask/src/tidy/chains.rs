@@ -75,7 +75,7 @@ fn by_crate(files: &[(String, String)]) -> BTreeMap<&str, Vec<(&str, String)>> {
     all
 }
 
-/// How many chains each crate has, and the chains of `crates` with their files.
+/// Returns how many chains each crate has, and the chains of `crates` with their files.
 pub fn text(files: &[(String, String)], crates: &[String]) -> String {
     let all = by_crate(files);
     let mut out = String::new();

@@ -366,7 +366,7 @@ impl<'a> Code<'a> {
         })
     }
 
-    /// Whether a function, or one of its file that it calls, has a word.
+    /// Returns whether a function, or one of its file that it calls, has a word.
     fn says(&self, from: Place, word: &str) -> bool {
         let mut todo = vec![from];
         let mut seen = BTreeSet::from([from]);
@@ -434,7 +434,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether `word` stands alone somewhere in `text`.
+/// Returns whether `word` stands alone somewhere in `text`.
 fn has_word(text: &str, word: &str) -> bool {
     text.match_indices(word).any(|(at, _)| {
         let (before, behind) = (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
@@ -501,7 +501,7 @@ fn blank(text: &str, is_c: bool) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// Whether a character stands behind an apostrophe, and not a lifetime.
+/// Returns whether a character stands behind an apostrophe, and not a lifetime.
 fn is_character(rest: &str) -> bool {
     let mut chars = rest.chars();
     match chars.next() {

@@ -177,7 +177,7 @@ impl Process {
         self.end()
     }
 
-    /// Whether the process is still in the step that it began, after a while.
+    /// Returns whether the process is still in the step that it began, after a while.
     fn is_waiting(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.done, PollFlags::IN)];

@@ -355,7 +355,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// Whether something is mounted at `path`.
+/// Returns whether something is mounted at `path`.
 pub fn is_mounted(path: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let path = path.display().to_string();

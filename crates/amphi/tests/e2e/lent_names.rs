@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 const ENOENT: i32 = 2;
 
-/// Whether the kernel of this machine has the required behaviour, tested without AmphiFS. Otherwise names get no
-/// timeout, and the tests hold all the same except for their counts.
+/// Returns whether the kernel of this machine has the required behaviour, tested without AmphiFS. Otherwise names get
+/// no timeout, and the tests hold all the same except for their counts.
 fn kernel_can() -> bool {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/kernel-names");
     let out = Command::new(script).output().expect("scripts/kernel-names");
@@ -494,7 +494,7 @@ fn files_of_lent_names_on_both_mounts() {
     pair.stop();
 }
 
-/// Whether a name is shown as present, or as absent.
+/// Returns whether a name is shown as present, or as absent.
 fn is_shown(path: &Path, as_there: bool) -> bool {
     match fs::metadata(path) {
         Ok(_) => as_there,

@@ -31,7 +31,7 @@ impl Mounts {
         ["a", "b"].map(|mount| self.place.path(mount).join(name))
     }
 
-    /// How many locks were called back, from either mount.
+    /// Returns how many locks were called back, from either mount.
     fn callbacks(&self) -> u64 {
         ["a", "b"].iter().map(|m| counter(&self.place.path(m), "lock_callback")).sum()
     }

@@ -20,7 +20,7 @@ fn append(file: &OwnedFd, record: &[u8]) -> Option<u64> {
     tell(file).expect("position").checked_sub(record.len() as u64)
 }
 
-/// Whether a record lies at that offset.
+/// Returns whether a record lies at that offset.
 fn leads_to(file: &OwnedFd, at: Option<u64>, record: &[u8]) -> bool {
     let mut found = vec![0; record.len()];
     at.is_some_and(|at| pread(file, &mut found, at) == Ok(record.len()) && found == record)

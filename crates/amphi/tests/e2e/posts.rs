@@ -25,7 +25,7 @@ fn programs() -> &'static Path {
     })
 }
 
-/// How many writes a report counts as posted.
+/// Returns how many writes a report counts as posted.
 fn posted(output: &Output) -> u64 {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = text.lines().filter_map(|line| line.strip_prefix("amphi: writes posted: "));

@@ -58,7 +58,7 @@ pub fn under(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// How many reads in a report used a given way.
+/// Returns how many reads in a report used a given way.
 fn reported(output: &Output, way: &str) -> u64 {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines =

@@ -102,7 +102,7 @@ fn changes_by_others_clear_the_bits() {
     place.fsck();
 }
 
-/// Whether a program that runs the file gets capabilities.
+/// Returns whether a program that runs the file gets capabilities.
 fn gives_capabilities(path: &Path) -> bool {
     match rustix::fs::getxattr(path, CAPABILITY, &mut [0; 64][..]) {
         Ok(len) => len == CAP_SETUID.len(),

@@ -284,7 +284,7 @@ fn what_fits_is_never_refused() {
     place.fsck();
 }
 
-/// Whether a small file was written, as far as its `open`, `write` and `close` said.
+/// Returns whether a small file was written, as far as its `open`, `write` and `close` said.
 fn write_small(path: &std::path::Path, bytes: &[u8]) -> bool {
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = match open(path, flags, Mode::from_raw_mode(0o644)) {

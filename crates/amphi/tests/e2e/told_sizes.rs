@@ -31,7 +31,7 @@ fn size(file: &OwnedFd) -> u64 {
     stat.st_size as u64
 }
 
-/// Whether the last page below `size` can be touched through a mapping.
+/// Returns whether the last page below `size` can be touched through a mapping.
 fn is_mapped(file: &OwnedFd, size: u64) -> bool {
     let at = (size as usize - 1) / PAGE * PAGE;
     // SAFETY: a fresh mapping that nobody uses but the call which touches it for us, unmapped below.

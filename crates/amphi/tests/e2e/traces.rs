@@ -27,7 +27,7 @@ fn record(place: &Place, out: &str, script: &str, more: &[&str]) -> Output {
     command.env("M", &mount).output().expect("amphi starts")
 }
 
-/// How often an operation is in a trace.
+/// Returns how often an operation is in a trace.
 fn calls(shown: &Value, op: &str) -> u64 {
     let all = shown["operations"].as_array().expect("a list");
     all.iter().find(|one| one["name"] == op).map_or(0, |one| one["calls"].as_u64().expect("a number"))

@@ -18,7 +18,7 @@ fn as_other(script: &str, env: &[(&str, &str)]) -> Output {
         .expect("setpriv (util-linux) runs")
 }
 
-/// Whether this process can become another user; without that there is nothing to test here.
+/// Returns whether this process can become another user; without that there is nothing to test here.
 fn can_change_user() -> bool {
     rustix::process::geteuid().is_root()
 }

@@ -11,7 +11,7 @@ fn leave(from: &Path, to: &Path, more: RenameFlags) -> rustix::io::Result<()> {
     renameat_with(CWD, from, CWD, to, RenameFlags::WHITEOUT | more)
 }
 
-/// Whether a name is a whiteout; overlays give several names to one.
+/// Returns whether a name is a whiteout; overlays give several names to one.
 fn is_whiteout(path: &Path) -> bool {
     let meta = fs::symlink_metadata(path).expect("stat");
     meta.file_type().is_char_device() && meta.rdev() == 0

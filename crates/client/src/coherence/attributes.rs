@@ -113,8 +113,8 @@ pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<Inode>, locked: bool)
     }
 }
 
-/// Whether `Inode::size` is the end of the file: in sole mode once it was requested, in shared mode as long as this
-/// mount keeps the write locks under which it was requested.
+/// Returns whether `Inode::size` is the end of the file: in sole mode once it was requested, in shared mode as long as
+/// this mount keeps the write locks under which it was requested.
 pub(crate) fn knows_end(mount: &Mount, file: &Inode) -> bool {
     if mount.coherence.sharing.is_alone() {
         return tokens::is_sure(mount, file);

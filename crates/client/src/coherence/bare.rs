@@ -34,7 +34,7 @@ pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
     }
 }
 
-/// Whether an inode is known to have no extended attributes. This is known only in sole mode.
+/// Returns whether an inode is known to have no extended attributes. This is known only in sole mode.
 pub(crate) fn is_bare(mount: &Mount, ino: Ino) -> bool {
     let rule = mount.coherence.sharing.rule();
     rule & 1 == 1 && mount.coherence.bare.state.lock().rule_of(ino) == Some(rule)

@@ -94,7 +94,7 @@ async fn be_patient(mount: &Mount, file: &Inode, turn_ns: u64) {
     }
 }
 
-/// Whether the front end may be unable to drop pages before a lock is returned.
+/// Returns whether the front end may be unable to drop pages before a lock is returned.
 fn is_held_up(file: &Inode) -> bool {
     let taking = file.pages.taking.lock();
     taking.is_clear || taking.writes >= WRITES_MAX || file.pages.is_being_cut()

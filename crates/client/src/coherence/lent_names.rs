@@ -126,7 +126,7 @@ pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
     life.unwrap_or_default()
 }
 
-/// Whether a front end caches this name.
+/// Returns whether a front end caches this name.
 pub(crate) fn is_lent(mount: &Mount, dir: Ino, name: &Name, shows: NameShows) -> bool {
     let key = key_of(mount, dir, name);
     mount.coherence.tokens.names.is_lent(mount.clock.boot_ns(), key, name.as_bytes(), shows)

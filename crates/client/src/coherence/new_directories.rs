@@ -71,7 +71,7 @@ pub(crate) fn answered(mount: &Mount, result: &Result<Reply>) {
     }
 }
 
-/// Whether `dir`, which the caller may search, certainly has no entry `name`. This is known only in sole mode.
+/// Returns whether `dir`, which the caller may search, certainly has no entry `name`. This is known only in sole mode.
 pub(crate) fn lacks(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &Name) -> bool {
     let Some(_begun) = sharing::begin(mount) else { return false };
     let rule = mount.coherence.sharing.rule();
@@ -82,7 +82,7 @@ pub(crate) fn lacks(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &Name) -> b
     true
 }
 
-/// Whether the caller certainly may search the directory.
+/// Returns whether the caller certainly may search the directory.
 fn may_search(mount: &Mount, cred: &Cred, dir: Ino) -> bool {
     if cred.may(Caps::DAC_OVERRIDE) || cred.may(Caps::DAC_READ_SEARCH) {
         return true;

@@ -89,8 +89,8 @@ pub(crate) fn rule_for_front(mount: &Mount) -> Rule {
     Rule { rule: mount.coherence.sharing.rule(), directories: crate::coherence::directories::events(mount) }
 }
 
-/// Whether no directory was changed since `rule` was noted, so that attributes of directories in an answer may get a
-/// timeout. Attributes from before a change would hide what the answer to the change has shown.
+/// Returns whether no directory was changed since `rule` was noted, so that attributes of directories in an answer may
+/// get a timeout. Attributes from before a change would hide what the answer to the change has shown.
 pub(crate) fn knows_directories(mount: &Mount, rule: Rule) -> bool {
     crate::coherence::directories::events(mount) == rule.directories
 }
@@ -143,8 +143,8 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     }
 }
 
-/// Whether a session that the server has ended may continue as if it had not been ended: the mount was in sole mode,
-/// and no other mount has existed since.
+/// Returns whether a session that the server has ended may continue as if it had not been ended: the mount was in sole
+/// mode, and no other mount has existed since.
 pub(crate) fn may_go_on(mount: &Mount) -> bool {
     mount.coherence.sharing.undisturbed.load(SeqCst)
 }

@@ -163,8 +163,8 @@ impl Told {
         self.keep_view_of(view, self.grants.attributes).0
     }
 
-    /// Whether the answer grants the token of the attributes that it shows, so that the server need not be asked for
-    /// them.
+    /// Returns whether the answer grants the token of the attributes that it shows, so that the server need not be
+    /// asked for them.
     pub(crate) fn grants_attributes(&self) -> bool {
         self.grants.attributes.is_some()
     }
@@ -519,7 +519,7 @@ pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     }
 }
 
-/// Whether the attributes token of an inode is held now.
+/// Returns whether the attributes token of an inode is held now.
 pub(crate) fn holds_attributes(mount: &Mount, ino: Ino) -> bool {
     view(mount, ino).is_some()
 }
@@ -533,7 +533,7 @@ pub(crate) fn view(mount: &Mount, ino: Ino) -> Option<InodeView> {
     }
 }
 
-/// Whether an inode is known to have no extended attributes.
+/// Returns whether an inode is known to have no extended attributes.
 pub(crate) fn lacks_xattrs(mount: &Mount, ino: Ino) -> bool {
     let Some(now) = usable_now(mount, ino.target()) else { return false };
     matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
@@ -554,8 +554,8 @@ fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     }
 }
 
-/// Whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode this is so
-/// once the size was requested, in shared mode as long as the attributes token is held.
+/// Returns whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode
+/// this is so once the size was requested, in shared mode as long as the attributes token is held.
 #[inline]
 pub(crate) fn is_sure(mount: &Mount, file: &Inode) -> bool {
     let rule = mount.coherence.sharing.rule();

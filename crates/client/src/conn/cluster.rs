@@ -28,7 +28,7 @@ impl Cluster {
         self.pool.load(Relaxed).max(1)
     }
 
-    /// How long a front end may cache names and attributes while the mount is the only one.
+    /// Returns how long a front end may cache names and attributes while the mount is the only one.
     pub(crate) fn token_life(&self) -> Duration {
         Duration::from_millis(u64::from(self.token_ms.load(Relaxed)))
     }

@@ -26,7 +26,7 @@ pub(crate) trait Keeper: Send + Sync {
     /// The clock.
     fn clock(&self) -> Arc<dyn Clock>;
 
-    /// How long a waiting thread polls before it sleeps.
+    /// Returns how long a waiting thread polls before it sleeps.
     fn spin(&self) -> Duration;
 
     /// Finishes the operation on the I/O half, if nobody waits for it any more.
@@ -208,7 +208,7 @@ impl Wake for Parker {
     }
 }
 
-/// Whether this thread has waited for another one since the last call of this function.
+/// Returns whether this thread has waited for another one since the last call of this function.
 pub fn has_waited() -> bool {
     WAITED.replace(false)
 }
@@ -242,7 +242,7 @@ impl Interrupt {
         }
     }
 
-    /// Whether the interrupt has fired.
+    /// Returns whether the interrupt has fired.
     pub fn has_fired(&self) -> bool {
         self.fired.load(Ordering::SeqCst)
     }

@@ -88,7 +88,7 @@ impl Failures {
         self.count.load(SeqCst)
     }
 
-    /// How many failures have been reported: an open file that begins now gets only later ones.
+    /// Returns how many failures have been reported: an open file that begins now gets only later ones.
     pub(crate) fn told(&self) -> u64 {
         self.told.load(SeqCst)
     }
@@ -122,7 +122,8 @@ impl Failures {
         state.told_to_all = self.count.load(SeqCst);
     }
 
-    /// Whether bytes were lost, and neither an open file nor a caller that syncs all files has reported the loss.
+    /// Returns whether bytes were lost, and neither an open file nor a caller that syncs all files has reported the
+    /// loss.
     pub(crate) fn is_secret(&self) -> bool {
         let state = self.state.lock();
         state.lost > self.told.load(SeqCst).max(state.told_to_all)

@@ -119,18 +119,18 @@ impl Inode {
         }
     }
 
-    /// Whether this mount has the file open for writing.
+    /// Returns whether this mount has the file open for writing.
     pub(crate) fn has_writers(&self) -> bool {
         self.known.lock().opens.iter().any(|a| a.write)
     }
 
-    /// Whether executing the file gives capabilities.
+    /// Returns whether executing the file gives capabilities.
     #[inline]
     pub(crate) fn gives_capabilities(&self) -> bool {
         self.hints.capability.load(Relaxed)
     }
 
-    /// Whether the file has setuid or setgid bits, as far as this client knows.
+    /// Returns whether the file has setuid or setgid bits, as far as this client knows.
     #[inline]
     pub(crate) fn has_set_id(&self) -> bool {
         self.hints.set_id.load(Relaxed)
@@ -157,7 +157,7 @@ impl Inode {
         }
     }
 
-    /// Whether bytes of `range` are under way to the server.
+    /// Returns whether bytes of `range` are under way to the server.
     pub(crate) fn in_flight(&self, range: ByteRange) -> bool {
         self.flights.lock().overlap(range)
     }
@@ -320,7 +320,7 @@ impl Inode {
         self.hints.layout()
     }
 
-    /// Whether writes may land after they have returned, without a lock.
+    /// Returns whether writes may land after they have returned, without a lock.
     pub(crate) fn is_commit(&self) -> bool {
         self.hints.advice().consistency() == Consistency::Commit
     }

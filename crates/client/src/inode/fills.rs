@@ -65,8 +65,8 @@ impl Fills {
         self.under_way.store(fills.cached().count() as u32, SeqCst);
     }
 
-    /// Whether the bytes that fill `id` brings for `range` are still right. Has to be called under the lock of the
-    /// cache's shard.
+    /// Returns whether the bytes that fill `id` brings for `range` are still right. Has to be called under the lock of
+    /// the cache's shard.
     pub(crate) fn is_true(&self, id: u64, range: ByteRange) -> bool {
         self.list.lock().list.iter().any(|f| f.id == id && !f.spoiled.overlaps(range))
     }
@@ -95,7 +95,7 @@ impl Fills {
         covered.gaps(range).into_vec()
     }
 
-    /// Whether a fill under way reads bytes of `range`.
+    /// Returns whether a fill under way reads bytes of `range`.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.under_way.load(SeqCst) > 0 && self.list.lock().cached().any(|f| f.range.overlaps(&range))
     }

@@ -58,7 +58,7 @@ impl Flights {
         self.last_number
     }
 
-    /// How many flights ended with bytes that became dirty again.
+    /// Returns how many flights ended with bytes that became dirty again.
     pub(crate) fn came_back(&self) -> u64 {
         self.came_back
     }
@@ -75,7 +75,7 @@ impl Flights {
         id
     }
 
-    /// Whether any pipelined write with a number up to `upto` is under way.
+    /// Returns whether any pipelined write with a number up to `upto` is under way.
     pub(crate) fn piped_upto(&self, upto: u64) -> bool {
         self.piped.first().is_some_and(|number| *number <= upto)
     }
@@ -118,12 +118,12 @@ impl Flights {
         }
     }
 
-    /// Whether any flight has bytes of `range`.
+    /// Returns whether any flight has bytes of `range`.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.overlap_upto(range, u64::MAX)
     }
 
-    /// Whether any flight with a number up to `upto` has bytes of `range`.
+    /// Returns whether any flight with a number up to `upto` has bytes of `range`.
     pub(crate) fn overlap_upto(&self, range: ByteRange, upto: u64) -> bool {
         !range.is_empty()
             && self

@@ -84,7 +84,8 @@ impl FilePages {
         }
     }
 
-    /// Whether the file has to stay in the table for its pages, because they are covered by locks or are being dropped.
+    /// Returns whether the file has to stay in the table for its pages, because they are covered by locks or are being
+    /// dropped.
     pub(crate) fn keep_known(&self) -> bool {
         self.locked.load(SeqCst) || self.is_taking()
     }
@@ -104,17 +105,17 @@ impl FilePages {
         Cut(&self.cuts)
     }
 
-    /// Whether a truncate is under way.
+    /// Returns whether a truncate is under way.
     pub(crate) fn is_being_cut(&self) -> bool {
         self.cuts.load(SeqCst) > 0
     }
 
-    /// Whether pages are being dropped; then pages may exist that no lock covers.
+    /// Returns whether pages are being dropped; then pages may exist that no lock covers.
     pub(crate) fn is_taking(&self) -> bool {
         self.is_taking.load(SeqCst)
     }
 
-    /// Whether the front end is dropping pages.
+    /// Returns whether the front end is dropping pages.
     pub(crate) fn is_being_dropped(&self) -> bool {
         self.is_taking() && self.taking.lock().is_dropping
     }
@@ -125,12 +126,12 @@ impl FilePages {
         self.keep();
     }
 
-    /// Whether a write of `range` may concern bytes in pages.
+    /// Returns whether a write of `range` may concern bytes in pages.
     pub(crate) fn touches(&self, range: ByteRange) -> bool {
         self.any() && self.overwrites.lock().touches(range)
     }
 
-    /// Whether a write to bytes of `range` that were in pages is under way.
+    /// Returns whether a write to bytes of `range` that were in pages is under way.
     pub(crate) fn is_overwritten(&self, range: ByteRange) -> bool {
         self.any() && self.overwrites.lock().is_overwritten(range)
     }

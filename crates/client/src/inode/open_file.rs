@@ -47,7 +47,7 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Whether the front end serves reads of the open file, and which rule decided that.
+    /// Records whether the front end serves reads of the open file, and which rule decided that.
     pub(crate) fn choose(&self, serves: bool, chosen: Chosen) {
         self.serves.store(serves, SeqCst);
         self.chosen.store(chosen as u8, Relaxed);
@@ -225,7 +225,7 @@ impl OpenFile {
         self.pieces.note_piece(way, stream, range, may_continue);
     }
 
-    /// Whether there is a failure to report.
+    /// Returns whether there is a failure to report.
     pub(crate) fn has_error(&self) -> bool {
         self.file.failures.count() != self.reported.load(SeqCst)
     }

@@ -91,7 +91,7 @@ impl RangeLock {
         Hidden(self.clone())
     }
 
-    /// Whether nobody holds anything.
+    /// Returns whether nobody holds anything.
     pub(crate) fn idle(&self) -> bool {
         self.0.marks.idle()
     }

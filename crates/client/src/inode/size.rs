@@ -76,7 +76,7 @@ impl FileSize {
         }
     }
 
-    /// Whether this mount has changed the file since it entered the table.
+    /// Returns whether this mount has changed the file since it entered the table.
     pub(super) fn has_changed(&self) -> bool {
         self.epoch.load(SeqCst) > self.born
     }

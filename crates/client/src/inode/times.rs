@@ -51,7 +51,8 @@ impl Inode {
         }
     }
 
-    /// Whether a read now would renew the access time (`note_access`). If not, no read does before the next change.
+    /// Returns whether a read now would renew the access time (`note_access`). If not, no read does before the next
+    /// change.
     pub(crate) fn access_is_due(&self, now: Timespec) -> bool {
         if !self.hints.atime_due.load(Relaxed) {
             return false;

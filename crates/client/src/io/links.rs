@@ -225,7 +225,7 @@ impl<E: Env> Links<E> {
         self.seats.borrow()[0].clone()
     }
 
-    /// Whether `seat` is the master's.
+    /// Returns whether `seat` is the master's.
     pub(crate) fn is_master(&self, seat: &Rc<Seat<E>>) -> bool {
         self.seats.borrow().first().is_some_and(|s| Rc::ptr_eq(s, seat))
     }
@@ -251,7 +251,7 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// Whether the master's connection belongs to another beginning of the session than `begun`.
+    /// Returns whether the master's connection belongs to another beginning of the session than `begun`.
     pub(crate) fn is_behind(&self, begun: u64) -> bool {
         self.master().link().is_none_or(|link| link.welcome().begun != begun)
     }

@@ -48,7 +48,7 @@ pub(crate) fn follow(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
     next.iter().all(|record| ahead(mount, open, Mode::Write, *record).is_ok());
 }
 
-/// Whether write locks on `range` are held or requested.
+/// Returns whether write locks on `range` are held or requested.
 fn is_there(mount: &Mount, open: &OpenFile, range: ByteRange) -> bool {
     let file = &open.file;
     spans(file, range).into_iter().all(|(object, span)| {

@@ -349,7 +349,8 @@ pub(crate) async fn unlock(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<()>
     open.tell_failures().await
 }
 
-/// Whether any request waits for the end of the group of which the open file is a member, on this mount or another one.
+/// Returns whether any request waits for the end of the group of which the open file is a member, on this mount or
+/// another one.
 ///
 /// Errors: `Inval` if it is not a member; `Io` if the group lock was lost, or a server does not answer.
 pub(crate) async fn wanted(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<bool> {

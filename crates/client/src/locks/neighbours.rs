@@ -39,7 +39,7 @@ pub(super) fn follow(mount: &Mount, walks: &mut Walks, cache: &mut LockCache, ob
     going.into_iter().for_each(|id| cache.give_back(id));
 }
 
-/// Whether this mount can return the lock of a file without loss.
+/// Returns whether this mount can return the lock of a file without loss.
 fn may_go(mount: &Mount, object: ObjectId) -> bool {
     let Some(file) = mount.files.get(object.ino) else { return true };
     // If the kernel has pages, they would have to be dropped first, which may take long.

@@ -145,8 +145,8 @@ pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<(Arc<Inode>, Vec<
     due
 }
 
-/// Whether locks of this mount permit `mode` on all of `range`. Locks that are held and locks that are still being
-/// returned both count. Read locks keep other mounts from writing, and write locks also from reading and caching.
+/// Returns whether locks of this mount permit `mode` on all of `range`. Locks that are held and locks that are still
+/// being returned both count. Read locks keep other mounts from writing, and write locks also from reading and caching.
 pub(crate) fn permit(mount: &Mount, file: &Inode, mode: Mode, range: ByteRange) -> bool {
     let layout = file.layout();
     layout.spans(file.ino, range).into_iter().all(|(object, span)| {

@@ -118,13 +118,13 @@ pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
     }
 }
 
-/// Whether bytes that are read into pages of the front end stay there, so that they are not requested again.
+/// Returns whether bytes that are read into pages of the front end stay there, so that they are not requested again.
 pub(crate) fn keeps_pages(mount: &Mount, open: &OpenFile) -> bool {
     let keeps = || !mount.coherence.sharing.is_alone() || mount.coherence.sharing.has_always_been_alone();
     open.front.serves.load(SeqCst) && keeps()
 }
 
-/// Whether a read for pages of `bytes` is buffered or direct in shared mode, and why.
+/// Returns whether a read for pages of `bytes` is buffered or direct in shared mode, and why.
 pub(crate) fn way_of_pages(mount: &Mount, open: &OpenFile, bytes: u64) -> (Mode, Reason) {
     match keeps_pages(mount, open) && bytes >= mount.tunables.get(Tunable::Small) {
         true => (Mode::Direct, Reason::DirectKernel),
@@ -132,7 +132,7 @@ pub(crate) fn way_of_pages(mount: &Mount, open: &OpenFile, bytes: u64) -> (Mode,
     }
 }
 
-/// Whether a read has to reach the mount because it renews the access time.
+/// Returns whether a read has to reach the mount because it renews the access time.
 fn read_is_missed(mount: &Mount, open: &OpenFile) -> bool {
     !open.flags.no_atime && mount.tunables.on(Tunable::Atime) && open.file.access_is_due(mount.clock.wall())
 }

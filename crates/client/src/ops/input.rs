@@ -67,7 +67,7 @@ impl Mount {
         }
     }
 
-    /// Whether bytes cannot be requested directly because of their alignment.
+    /// Returns whether bytes cannot be requested directly because of their alignment.
     fn misfits(&self, range: ByteRange) -> bool {
         !self.tunables.on(Tunable::Unaligned) && !(range.start | range.end).is_multiple_of(limits::BLOCK)
     }
@@ -77,7 +77,8 @@ impl Mount {
         if self.misfits(range) { Err(Errno::Inval) } else { Ok(()) }
     }
 
-    /// Whether requests like this one, except probes, are direct for lack of locality if no earlier rule decides.
+    /// Returns whether requests like this one, except probes, are direct for lack of locality if no earlier rule
+    /// decides.
     pub(crate) fn passes_cache_by(&self, open: &OpenFile, way: Way, bytes: u64) -> bool {
         let t = &self.tunables;
         let file = &open.file;

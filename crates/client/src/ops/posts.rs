@@ -50,7 +50,7 @@ impl Posting {
         self.limit
     }
 
-    /// Whether the posting has to end because other mounts come, or the session has ended.
+    /// Returns whether the posting has to end because other mounts come, or the session has ended.
     pub fn is_over(&self) -> bool {
         let sharing = &self.mount.coherence.sharing;
         sharing.rule() != self.rule || sharing.is_lost() || self.mount.life.stopping.load(SeqCst)
@@ -62,12 +62,12 @@ impl Posting {
         self.covered.take().is_some()
     }
 
-    /// Whether a new one would let posted writes make the file longer, which this one does not.
+    /// Returns whether a new one would let posted writes make the file longer, which this one does not.
     pub fn is_outgrown(&self) -> bool {
         self.limit < limits::FILE_MAX && self.file.used_opens() <= 1
     }
 
-    /// Whether the file is longer than at the beginning.
+    /// Returns whether the file is longer than at the beginning.
     pub fn has_grown(&self) -> bool {
         self.file.size() > self.size
     }
@@ -102,7 +102,7 @@ pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bo
     Ok(Some(posting).filter(|_| is_right))
 }
 
-/// Whether writes by this open file go into the cache as they are, as far as that can be seen.
+/// Returns whether writes by this open file go into the cache as they are, as far as that can be seen.
 fn may_begin(mount: &Mount, open: &OpenFile) -> bool {
     let (file, flags) = (&open.file, open.flags);
     let is_plain = flags.write && !flags.append && !flags.direct && !flags.sync && !flags.dsync;

@@ -339,8 +339,8 @@ fn lend_large(mount: &Mount, file: &Inode, range: ByteRange) -> Option<Segments>
     loans.inspect(|_| mount.stats.moved(Count::Lent, range.len())).map(Segments::from)
 }
 
-/// Whether direct reads with this reason may be requested ahead: no program has requested direct I/O, and memory is not
-/// short.
+/// Returns whether direct reads with this reason may be requested ahead: no program has requested direct I/O, and
+/// memory is not short.
 fn is_stream(reason: Reason) -> bool {
     matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
 }
@@ -513,7 +513,7 @@ impl Drop for Fetch {
     }
 }
 
-/// Whether another mount has requested a lock on the file lately, or a server reported it as contended.
+/// Returns whether another mount has requested a lock on the file lately, or a server reported it as contended.
 pub(crate) fn is_wanted_elsewhere(mount: &Mount, file: &Inode) -> bool {
     let now = mount.clock.now_ns();
     let called = file.locks.called_back_ns.load(Relaxed);

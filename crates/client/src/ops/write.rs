@@ -146,7 +146,7 @@ enum Aim {
     OffsetAtEnd,
 }
 
-/// Whether a write goes where the file ends.
+/// Returns whether a write goes where the file ends.
 fn appends(aim: Aim) -> bool {
     matches!(aim, Aim::End | Aim::ToldEnd)
 }
@@ -166,19 +166,19 @@ fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     }
 }
 
-/// Whether a front end that assumes that `offset` is the end may be right. It may be wrong if the client has lost
-/// written bytes.
+/// Returns whether a front end that assumes that `offset` is the end may be right. It may be wrong if the client has
+/// lost written bytes.
 fn is_within(file: &Inode, offset: u64) -> bool {
     file.failures.count() == 0 || offset <= file.size()
 }
 
-/// Whether a write returns only when its data is on stable storage.
+/// Returns whether a write returns only when its data is on stable storage.
 fn is_stable(open: &OpenFile, hints: Hints) -> bool {
     open.flags.sync || open.flags.dsync || hints.stable
 }
 
-/// Whether a write has to take pages into account: pages whose bytes it may replace or, for the write-back of a page,
-/// writes that replaced some of its bytes.
+/// Returns whether a write has to take pages into account: pages whose bytes it may replace or, for the write-back of a
+/// page, writes that replaced some of its bytes.
 fn meets_pages(file: &Inode, range: ByteRange, hints: Hints) -> bool {
     if hints.write_back { file.pages.is_overwritten(range) } else { !hints.for_pages && file.pages.touches(range) }
 }
@@ -436,7 +436,8 @@ async fn settle(
     Ok(range.len() as usize)
 }
 
-/// Whether a write may have to remove privileges first: capabilities, and with `kill_suidgid` setuid and setgid.
+/// Returns whether a write may have to remove privileges first: capabilities, and with `kill_suidgid` setuid and
+/// setgid.
 #[inline]
 fn holds_privileges(mount: &Mount, file: &Inode, kill_suidgid: bool) -> bool {
     file.gives_capabilities() || (kill_suidgid && (file.has_set_id() || !tokens::is_sure(mount, file)))
@@ -464,8 +465,8 @@ async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&
 }
 
 /// Writes into the cache. The caller holds the range lock. If it has `pinned` locks on all of the range, others see the
-/// write as one event. It may keep the memory of `data` and leave other memory there. Whether room is set aside for all
-/// of the write.
+/// write as one event. It may keep the memory of `data` and leave other memory there. Returns whether room is set aside
+/// for all of the write.
 async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<bool> {
     let file = &open.file;
     assert_eq!(data.len() as u64, range.len(), "{}: a write of {range:?} comes with its bytes", file.ino);

@@ -53,8 +53,8 @@ pub(crate) struct Kept {
     pub(crate) guard: Guard,
 }
 
-/// Whether a direct write may return before its bytes are on the target. Either other mounts are kept away from the
-/// bytes, or the file has commit consistency. It may not return early if the caller asked to wait (`O_SYNC`;
+/// Returns whether a direct write may return before its bytes are on the target. Either other mounts are kept away from
+/// the bytes, or the file has commit consistency. It may not return early if the caller asked to wait (`O_SYNC`;
 /// `O_DIRECT`, except under commit consistency), if memory is short, if a target may be full, or if a failure is
 /// unreported.
 pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {

@@ -134,7 +134,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
     }
 }
 
-/// Whether an inode is known to have no extended attributes.
+/// Returns whether an inode is known to have no extended attributes.
 fn has_none(mount: &Mount, ino: Ino) -> bool {
     let file = || mount.files.get(ino).filter(|f| f.open_count() > 0 && tokens::is_sure(mount, f));
     bare::is_bare(mount, ino) || tokens::lacks_xattrs(mount, ino) || file().is_some_and(|f| !f.view().xattrs)

@@ -43,7 +43,7 @@ pub(crate) struct CallerMemory {
 }
 
 impl CallerMemory {
-    /// Whether the cgroups of `pid` were found short of memory. Notes the caller for the next look.
+    /// Returns whether the cgroups of `pid` were found short of memory. Notes the caller for the next look.
     pub(crate) fn is_short(&self, pid: u32, now_ns: u64) -> bool {
         if pid == 0 {
             return false;

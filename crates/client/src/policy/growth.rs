@@ -59,7 +59,7 @@ fn is_dear(new_page_ns: u64, disk_per_s: Option<u64>) -> bool {
     new_page_ns > PAGE * SECOND_NS / disk_per_s.unwrap_or(UNKNOWN_PER_S).max(1)
 }
 
-/// How much memory the cache may take if new memory is expensive.
+/// Returns how much memory the cache may take if new memory is expensive.
 pub(crate) fn bound(memory: Memory) -> u64 {
     let Memory { most, first, used, waiting, returned } = memory;
     first.saturating_add(returned).max(used.saturating_add(waiting)).max(first).min(most)

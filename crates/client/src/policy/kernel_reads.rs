@@ -52,7 +52,7 @@ pub(crate) enum Server {
 }
 
 impl Server {
-    /// Whether the kernel serves the reads.
+    /// Returns whether the kernel serves the reads.
     pub(crate) fn is_kernel(self) -> bool {
         use Server::{
             KernelAdvised, KernelExecutable, KernelSmallFile, KernelSmallReads, KernelUnknown, KernelUser,

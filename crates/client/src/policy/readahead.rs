@@ -144,8 +144,8 @@ impl ReadAhead {
         self.streams.iter().find(is_it).map(|s| s.stride)
     }
 
-    /// Whether any stream has fetched bytes ahead of it. If not, reads that the cache serves need not be passed to
-    /// `on_read`.
+    /// Returns whether any stream has fetched bytes ahead of it. If not, reads that the cache serves need not be passed
+    /// to `on_read`.
     pub fn is_active(&self) -> bool {
         self.streams.iter().any(|s| s.ahead_to > s.last.end)
     }

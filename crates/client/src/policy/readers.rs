@@ -72,12 +72,12 @@ impl Reads {
         self.says_something(large_bytes).then_some(if large { Pieces::Large } else { Pieces::Small })
     }
 
-    /// Whether there were enough reads to draw a conclusion.
+    /// Returns whether there were enough reads to draw a conclusion.
     pub(crate) fn says_something(self, large_bytes: u64) -> bool {
         self.requests >= READS_MIN || self.bytes >= large_bytes
     }
 
-    /// Whether the file was read as a stream whose reads the kernel served.
+    /// Returns whether the file was read as a stream whose reads the kernel served.
     fn is_stream(self, small_bytes: u64, large_bytes: u64) -> bool {
         self.bytes >= large_bytes.saturating_mul(STREAM_PARTS) && self.bytes / self.requests.max(1) >= small_bytes
     }
@@ -95,7 +95,7 @@ pub(crate) struct Habit {
 }
 
 impl Habit {
-    /// Whether one of the reader's next opens has to be observed.
+    /// Returns whether one of the reader's next opens has to be observed.
     pub(crate) fn is_due(&self) -> bool {
         self.known != Some(Pieces::Large) && self.streams >= self.patience()
     }

@@ -67,7 +67,7 @@ impl Records {
         (self.matches, self.next) = (0, 0);
     }
 
-    /// Whether the lock of `range` was requested.
+    /// Returns whether the lock of `range` was requested.
     pub(crate) fn is_ahead(&self, range: ByteRange) -> bool {
         range.end <= self.next && range.start > self.last.start
     }

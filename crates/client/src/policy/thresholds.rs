@@ -294,7 +294,7 @@ pub(crate) struct Asked {
 }
 
 impl Thresholds {
-    /// Whether a request counts as large.
+    /// Returns whether a request counts as large.
     pub(crate) fn is_large(&self, asked: Asked) -> bool {
         let Asked { way, bytes, default_bytes, in_company, is_reused, may_try } = asked;
         let (class, default) = (class(bytes), class(default_bytes));

@@ -197,7 +197,7 @@ impl Side {
         }
     }
 
-    /// Whether writes are being tried through the cache.
+    /// Returns whether writes are being tried through the cache.
     fn is_trying(&self, now_ns: u64) -> bool {
         self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
     }
@@ -299,7 +299,7 @@ impl Throughput {
         self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);
     }
 
-    /// Whether large direct reads of this size that follow each other are at least as fast when the next one is
+    /// Returns whether large direct reads of this size that follow each other are at least as fast when the next one is
     /// requested ahead.
     pub(crate) fn ahead_pays(&self, request: u64) -> bool {
         let side = self.ahead.lock();
@@ -311,7 +311,7 @@ impl Throughput {
         }
     }
 
-    /// Whether requests of this size would be faster through the cache, although they gain nothing from hits.
+    /// Returns whether requests of this size would be faster through the cache, although they gain nothing from hits.
     pub(crate) fn cache_is_faster(&self, way: Way, request: u64) -> bool {
         let mut side = self.sides[way as usize].lock();
         let (class, io_ns) = (class(request), side.meter.io_ns);

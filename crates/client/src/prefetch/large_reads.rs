@@ -215,7 +215,7 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
     taken
 }
 
-/// Whether a read may be requested ahead.
+/// Returns whether a read may be requested ahead.
 pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool {
     let streams = &mount.prefetch.direct_streams;
     let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
@@ -266,7 +266,7 @@ fn keep(ahead: &mut Ahead, mount: &Mount, start: u64, bytes: Segments) {
     ahead.data = Data::Here(bytes);
 }
 
-/// Whether the bytes of `part` are still those that a read would return.
+/// Returns whether the bytes of `part` are still those that a read would return.
 fn counts(ahead: &Ahead, mount: &Mount, part: ByteRange) -> bool {
     let sharing = &mount.coherence.sharing;
     sharing.is_alone() && sharing.rule() == ahead.rule && !sharing.is_lost() && ahead.file.fills.is_true(ahead.id, part)

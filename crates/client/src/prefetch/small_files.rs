@@ -95,7 +95,7 @@ fn take_ahead(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Opti
     Some(Arc::new(mount.open_file(ready, flags, ctx, true)))
 }
 
-/// Whether a prefetched open is still what an open would return.
+/// Returns whether a prefetched open is still what an open would return.
 fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
     let rule = mount.coherence.sharing.rule();
     let Some(file) = ready.opened.file() else { return false };

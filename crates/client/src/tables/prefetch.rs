@@ -31,7 +31,7 @@ pub(crate) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Whether so little is being read ahead that the rate of direct reads can be measured.
+    /// Returns whether so little is being read ahead that the rate of direct reads can be measured.
     pub(crate) fn fills_are_calm(&self) -> bool {
         let fills = self.fill_bytes.load(SeqCst).saturating_sub(self.direct_streams.bytes.load(SeqCst));
         fills <= CALM_FLIGHT_BYTES

@@ -48,7 +48,7 @@ impl CallNotes {
         Course { reason, lock_ns, fill_ns, server_ns }
     }
 
-    /// Whether nothing was noted.
+    /// Returns whether nothing was noted.
     pub fn is_empty(&self) -> bool {
         self.reason.load(Relaxed) == 0
             && [&self.lock_ns, &self.fill_ns, &self.server_ns].into_iter().all(|ns| ns.load(Relaxed) == 0)

@@ -82,7 +82,7 @@ impl Job {
     }
 }
 
-/// Whether no file of the job is open: each open file has a reference to it, and so does the table.
+/// Returns whether no file of the job is open: each open file has a reference to it, and so does the table.
 fn is_idle(job: &Arc<Job>) -> bool {
     Arc::strong_count(job) == 1
 }
@@ -125,7 +125,7 @@ impl Jobs {
         job.used.store(self.turns.fetch_add(1, Relaxed), Relaxed);
     }
 
-    /// Whether the job is in the table or can be.
+    /// Returns whether the job is in the table or can be.
     fn has_room(&self, table: &mut Table, stats: &Stats, name: &JobName) -> bool {
         if table.contains_key(&name.0) || table.len() <= JOBS_MAX {
             return true;

@@ -90,7 +90,7 @@ impl Recording {
         self.wanted.id
     }
 
-    /// Whether calls of this user are recorded.
+    /// Returns whether calls of this user are recorded.
     pub fn takes(&self, uid: u32) -> bool {
         self.wanted.uid.is_none_or(|own| own == uid) && !self.ended.load(Relaxed)
     }
@@ -181,7 +181,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Whether anything is recorded.
+    /// Returns whether anything is recorded.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.count.load(Relaxed) > 0

@@ -35,7 +35,7 @@ fn open_for(w: &mut World, ino: Ino, job: Option<&str>) -> Arc<OpenFile> {
     w.run(op).expect("open")
 }
 
-/// How often something happened to a file, by its own counters.
+/// Returns how often something happened to a file, by its own counters.
 fn of_file(file: &Arc<OpenFile>, what: &str) -> u64 {
     let text = file.counters();
     let line = text.lines().find_map(|l| l.strip_prefix(what)?.strip_prefix(' '));

@@ -128,7 +128,8 @@ impl Batch {
         self.parts.last().map(|(flight, _)| flight)
     }
 
-    /// Whether the piece shares a block with the part before it. The server plans parts of one object at the same time.
+    /// Returns whether the piece shares a block with the part before it. The server plans parts of one object at the
+    /// same time.
     fn shares_block(&self, file: &Inode, piece: ByteRange) -> bool {
         let end = |f: &Flight| f.range.align_out(BLOCK).end;
         self.last().is_some_and(|f| f.file.ino == file.ino && end(f) > piece.start / BLOCK * BLOCK)

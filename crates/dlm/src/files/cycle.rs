@@ -21,7 +21,7 @@ struct Walk {
 }
 
 impl FileLocks {
-    /// Whether any owner that this request would wait for waits for the request's owner.
+    /// Returns whether any owner that this request would wait for waits for the request's owner.
     pub(super) fn closes_cycle(&self, party: Option<Party>, lock: &FileLock, file: &File, range: ByteRange) -> bool {
         // An unknown owner has no locks, so no owner waits for it.
         let (Some(party), LockFamily::Posix) = (party, lock.owner.family) else { return false };

@@ -38,13 +38,13 @@ impl Plan {
 }
 
 impl FileLocks {
-    /// Whether the owner already holds all of `range` as one piece of this kind.
+    /// Returns whether the owner already holds all of `range` as one piece of this kind.
     pub(super) fn covered(&self, party: Party, ino: Ino, range: ByteRange, kind: LockKind) -> bool {
         let below = self.pieces.range((party, ino, 0)..=(party, ino, range.start)).next_back();
         below.is_some_and(|(_, piece)| piece.kind == kind && piece.end >= range.end)
     }
 
-    /// Whether the owner holds anything on the file.
+    /// Returns whether the owner holds anything on the file.
     pub(super) fn holds_any(&self, party: Party, ino: Ino) -> bool {
         self.pieces.range((party, ino, 0)..=(party, ino, u64::MAX)).next().is_some()
     }

@@ -51,8 +51,8 @@ impl FileLocks {
         }
     }
 
-    /// Whether requests of the owner wait behind earlier requests. An owner that already has a lock on the file does
-    /// not, because an earlier request may be waiting for that lock.
+    /// Returns whether requests of the owner wait behind earlier requests. An owner that already has a lock on the file
+    /// does not, because an earlier request may be waiting for that lock.
     pub(super) fn yields(&self, party: Option<Party>, ino: Ino) -> bool {
         #[cfg(test)]
         if self.planted == Some(super::tests::PlantedBug::JumpQueue) {

@@ -147,7 +147,7 @@ impl Window {
             && self.ping_pongs_ns.sum() >= limits.waited_ns
     }
 
-    /// Whether there were enough ping-pongs under the rule for further objects.
+    /// Returns whether there were enough ping-pongs under the rule for further objects.
     fn bounces_early(&self, limits: &ContentionLimits) -> bool {
         limits.ping_pongs > 0 && self.ping_pongs.sum() > 0 && self.ping_pongs_ns.sum() >= limits.waited_ns / EARLY_PART
     }
@@ -351,7 +351,7 @@ mod tests {
             self.conflicts.iter().filter(|(at, _)| now - at < span).map(|&(_, count)| count).sum()
         }
 
-        /// Whether few conflicts that took long, of those within `span`, make the object contended.
+        /// Returns whether few conflicts that took long, of those within `span`, make the object contended.
         fn bounces(&self, now: u64, span: u64) -> bool {
             let (mut ping_pongs, mut time) = (0, 0);
             for party in &self.parties {

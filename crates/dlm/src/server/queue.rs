@@ -178,14 +178,14 @@ impl LockSpace {
         }
     }
 
-    /// Whether a lock or request of another owner conflicts with this lock.
+    /// Returns whether a lock or request of another owner conflicts with this lock.
     fn is_excluded(&self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
         self.waiting_conflict(&view, owner, mode, range, LockId(u64::MAX)).is_some()
             || self.granted_conflict(&view, owner, mode, range).is_some()
     }
 
-    /// Whether a new request would have to wait.
+    /// Returns whether a new request would have to wait.
     fn is_blocked(&self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
         self.blocker_of(&view, owner, mode, range, LockId(u64::MAX)).is_some()

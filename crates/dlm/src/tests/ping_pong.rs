@@ -20,7 +20,7 @@ impl Story {
         Story { space: LockSpace::new(LockLimits::default(), 1), now_ns: 0, slow_ns }
     }
 
-    /// Whether the session holds a sufficient lock that was not called back.
+    /// Returns whether the session holds a sufficient lock that was not called back.
     fn has(&self, session: SessionId, mode: Mode, range: ByteRange) -> bool {
         let called: Vec<LockId> = self.space.called_back(session).map(|(id, _)| id).collect();
         self.space

@@ -133,7 +133,7 @@ impl Client {
         Some(self.write_back(n, id, object, &ranges, false))
     }
 
-    /// Whether a byte of the range is being flushed.
+    /// Returns whether a byte of the range is being flushed.
     fn busy(&self, object: ObjectId, range: ByteRange) -> bool {
         self.flushing.values().any(|message| {
             matches!(message, Message::Flush { object: other, bytes, .. }

@@ -265,7 +265,7 @@ impl<V> TokenCache<V> {
         self.values.len()
     }
 
-    /// Whether no value is cached.
+    /// Returns whether no value is cached.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }

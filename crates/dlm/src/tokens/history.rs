@@ -69,7 +69,7 @@ impl History {
         }
     }
 
-    /// Whether several sessions changed the directory lately.
+    /// Returns whether several sessions changed the directory lately.
     pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
         self.dirs.get(&dir).is_some_and(|known| now_ns < known.shared_until_ns)
     }

@@ -235,7 +235,7 @@ impl TokenSpace {
         self.actions.pop_front()
     }
 
-    /// Whether the directory is concurrently changed, so that a token for it would be revoked soon.
+    /// Returns whether the directory is concurrently changed, so that a token for it would be revoked soon.
     pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
         self.history.is_shared(now_ns, dir)
     }
@@ -408,15 +408,15 @@ impl TokenSpace {
         quiet.filter_map(|(_, id)| self.revoking.pending.get(id).map(|pending| &pending.revoke))
     }
 
-    /// Whether a session has not answered a revocation that was made at least `quiet_ns` ago for another session's
-    /// change.
+    /// Returns whether a session has not answered a revocation that was made at least `quiet_ns` ago for another
+    /// session's change.
     pub fn leaves_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
         let quiet = self.revoking.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
         quiet.filter_map(|(_, id)| self.revoking.pending.get(id)).any(|p| p.revoke.session == session && !p.own)
     }
 
-    /// Whether a revocation is unanswered.
+    /// Returns whether a revocation is unanswered.
     pub fn awaits_answers(&self) -> bool {
         !self.revoking.deadlines.is_empty()
     }
@@ -449,7 +449,7 @@ impl TokenSpace {
         self.tokens.len()
     }
 
-    /// Whether there is no token.
+    /// Returns whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }

@@ -97,7 +97,7 @@ impl Cores {
         }
     }
 
-    /// Whether cores should be kept.
+    /// Returns whether cores should be kept.
     fn waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
     }

@@ -34,7 +34,7 @@ const FIRST_PLACE: &str = "/proc/1/root/dev/shm";
 /// linux/proc_ns.h).
 const MACHINE: u64 = 0xEFFF_FFFF;
 
-/// Whether memory that this process makes outlives the process.
+/// Returns whether memory that this process makes outlives the process.
 ///
 /// Errors: `Unsupported` if there is no tmpfs, or it is that of a container, which ends as a whole when it is killed.
 pub fn memory_outlives() -> io::Result<()> {

@@ -47,7 +47,7 @@ impl Leases {
         }
     }
 
-    /// Whether a large operation waits for a submission, which is about to come.
+    /// Returns whether a large operation waits for a submission, which is about to come.
     pub(super) fn take_large(&self) -> bool {
         self.large.load(Ordering::Relaxed) && self.large.swap(false, Ordering::Relaxed)
     }

@@ -186,7 +186,7 @@ pub struct RealTx {
 pub struct RealEnds(Fd);
 
 impl RealEnds {
-    /// Whether the kernel reports one of `wanted` now, or `None` if it reports nothing.
+    /// Returns whether the kernel reports one of `wanted` now, or `None` if it reports nothing.
     fn poll(&self, wanted: PollFlags) -> Option<bool> {
         let mut fds = [PollFd::new(&self.0, wanted)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).ok()?;
@@ -467,7 +467,7 @@ fn remove_stale(path: &str) -> io::Result<()> {
     in_use("another process serves it")
 }
 
-/// Whether the process that began to listen has ended.
+/// Returns whether the process that began to listen has ended.
 fn is_gone(socket: &UnixStream) -> bool {
     let Ok(who) = sockopt::socket_peercred(socket) else { return false };
     match std::fs::read_to_string(format!("/proc/{}/status", who.pid.as_raw_nonzero())) {

@@ -48,8 +48,8 @@ pub(super) fn note(path: &str) -> Option<Vec<u8>> {
     Some(note)
 }
 
-/// Whether the file of a note has been deleted. If that cannot be determined, for want of rights or because its file
-/// system is not mounted, or if the note is invalid, the file does not count as deleted.
+/// Returns whether the file of a note has been deleted. If that cannot be determined, for want of rights or because its
+/// file system is not mounted, or if the note is invalid, the file does not count as deleted.
 pub(super) fn is_deleted(note: &[u8]) -> bool {
     parse(note).is_some_and(|(device, kind, handle, path)| judge(device, kind, handle, path).unwrap_or(false))
 }

@@ -59,7 +59,7 @@ impl From<rustix::io::Errno> for Unfit {
     }
 }
 
-/// Whether the kernel can provide each page of memory that a file has.
+/// Returns whether the kernel can provide each page of memory that a file has.
 fn pages_are_certain() -> bool {
     let strict = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|text| text.trim() == "2");
     !strict && getrlimit(Resource::Fsize).current.is_none()

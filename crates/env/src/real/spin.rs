@@ -120,8 +120,8 @@ impl Spin {
         }
     }
 
-    /// Whether to check again at once; if not, the thread should sleep. If it returns true, it has yielded the core
-    /// once.
+    /// Returns whether to check again at once; if not, the thread should sleep. If it returns true, it has yielded the
+    /// core once.
     pub fn turn(&mut self, budget: Duration) -> bool {
         if budget.is_zero() {
             return false;

@@ -189,7 +189,7 @@ impl World {
         self.core.borrow().hash
     }
 
-    /// Whether `life` of node `node` still runs.
+    /// Returns whether `life` of node `node` still runs.
     pub(super) fn lives(&self, node: usize, life: u64) -> bool {
         let core = self.core.borrow();
         core.nodes[node].alive && core.nodes[node].life == life

@@ -53,7 +53,7 @@ impl ClientFs {
         }
     }
 
-    /// Whether the kernel may have a listing that is older than these attributes.
+    /// Returns whether the kernel may have a listing that is older than these attributes.
     pub(super) fn keeps_older_listing(&self, attr: &Attr) -> bool {
         attr.kind == Kind::Dir && !self.client.is_alone() && self.kept_listings.shows_change(attr)
     }

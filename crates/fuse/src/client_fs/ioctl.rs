@@ -230,7 +230,7 @@ impl ClientFs {
         Ok(IoctlReply { result: asked, output })
     }
 
-    /// Whether the command is answered by `control_later`.
+    /// Returns whether the command is answered by `control_later`.
     pub(super) fn control_waits(call: &IoctlCall<'_>) -> bool {
         call.cmd == GROUP_LOCK
     }

@@ -66,10 +66,10 @@ impl ClientFs {
         true
     }
 
-    /// Whether the kernel may have a negative entry with a running timeout for a name that this thread is about to
-    /// make. If this thread has just looked the name up, the timeout of the negative entry is over, and nothing has to
-    /// be invalidated. An invalidation thread would even have to wait for the directory's lock, which the caller holds,
-    /// and it would drop the dentry that is about to show the new file.
+    /// Returns whether the kernel may have a negative entry with a running timeout for a name that this thread is about
+    /// to make. If this thread has just looked the name up, the timeout of the negative entry is over, and nothing has
+    /// to be invalidated. An invalidation thread would even have to wait for the directory's lock, which the caller
+    /// holds, and it would drop the dentry that is about to show the new file.
     pub(super) fn is_lent_as_absent(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
         let is_over = self.names.has_just_asked(caller.tid, dir, name, loan);
@@ -79,7 +79,7 @@ impl ClientFs {
         !is_over
     }
 
-    /// Whether the kernel caches this name, so that a listing need not show its attributes.
+    /// Returns whether the kernel caches this name, so that a listing need not show its attributes.
     pub(super) fn is_lent(&self, dir: Ino, name: &[u8], attr: &Attr) -> bool {
         self.client.lends_names() && self.client.is_name_lent(dir, name, NameShows::of(Some(attr)))
     }

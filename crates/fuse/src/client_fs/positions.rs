@@ -11,8 +11,8 @@ use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
 
 impl ClientFs {
-    /// Whether the mount has to make the kernel update the end of the file before a program is granted a file lock on
-    /// it.
+    /// Returns whether the mount has to make the kernel update the end of the file before a program is granted a file
+    /// lock on it.
     fn owes_end(&self, ino: Ino) -> bool {
         !self.client.has_always_been_alone() && self.kernel_view.appended.is(ino)
     }

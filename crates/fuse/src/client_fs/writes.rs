@@ -29,14 +29,14 @@ use amphi_types::{Attr, Caps, Cred, Errno, Ino, Result, SetAttr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Whether the kernel serves an open file from its page cache. The pieces of a long append keep their order only if the
-/// kernel sends them one after the other.
+/// Returns whether the kernel serves an open file from its page cache. The pieces of a long append keep their order
+/// only if the kernel sends them one after the other.
 pub(super) fn keeps_pages(file: &OpenFile) -> bool {
     file.flags().direct && !file.flags().append
 }
 
-/// Whether a write goes to the end of the file. A write to the end that the kernel knows is written elsewhere if
-/// another mount was admitted meanwhile.
+/// Returns whether a write goes to the end of the file. A write to the end that the kernel knows is written elsewhere
+/// if another mount was admitted meanwhile.
 fn appends(hints: Hints) -> bool {
     matches!(hints.to, WriteTo::End | WriteTo::KnownEnd)
 }
@@ -290,7 +290,7 @@ fn tell_end(client: &Client, view: &KernelView, ino: Ino, end: u64) {
     }
 }
 
-/// Whether the calling thread is in a `pwritev2` with this flag.
+/// Returns whether the calling thread is in a `pwritev2` with this flag.
 fn calls_with(caller: &Caller<'_>, flag: i32) -> bool {
     Syscall::of(caller.tid).is_some_and(|call| call.writes_with(flag))
 }

@@ -72,7 +72,7 @@ impl Deferred {
         Counted::new(&self.brief, 1, usize::MAX)
     }
 
-    /// Whether the number of waiting small reads is so high that further ones release their threads at once.
+    /// Returns whether the number of waiting small reads is so high that further ones release their threads at once.
     pub(crate) fn are_many_brief(&self) -> bool {
         self.brief.load(SeqCst) > BRIEF_THREADS
     }

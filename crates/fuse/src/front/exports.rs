@@ -77,7 +77,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Whether a program has ever identified a file, so that exports may exist.
+    /// Returns whether a program has ever identified a file, so that exports may exist.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Acquire)

@@ -201,7 +201,7 @@ impl FileLocks {
         answered.into_iter().for_each(|question| (question.done)());
     }
 
-    /// How many handles with locks were closed so far.
+    /// Returns how many handles with locks were closed so far.
     pub(crate) fn released_so_far(&self) -> u64 {
         self.taken.lock().released
     }

@@ -182,7 +182,7 @@ impl KeptListings {
         Asking { listings: self, ino, number }
     }
 
-    /// Whether the kernel may have names of a directory that are older than these attributes.
+    /// Returns whether the kernel may have names of a directory that are older than these attributes.
     pub(crate) fn shows_change(&self, attr: &Attr) -> bool {
         let directories = self.directories.lock();
         directories.get(&attr.ino).is_some_and(|directory| directory.is_open() && directory.shown.ctime != attr.ctime)

@@ -116,8 +116,8 @@ impl KernelView {
         Since(self.ended.load(SeqCst))
     }
 
-    /// Whether an answer with attributes of `ino`, requested at `since`, may carry a timeout of `life`. If so, the
-    /// timeout is noted.
+    /// Returns whether an answer with attributes of `ino`, requested at `since`, may carry a timeout of `life`. If so,
+    /// the timeout is noted.
     pub(crate) fn lend(&self, ino: Ino, since: Since, life: Duration) -> bool {
         let mut slot = self.slot(ino).lock();
         if slot.changes > 0 || slot.posted_to > 0 || slot.changed > since.0 {
@@ -169,12 +169,12 @@ impl KernelView {
         slot.changed = self.ended.fetch_add(1, SeqCst) + 1;
     }
 
-    /// Whether programs have written to `ino` without the kernel, so that the kernel may use an older end.
+    /// Returns whether programs have written to `ino` without the kernel, so that the kernel may use an older end.
     pub(crate) fn was_posted_to(&self, ino: Ino) -> bool {
         self.slot(ino).lock().was_posted_to
     }
 
-    /// Whether a change of `ino` is under way.
+    /// Returns whether a change of `ino` is under way.
     pub(crate) fn is_changing(&self, ino: Ino) -> bool {
         self.slot(ino).lock().changes > 0
     }
@@ -196,7 +196,7 @@ impl KernelView {
         }
     }
 
-    /// Whether the kernel may believe that the file ends at `offset`.
+    /// Returns whether the kernel may believe that the file ends at `offset`.
     pub(crate) fn may_be_end(&self, ino: Ino, offset: u64) -> bool {
         let slot = self.slot(ino).lock();
         slot.told != ino || slot.ends.contains(&offset)
@@ -207,7 +207,7 @@ impl KernelView {
         self.slot(ino).lock().missed = true;
     }
 
-    /// Whether the kernel knows where the file ends, which is so in a mount that was always the only one.
+    /// Returns whether the kernel knows where the file ends, which is so in a mount that was always the only one.
     pub(crate) fn knows_end(&self, ino: Ino) -> bool {
         !self.slot(ino).lock().missed
     }

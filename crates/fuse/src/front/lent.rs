@@ -43,7 +43,7 @@ pub(crate) fn ttl(client: &Client) -> Duration {
     })
 }
 
-/// Whether no directory was changed by this mount since the present request began.
+/// Returns whether no directory was changed by this mount since the present request began.
 pub(crate) fn knows_directories(client: &Client) -> bool {
     PRESENT.with_borrow(|present| client.lends_directories(present.rule))
 }

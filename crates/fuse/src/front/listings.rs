@@ -77,7 +77,7 @@ impl Listings {
         Handle(handle)
     }
 
-    /// Whether the kernel caches the entries that it reads through `handle`.
+    /// Returns whether the kernel caches the entries that it reads through `handle`.
     pub(crate) fn is_marked(&self, handle: Handle) -> bool {
         self.openers.lock().get(&handle.0).is_some_and(|opened| opened.marked)
     }
@@ -92,7 +92,7 @@ impl Listings {
         self.uses.of(dir).fetch_add(1, Relaxed);
     }
 
-    /// Whether the entries of the next answer get attributes.
+    /// Returns whether the entries of the next answer get attributes.
     pub(crate) fn wants_attributes(&self, handle: Handle, dir: Ino, offset: u64, is_alone: bool) -> bool {
         let uses = self.uses.of(dir).load(Relaxed);
         let mut openers = self.openers.lock();
@@ -122,7 +122,7 @@ impl Listings {
         self.ends.lock().insert(handle.0, cookie);
     }
 
-    /// Whether the listing of `handle` is known to end at `cookie`. The result is true only once.
+    /// Returns whether the listing of `handle` is known to end at `cookie`. The result is true only once.
     pub(crate) fn take_end(&self, handle: Handle, cookie: u64) -> bool {
         let mut ends = self.ends.lock();
         let is_end = ends.get(&handle.0) == Some(&cookie);

@@ -93,7 +93,7 @@ impl Shown {
         }
     }
 
-    /// Whether the kernel was shown `above` as `dir` or as one of its ancestors. `dir` is a node id.
+    /// Returns whether the kernel was shown `above` as `dir` or as one of its ancestors. `dir` is a node id.
     fn is_above(&self, above: Ino, dir: Ino) -> bool {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
@@ -189,8 +189,8 @@ impl Moved {
         node
     }
 
-    /// Whether a thread was shown a directory at this place before and has returned without using it. This means that
-    /// the kernel was unable to move the directory.
+    /// Returns whether a thread was shown a directory at this place before and has returned without using it. This
+    /// means that the kernel was unable to move the directory.
     fn has_failed(&self, thread: u32, ino: Ino, place: &Place) -> bool {
         let mut moving = self.moving.lock();
         let Some(one) = moving.get_mut(&thread).filter(|one| one.ino == ino && one.place == *place) else {
@@ -236,7 +236,7 @@ impl Moved {
         Some(steps)
     }
 
-    /// Whether the kernel was last shown the directory by this name and under the inode's own id.
+    /// Returns whether the kernel was last shown the directory by this name and under the inode's own id.
     pub(crate) fn is_shown(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
         let shown = self.shown.lock();
         shown.spot(ino).is_some_and(|spot| spot.node == ino && spot.place.0 == dir && *spot.place.1 == *name)

@@ -365,7 +365,7 @@ impl Drop for Task {
 }
 
 impl Posts {
-    /// Whether programs may post to a file.
+    /// Returns whether programs may post to a file.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(SeqCst)
@@ -585,8 +585,8 @@ impl Posts {
         self.any.store(false, SeqCst);
     }
 
-    /// Whether the kernel may not know the end of the file, because posts have moved it. The kernel has to be informed
-    /// now.
+    /// Returns whether the kernel may not know the end of the file, because posts have moved it. The kernel has to be
+    /// informed now.
     pub(crate) fn owes_end(&self, ino: Ino) -> bool {
         self.owed.lock().remove(&ino)
     }

@@ -176,9 +176,9 @@ impl Records {
     }
 }
 
-/// Whether the caller's environment may be read while the call waits for its answer. `munmap` writes pages back and
-/// sets times while it holds the lock on the caller's memory. `execve` closes descriptors, and releases their locks,
-/// while no other process may look at the process.
+/// Returns whether the caller's environment may be read while the call waits for its answer. `munmap` writes pages back
+/// and sets times while it holds the lock on the caller's memory. `execve` closes descriptors, and releases their
+/// locks, while no other process may look at the process.
 fn may_ask(call: &Call) -> bool {
     let may_hold = matches!(
         call.op,

@@ -53,7 +53,7 @@ impl Rollbacks {
         self.any.store(true, SeqCst);
     }
 
-    /// Whether a truncate to `size` was sent by the kernel after a failed write of this thread.
+    /// Returns whether a truncate to `size` was sent by the kernel after a failed write of this thread.
     pub fn is_rollback(&self, handle: Handle, tid: u32, size: u64) -> bool {
         if !self.any.load(SeqCst) {
             return false;
@@ -80,8 +80,8 @@ impl Rollbacks {
     }
 }
 
-/// Whether the thread is in a truncating call of its program. If that cannot be seen, the answer is no, to protect what
-/// other mounts have written.
+/// Returns whether the thread is in a truncating call of its program. If that cannot be seen, the answer is no, to
+/// protect what other mounts have written.
 fn is_truncating(tid: u32) -> bool {
     Syscall::of(tid).is_some_and(|call| TRUNCATES.contains(&call.number))
 }

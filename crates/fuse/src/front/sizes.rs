@@ -177,7 +177,7 @@ impl Sizes {
         act(slot.lock().of(ino))
     }
 
-    /// Whether a thread is one of those that request attributes so that the kernel takes the answer.
+    /// Returns whether a thread is one of those that request attributes so that the kernel takes the answer.
     fn asks(&self, tid: u32) -> bool {
         self.tids.iter().any(|own| own.load(SeqCst) == tid)
     }
@@ -312,7 +312,7 @@ impl Sizes {
         self.tids[own].store(0, SeqCst);
     }
 
-    /// Whether there are threads that request attributes and observe the kernel.
+    /// Returns whether there are threads that request attributes and observe the kernel.
     pub(crate) fn are_followed(&self) -> bool {
         let state = self.state.lock();
         state.threads > 0 && !state.ended
@@ -419,8 +419,8 @@ impl Sizes {
         false
     }
 
-    /// Whether an answer with a size may still be on its way to another thread. The kernel loses that size if something
-    /// crosses the answer.
+    /// Returns whether an answer with a size may still be on its way to another thread. The kernel loses that size if
+    /// something crosses the answer.
     pub(crate) fn is_on_its_way(&self, tid: u32, ino: Ino) -> bool {
         self.with(ino, |known| known.is_on_its_way(tid, monotonic_ns()))
     }

@@ -43,7 +43,7 @@ impl Syscall {
         Some(Syscall { number, arguments })
     }
 
-    /// Whether the call makes or moves a name, so that it may hold locks of directories during lookups.
+    /// Returns whether the call makes or moves a name, so that it may hold locks of directories during lookups.
     pub(crate) fn changes_names(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
         const OLD: &[i64] = &[
@@ -66,7 +66,7 @@ impl Syscall {
         (self.number == libc::SYS_pwritev2).then_some(self.arguments[ARGUMENTS - 1] as i32)
     }
 
-    /// Whether the call is a `pwritev2` with this flag.
+    /// Returns whether the call is a `pwritev2` with this flag.
     pub(crate) fn writes_with(&self, flag: i32) -> bool {
         self.write_flags().is_some_and(|flags| flags & flag != 0)
     }

@@ -29,12 +29,12 @@ pub(super) fn own_number_at(path: &Path) -> Option<u64> {
     (seen.stx_mask & OWN_NUMBER.bits() != 0).then_some(seen.stx_mnt_id)
 }
 
-/// Whether an AmphiFS is mounted at exactly `path`.
+/// Returns whether an AmphiFS is mounted at exactly `path`.
 pub(super) fn is_ours(path: &Path) -> bool {
     top_at(path).is_some_and(|l| l.fs_type == FS_TYPE.as_bytes())
 }
 
-/// Whether anything with this device number is mounted anywhere. False if the table cannot be read.
+/// Returns whether anything with this device number is mounted anywhere. False if the table cannot be read.
 pub(crate) fn is_mounted(device: u64) -> bool {
     let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return true };
     table.split(|&b| b == b'\n').filter_map(parse).any(|line| line.device == device)

@@ -38,7 +38,7 @@ impl Polling {
         self.quick = took_ns <= QUICK_NS;
     }
 
-    /// Whether to poll before the thread sleeps.
+    /// Returns whether to poll before the thread sleeps.
     pub(super) fn begins(&mut self) -> bool {
         if !std::mem::take(&mut self.quick) {
             return false;
@@ -51,7 +51,7 @@ impl Polling {
         true
     }
 
-    /// Whether to poll once more. Before it returns true, it has yielded the core once.
+    /// Returns whether to poll once more. Before it returns true, it has yielded the core once.
     pub(super) fn goes_on(&mut self, budget: Duration) -> bool {
         self.spin.turn(budget)
     }

@@ -170,13 +170,13 @@ impl Pool {
         Next::Work
     }
 
-    /// Whether one more working thread would leave a thread that can read.
+    /// Returns whether one more working thread would leave a thread that can read.
     fn may_work(&self, s: &State, urgent: bool) -> bool {
         s.working() < self.threads_max + if urgent { PAGE_THREADS } else { 0 }
     }
 
-    /// Whether one more request of this user may wait. One user may occupy half of the threads that are not occupied by
-    /// waiting requests of other users. So there are always some left for the next user.
+    /// Returns whether one more request of this user may wait. One user may occupy half of the threads that are not
+    /// occupied by waiting requests of other users. So there are always some left for the next user.
     fn has_share(&self, s: &State, share: Option<u32>) -> bool {
         let Some(uid) = share else { return true };
         let own = s.blocked.get(&uid).copied().unwrap_or_default();
@@ -212,13 +212,13 @@ impl Pool {
         if s.reading > 0 || s.ended { Next::Work } else { self.promote(&mut s) }
     }
 
-    /// Whether only one thread works, no requests queue, and no other thread reads.
+    /// Returns whether only one thread works, no requests queue, and no other thread reads.
     pub(super) fn is_calm(&self) -> bool {
         let s = self.state.lock();
         s.reading == 0 && s.backlog.is_empty() && s.pressure < PRESSURE_STEP
     }
 
-    /// Whether exactly one thread works, no other thread reads, and no request waits.
+    /// Returns whether exactly one thread works, no other thread reads, and no request waits.
     pub(super) fn works_alone(&self) -> bool {
         let s = self.state.lock();
         s.working() == 1 && s.reading == 0 && s.backlog.is_empty()
@@ -369,7 +369,7 @@ impl Pool {
         }
     }
 
-    /// Whether the mount has ended.
+    /// Returns whether the mount has ended.
     pub(super) fn ended(&self) -> bool {
         self.state.lock().ended
     }
@@ -410,7 +410,7 @@ impl State {
         self.threads.saturating_sub(self.reading + self.sleepers.len())
     }
 
-    /// How many threads should read.
+    /// Returns how many threads should read.
     fn target(&self, readers_max: usize) -> usize {
         (1 + self.pressure / PRESSURE_STEP).min(readers_max)
     }

@@ -117,7 +117,7 @@ fn place(dir: u64, bucket: u64) -> (usize, u32) {
 }
 
 impl Buckets {
-    /// Whether a bucket of a directory may have a name. If it has, the answer is yes.
+    /// Returns whether a bucket of a directory may have a name. If it has, the answer is yes.
     pub(super) fn may_have(&self, dir: u64, bucket: u64) -> bool {
         let (table, number) = place(dir, bucket);
         self.tables.get(table).is_some_and(|table| table.find(number).is_some())

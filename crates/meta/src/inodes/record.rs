@@ -144,7 +144,7 @@ impl Record {
         &self.bytes[self.start..self.end]
     }
 
-    /// Whether the target of the symbolic link is in the separate map.
+    /// Returns whether the target of the symbolic link is in the separate map.
     pub(super) fn target_beside(&self) -> bool {
         self.bits & TARGET_BESIDE != 0
     }

@@ -143,7 +143,7 @@ impl PosixFile {
         Ok(())
     }
 
-    /// Whether whole blocks go past the kernel's page cache, as far as is known.
+    /// Returns whether whole blocks go past the kernel's page cache, as far as is known.
     pub fn is_direct(&self) -> bool {
         self.direct.is_some() && !self.refused.load(Relaxed)
     }
@@ -153,7 +153,7 @@ impl PosixFile {
         Ok(self.stat()?.st_blksize.max(512) as u64)
     }
 
-    /// How many consecutive bytes are on one target: on an AmphiFS mount as its layout says.
+    /// Returns how many consecutive bytes are on one target: on an AmphiFS mount as its layout says.
     pub fn stripe_bytes(&self) -> Option<u64> {
         let mut text = [0u8; 256];
         // SAFETY: the name ends with a zero byte; the buffer is ours and as long as is said.
@@ -199,14 +199,14 @@ fn stripe_of(layout: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| (1..=1 << 32).contains(bytes))
 }
 
-/// Whether a file is on a mount of AmphiFS: only there this attribute can be read.
+/// Returns whether a file is on a mount of AmphiFS: only there this attribute can be read.
 fn is_amphi(fd: &OwnedFd) -> bool {
     // SAFETY: the name ends with a zero byte; without room nothing is written.
     unsafe { libc::fgetxattr(fd.as_raw_fd(), c"user.amphi.mode".as_ptr(), std::ptr::null_mut(), 0) >= 0 }
 }
 
-/// How many bytes at the start of a request at `offset` are before its first whole block, and how many whole blocks
-/// follow that are aligned in memory, in bytes.
+/// Returns how many bytes at the start of a request at `offset` are before its first whole block, and how many whole
+/// blocks follow that are aligned in memory, in bytes.
 fn blocks(parts: &[IoSlice<'_>], offset: u64) -> (usize, usize) {
     let head = (BLOCK - (offset % BLOCK as u64) as usize) % BLOCK;
     let (mut skip, mut whole) = (head, 0);

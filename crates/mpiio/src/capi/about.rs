@@ -33,7 +33,7 @@ pub unsafe extern "C" fn amphi_mpiio_page_bytes(path: *const c_char, readable: c
     }
 }
 
-/// How many bytes are on one target before the next one follows, or 0 if that is not known.
+/// Returns how many bytes are on one target before the next one follows, or 0 if that is not known.
 ///
 /// # Safety
 /// `path` ends with a zero byte.

@@ -70,8 +70,8 @@ impl CachedFile {
         });
     }
 
-    /// Whether a reference to a page makes it move to the client's node, which has a lower load. The previous reference
-    /// must have come from another node, too, so that the page is of no use to our own ranks now.
+    /// Returns whether a reference to a page makes it move to the client's node, which has a lower load. The previous
+    /// reference must have come from another node, too, so that the page is of no use to our own ranks now.
     pub(super) fn relieves(&self, page: u64) -> Outcome<bool> {
         let least = self.least_difference();
         if least == 0 || self.moves.client.is_none() {

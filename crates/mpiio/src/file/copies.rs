@@ -40,15 +40,15 @@ impl CachedFile {
         self.segment().header().job.copies.load(Relaxed) != 0
     }
 
-    /// Whether this node may have a copy of a page of another one; a hint.
+    /// Returns whether this node may have a copy of a page of another one; a hint.
     pub fn may_have_copy(&self, page: u64) -> bool {
         self.keeps_copies()
             && !self.is_here(page)
             && self.segment().find_meta(page).is_some_and(|meta| meta.frame.load(SeqCst) != 0)
     }
 
-    /// Whether what this node has of a locked page is a copy that one of its ranks may read. A proxy does not use it:
-    /// the rank that asks it has wrong information about the place of the page.
+    /// Returns whether what this node has of a locked page is a copy that one of its ranks may read. A proxy does not
+    /// use it: the rank that asks it has wrong information about the place of the page.
     pub(super) fn has_whole_copy(&self, page: u64) -> Outcome<bool> {
         if !self.keeps_copies() || self.moves.client.is_some() {
             return Ok(false);
@@ -99,7 +99,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Whether other nodes may have copies of a page that the present call, which holds it alone, is about to write.
+    /// Returns whether other nodes may have copies of a page that the present call, which holds it alone, is about to
+    /// write.
     pub(super) fn has_copies_elsewhere(&self, page: u64) -> Outcome<bool> {
         if !self.keeps_copies() {
             return Ok(false);

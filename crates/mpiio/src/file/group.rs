@@ -71,7 +71,7 @@ impl CachedFile {
         self.segment().header().group.load(SeqCst)
     }
 
-    /// Whether this file may be a member of a group.
+    /// Returns whether this file may be a member of a group.
     pub(super) fn watches(&self) -> bool {
         self.segment().header().descriptors[0].load(SeqCst) >= 0
     }

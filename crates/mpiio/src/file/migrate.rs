@@ -162,7 +162,7 @@ impl CachedFile {
         Ok(here)
     }
 
-    /// Whether this node has a page that this rank has locked.
+    /// Returns whether this node has a page that this rank has locked.
     pub(super) fn is_here(&self, page: u64) -> bool {
         let job = &self.segment().header().job;
         job.nodes.load(Relaxed) <= 1 || self.node_of(page) == job.node.load(Relaxed) as usize
@@ -173,13 +173,13 @@ impl CachedFile {
         self.moves.client.map(|node| node as u32 + 1)
     }
 
-    /// How many references in a row to the page there are with the present one by the client.
+    /// Returns how many references in a row to the page there are with the present one by the client.
     fn in_a_row(&self, page: u64, client: u32) -> Outcome<u32> {
         let seen = self.segment().meta(page)?.streak.load(Relaxed);
         Ok(if seen >> 16 == client { (seen & 0xffff).saturating_add(1).min(0xffff) } else { 1 })
     }
 
-    /// Whether the present reference will make the page move; a guess before the page is locked.
+    /// Returns whether the present reference will make the page move; a guess before the page is locked.
     pub(super) fn may_leave(&self, page: u64) -> Outcome<bool> {
         match (self.references(), self.client()) {
             (1.., Some(client)) => Ok(self.in_a_row(page, client)? >= self.references() || self.relieves(page)?),
@@ -216,7 +216,7 @@ impl CachedFile {
         self.moves.copied.clear();
     }
 
-    /// Whether any pages wait for the answer of their taker.
+    /// Returns whether any pages wait for the answer of their taker.
     pub(super) fn has_leaving(&self) -> bool {
         !self.moves.leaving.is_empty()
     }

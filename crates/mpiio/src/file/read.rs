@@ -176,7 +176,7 @@ impl CachedFile {
         Ok(true)
     }
 
-    /// Whether the pieces of an uncached, locked page are read past the cache.
+    /// Returns whether the pieces of an uncached, locked page are read past the cache.
     fn comes_past(&self, group: &[Piece], absent: Absent) -> Outcome<bool> {
         let aside = self.settings.aside_bytes;
         if aside > 0 && group.iter().all(|piece| piece.of_bytes >= aside) {

@@ -98,9 +98,9 @@ impl CachedFile {
         Ok(done)
     }
 
-    /// Whether the rank seems to write large data once, which the cache would only copy. This is so if the rank has
-    /// filled its memory with whole pages that no rank had cached, and has since read nothing and used none of these
-    /// pages again. It is called for a whole uncached page.
+    /// Returns whether the rank seems to write large data once, which the cache would only copy. This is so if the rank
+    /// has filled its memory with whole pages that no rank had cached, and has since read nothing and used none of
+    /// these pages again. It is called for a whole uncached page.
     fn is_written_once(&mut self) -> bool {
         self.once = self.once.saturating_add(1);
         self.settings.stream_bytes > 0 && self.once > self.segment().geometry().frames_per_rank

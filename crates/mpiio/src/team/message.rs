@@ -78,7 +78,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether a reply follows.
+    /// Returns whether a reply follows.
     pub fn has_reply(self) -> bool {
         !matches!(self, Kind::Release | Kind::Taken | Kind::Recalled | Kind::Bye)
     }
@@ -171,7 +171,7 @@ fn read_head(head: &[u8; HEAD_BYTES]) -> Outcome<Head> {
     }
 }
 
-/// How long the message is that begins with these bytes, which have all of its head.
+/// Returns how long the message is that begins with these bytes, which have all of its head.
 pub fn length(bytes: &[u8]) -> Outcome<usize> {
     let whole = bytes.first_chunk().ok_or(Error::Os { doing: "understand another node", errno: libc::EPROTO })?;
     let head = read_head(whole)?;

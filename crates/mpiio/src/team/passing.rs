@@ -80,8 +80,8 @@ pub const SILENCE: Silence = Silence { ask: Duration::from_secs(10), gone: Durat
 /// A library that passes messages between numbered ranks. Messages from one rank with one tag arrive in the order in
 /// which they were sent.
 pub trait Passing: Send + Sync {
-    /// Whether a message is there, from this rank or from anybody: from whom, and its bytes. The function returns at
-    /// once.
+    /// Returns whether a message is there, from this rank or from anybody: from whom, and its bytes. The function
+    /// returns at once.
     fn probe(&self, from: Option<i32>, tag: i32) -> Outcome<Option<(i32, usize)>>;
     /// Receives a message that `probe` has shown.
     fn receive(&self, from: i32, tag: i32, into: &mut [u8]) -> Outcome;
@@ -123,7 +123,7 @@ fn gone(errno: i32) -> Error {
     Error::Os { doing: "talk to another node", errno }
 }
 
-/// How long to pause before the next look.
+/// Returns how long to pause before the next look.
 fn pause(since: Instant, most: Duration) -> Duration {
     (since.elapsed() / PAUSE_PART).clamp(PAUSE_LEAST, most)
 }

@@ -120,7 +120,7 @@ impl Order {
         self.ranges.push(Range { node, from, to, writes: true });
     }
 
-    /// Whether all of a range was written by a step that is planned.
+    /// Returns whether all of a range was written by a step that is planned.
     pub(super) fn is_written(&mut self, node: NodeId, from: u64, to: u64) -> bool {
         let mut all = true;
         self.bytes.entry(node).or_default().visit(from, to, |_, bytes| all &= bytes.write.is_some());

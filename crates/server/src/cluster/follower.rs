@@ -476,8 +476,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Lets a mount in whose session is known here or to the master. Whether it is the session of its last connection
-    /// to this server. The same session may have ended and begun again since.
+    /// Lets a mount in whose session is known here or to the master. Returns whether it is the session of its last
+    /// connection to this server. The same session may have ended and begun again since.
     ///
     /// Errors: the reason why the mount is not admitted.
     pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {

@@ -65,7 +65,7 @@ impl KeyBook {
         self.registry.borrow().keys.get(at).cloned()
     }
 
-    /// Whether it is known that no key was removed while this server was away.
+    /// Returns whether it is known that no key was removed while this server was away.
     pub(crate) fn is_compared(&self) -> bool {
         self.compared.get()
     }
@@ -147,7 +147,7 @@ impl<E: Env> Cluster<E> {
         Ok(self.keys.registry())
     }
 
-    /// Whether a tree is as an administrator has described it.
+    /// Returns whether a tree is as an administrator has described it.
     async fn check_tree(self: &Rc<Self>, tree: &Subtree) -> std::result::Result<(), String> {
         let path = tree.path.escape_debug();
         match self.worker.ask(tree.root.target(), TargetRequest::Facts(tree.root)).await {
@@ -204,8 +204,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Whether a session, for which a client connects to a server that is not the master, began with the key of this
-    /// number. The master is asked once.
+    /// Returns whether a session, for which a client connects to a server that is not the master, began with the key of
+    /// this number. The master is asked once.
     ///
     /// Errors: the session belongs to another key, or the master cannot be reached.
     pub(crate) async fn check_owner(self: &Rc<Self>, session: SessionId, id: u64) -> std::result::Result<(), String> {

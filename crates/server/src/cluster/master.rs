@@ -155,7 +155,7 @@ impl<E: Env> Cluster<E> {
         self.as_master.silent(server, self.worker.now_ns())
     }
 
-    /// Whether a beat of the server arrived recently.
+    /// Returns whether a beat of the server arrived recently.
     pub(crate) fn is_up(&self, server: u64) -> bool {
         self.as_master.has_heard(server) && self.silent(server) < DOWN_AFTER
     }

@@ -130,7 +130,7 @@ impl<E: Env> Cluster<E> {
         self.map.borrow().clone()
     }
 
-    /// Whether this server is the master.
+    /// Returns whether this server is the master.
     pub fn is_master(&self) -> bool {
         self.worker.routes.is_local(TargetId(0))
     }

@@ -155,7 +155,7 @@ impl<E: Env> SessionManager<E> {
         manager
     }
 
-    /// Whether mounts have to wait.
+    /// Sets whether mounts have to wait.
     pub fn hold_mounts(&self, held: bool) {
         self.admission.hold(held);
     }
@@ -165,7 +165,7 @@ impl<E: Env> SessionManager<E> {
         self.admission.close();
     }
 
-    /// Whether any worker is executing a request: one of a given session, or any request.
+    /// Returns whether any worker is executing a request: one of a given session, or any request.
     pub async fn is_executing(&self, session: Option<SessionId>) -> bool {
         self.front.any(|| Question::Executing(session)).await
     }
@@ -178,7 +178,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Whether there is a connection at any worker.
+    /// Returns whether there is a connection at any worker.
     pub async fn is_any_connected(&self) -> bool {
         self.front.any(|| Question::Connected).await
     }
@@ -270,12 +270,12 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Whether a session has a connection to this server.
+    /// Returns whether a session has a connection to this server.
     pub fn is_connected(&self, session: SessionId) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|e| e.conn.is_some())
     }
 
-    /// How long a disconnected session is kept.
+    /// Returns how long a disconnected session is kept.
     pub fn grace(&self) -> Duration {
         Duration::from_millis(self.worker.tunables.get(Tunable::SessionGraceMs))
     }

@@ -118,7 +118,7 @@ impl Glimpses {
         }
     }
 
-    /// Whether the session has not answered a question for `quiet_ns`.
+    /// Returns whether the session has not answered a question for `quiet_ns`.
     pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         let asked = self.asked.borrow();
         asked.values().any(|a| a.session == session && now_ns.saturating_sub(a.asked_ns) >= quiet_ns)

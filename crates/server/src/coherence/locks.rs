@@ -218,7 +218,7 @@ impl Locks {
         Ok((id, granted))
     }
 
-    /// Whether a request waits for the end of the group that has an object.
+    /// Returns whether a request waits for the end of the group that has an object.
     pub fn group_wanted(&self, object: ObjectId) -> bool {
         self.inner.borrow().space.group_wanted(object)
     }
@@ -385,7 +385,7 @@ impl Locks {
         (inner.outbox.len() - before) as u64
     }
 
-    /// Whether the session has left a callback without answer and progress for `quiet_ns`.
+    /// Returns whether the session has left a callback without answer and progress for `quiet_ns`.
     pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         self.inner.borrow().space.unanswered(now_ns, quiet_ns).any(|(of, _, _)| of == session)
     }
@@ -395,7 +395,7 @@ impl Locks {
         std::mem::take(&mut self.inner.borrow_mut().outbox)
     }
 
-    /// Whether the object is contended.
+    /// Returns whether the object is contended.
     pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
         self.inner.borrow().space.contended(now_ns, object)
     }
@@ -408,8 +408,8 @@ impl Locks {
         next
     }
 
-    /// Whether the caller has to watch deadlines from now on. This is true for one caller, until `next_deadline`
-    /// reports that there is none.
+    /// Returns whether the caller has to watch deadlines from now on. This is true for one caller, until
+    /// `next_deadline` reports that there is none.
     pub fn start_watch(&self) -> bool {
         !std::mem::replace(&mut self.inner.borrow_mut().watched, true)
     }

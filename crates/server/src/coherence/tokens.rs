@@ -138,7 +138,7 @@ impl Tokens {
         self.inner.borrow_mut().space.tune(callback_deadline_ns);
     }
 
-    /// Whether tokens are granted.
+    /// Returns whether tokens are granted.
     pub fn on(&self) -> bool {
         self.on.get()
     }
@@ -168,7 +168,7 @@ impl Tokens {
         Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
     }
 
-    /// Whether several sessions changed names of the directory lately.
+    /// Returns whether several sessions changed names of the directory lately.
     pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
         self.inner.borrow().space.is_shared(now_ns, dir)
     }
@@ -250,7 +250,7 @@ impl Tokens {
         inner.outbox.extend(pushes);
     }
 
-    /// Whether the session has not answered a revocation for `quiet_ns`.
+    /// Returns whether the session has not answered a revocation for `quiet_ns`.
     pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         self.inner.borrow().space.leaves_unanswered(session, now_ns, quiet_ns)
     }
@@ -261,8 +261,8 @@ impl Tokens {
         if inner.outbox.is_empty() { Vec::new() } else { std::mem::take(&mut inner.outbox) }
     }
 
-    /// Whether the caller has to watch deadlines from now on. Wakes the task that does so if it sleeps too long: an
-    /// unanswered revocation is sent again after `quiet_ns`.
+    /// Returns whether the caller has to watch deadlines from now on. Wakes the task that does so if it sleeps too
+    /// long: an unanswered revocation is sent again after `quiet_ns`.
     pub fn start_watch(&self, now_ns: u64, quiet_ns: u64) -> bool {
         let mut inner = self.inner.borrow_mut();
         match (&inner.watch, inner.next_look(now_ns, quiet_ns)) {

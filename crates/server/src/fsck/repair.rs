@@ -158,7 +158,7 @@ async fn repair_between<E: Env>(
 }
 
 impl RepairPlan {
-    /// Whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.zones.is_empty()
     }

@@ -90,7 +90,7 @@ impl Callers {
         Ok((false, moves))
     }
 
-    /// Whether the session is another server's.
+    /// Returns whether the session is another server's.
     pub(crate) fn is_caller(&self, session: SessionId) -> bool {
         self.sessions.borrow().contains_key(&session)
     }

@@ -39,7 +39,7 @@ impl EndedSessions {
         oldest
     }
 
-    /// Whether a session is known to have ended.
+    /// Returns whether a session is known to have ended.
     pub fn has(&self, session: Begun) -> bool {
         self.0.borrow().set.contains(&session)
     }

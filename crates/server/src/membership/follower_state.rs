@@ -63,7 +63,7 @@ impl FollowerState {
         self.known.borrow().iter().map(|(id, record)| (*id, record.clone())).collect()
     }
 
-    /// How many sessions this server knows.
+    /// Returns how many sessions this server knows.
     pub fn count(&self) -> usize {
         self.known.borrow().len()
     }
@@ -73,17 +73,17 @@ impl FollowerState {
         self.known.borrow().get(&session).map(|record| record.start)
     }
 
-    /// Whether this server knows this session with this begin.
+    /// Returns whether this server knows this session with this begin.
     pub fn knows(&self, session: Begun) -> bool {
         self.begin_of(session.0) == Some(session.1)
     }
 
-    /// Whether this server knows any other session.
+    /// Returns whether this server knows any other session.
     pub fn knows_another(&self, session: SessionId) -> bool {
         self.known.borrow().keys().any(|other| *other != session)
     }
 
-    /// A mount connects. Whether its last connection belonged to the same begin of its session.
+    /// A mount connects. Returns whether its last connection belonged to the same begin of its session.
     pub fn connect(&self, session: SessionId, begin: u64) -> bool {
         self.connected.borrow_mut().insert(session, begin) == Some(begin)
     }
@@ -109,7 +109,7 @@ impl FollowerState {
         self.evicting.set(self.evicting.get().saturating_sub(1));
     }
 
-    /// Whether the master was not informed of some eviction yet.
+    /// Returns whether the master was not informed of some eviction yet.
     pub fn is_evicting(&self) -> bool {
         self.evicting.get() > 0
     }

@@ -26,8 +26,8 @@ pub fn find(registry: &KeyRegistry, key: Fingerprint) -> Option<&KeyEntry> {
     registry.keys.iter().find(|e| e.fingerprint == key || e.next == Some(key))
 }
 
-/// Whether `b` is a later state of the registry than `a`. If two histories diverge, the one with more changes is later.
-/// If they have equally many, the one with the larger number wins. So all servers agree.
+/// Returns whether `b` is a later state of the registry than `a`. If two histories diverge, the one with more changes
+/// is later. If they have equally many, the one with the larger number wins. So all servers agree.
 pub fn is_later(a: &KeyRegistry, b: &KeyRegistry) -> bool {
     (b.version, b.stamp) > (a.version, a.stamp)
 }
@@ -88,7 +88,7 @@ fn check_subtree(tree: &Subtree) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether an entry is valid by itself.
+/// Returns whether an entry is valid by itself.
 ///
 /// Errors: what does not, for people.
 pub fn check_entry(entry: &KeyEntry) -> Result<(), String> {
@@ -249,7 +249,8 @@ fn is_in(range: &AddressRange, is_unix: bool, ip: Option<IpAddr>) -> bool {
     }
 }
 
-/// Whether a key may be used from this address. `peer` is the address in the form in which a connection reports it.
+/// Returns whether a key may be used from this address. `peer` is the address in the form in which a connection reports
+/// it.
 pub fn counts_from(entry: &KeyEntry, peer: &str, is_unix: bool) -> bool {
     let ip = if is_unix { None } else { ip_of(peer) };
     entry.addresses.is_empty() || entry.addresses.iter().any(|range| is_in(range, is_unix, ip))

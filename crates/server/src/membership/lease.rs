@@ -42,7 +42,7 @@ impl MasterLease {
         self.heard_ns.set(self.heard_ns.get().max(sent_ns));
     }
 
-    /// How much time has passed since the last message from the master.
+    /// Returns how much time has passed since the last message from the master.
     pub(crate) fn silent_for(&self, now_ns: u64) -> Duration {
         Duration::from_nanos(now_ns.saturating_sub(self.heard_ns.get()))
     }
@@ -63,9 +63,9 @@ impl MasterLease {
         self.switches.get()
     }
 
-    /// Whether targets need grant no tokens. This requires that the only mount has confirmed the switch to sole mode
-    /// with the number in `alone`, that no switch to shared mode was reported since, and that no session that was cut
-    /// off uses tokens.
+    /// Returns whether targets need grant no tokens. This requires that the only mount has confirmed the switch to sole
+    /// mode with the number in `alone`, that no switch to shared mode was reported since, and that no session that was
+    /// cut off uses tokens.
     pub(crate) fn may_go_without(&self, alone: Option<u64>, now_ns: u64) -> bool {
         alone.is_some_and(|change| change > self.company.get()) && now_ns >= self.orphans_until_ns.get()
     }
@@ -90,7 +90,7 @@ impl MasterLease {
         self.holding.replace(held)
     }
 
-    /// Whether mounts have to wait.
+    /// Returns whether mounts have to wait.
     pub(crate) fn is_holding(&self) -> bool {
         self.holding.get()
     }

@@ -63,8 +63,8 @@ pub fn new_targets(map: &ClusterMap, count: u16) -> Result<Vec<TargetId>, String
     Ok((pool..pool + count).map(TargetId).collect())
 }
 
-/// Whether a server that the map does not know has addresses of its own. If it has those of another server, it is most
-/// likely that server, with a folder that does not have its zones.
+/// Returns whether a server that the map does not know has addresses of its own. If it has those of another server, it
+/// is most likely that server, with a folder that does not have its zones.
 ///
 /// Errors: whose address it has, for people.
 pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), String> {

@@ -59,12 +59,12 @@ impl MasterState {
         heard.insert(server, Heard { at_ns, epoch, targets });
     }
 
-    /// Whether any message from a server has arrived in this run.
+    /// Returns whether any message from a server has arrived in this run.
     pub fn has_heard(&self, server: u64) -> bool {
         self.heard.borrow().contains_key(&server)
     }
 
-    /// How much time has passed since the last message from a server.
+    /// Returns how much time has passed since the last message from a server.
     pub fn silent(&self, server: u64, now_ns: u64) -> Duration {
         let at = self.heard.borrow().get(&server).map_or(0, |h| h.at_ns);
         Duration::from_nanos(now_ns.saturating_sub(at))
@@ -85,7 +85,7 @@ impl MasterState {
         self.sessions_version.set(self.sessions_version.get().wrapping_add(1));
     }
 
-    /// Whether numbers of new targets are reserved for another server, which may still join with them.
+    /// Returns whether numbers of new targets are reserved for another server, which may still join with them.
     pub fn is_promised_to_another(&self, server: u64, now_ns: u64) -> bool {
         self.promised.get().is_some_and(|(other, until_ns)| other != server && now_ns < until_ns)
     }

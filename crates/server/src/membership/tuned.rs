@@ -84,8 +84,8 @@ impl Tuned {
         }
     }
 
-    /// Whether a server misses values and no task is sending them after an earlier beat. In that case the caller sends
-    /// them, until it calls `ends_telling`.
+    /// Returns whether a server misses values and no task is sending them after an earlier beat. In that case the
+    /// caller sends them, until it calls `ends_telling`.
     pub(crate) fn begins_telling(&self, server: u64) -> bool {
         if self.missing(server).is_none() {
             return false;

@@ -90,8 +90,8 @@ impl<E: Env> RequestCx<E> {
         way
     }
 
-    /// Whether the local file system below the zone has space for what is reserved. Blocks of the zone are reserved
-    /// separately.
+    /// Returns whether the local file system below the zone has space for what is reserved. Blocks of the zone are
+    /// reserved separately.
     fn has_room_below(&self) -> bool {
         let (free, promised) = {
             let data = self.target.data.borrow();

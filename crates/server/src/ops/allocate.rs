@@ -83,7 +83,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether a hole leaves an extent on both of its sides.
+    /// Returns whether a hole leaves an extent on both of its sides.
     fn splits(&self, object: ObjectId, hole: ByteRange) -> bool {
         let data = self.target.data.borrow();
         data.extents(object).any(|(b, e)| b * BLOCK < hole.start && hole.end < (b + u64::from(e.blocks)) * BLOCK)

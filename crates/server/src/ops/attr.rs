@@ -196,7 +196,7 @@ impl<E: Env> RequestCx<E> {
         Ok(reply)
     }
 
-    /// Whether the change may make a file larger than its inode says. Other changes need no additional space.
+    /// Returns whether the change may make a file larger than its inode says. Other changes need no additional space.
     fn may_extend(&self, ino: Ino, set: &SetAttr) -> Result<bool> {
         let meta = self.target.meta.borrow();
         let inode = meta.inode(ino)?;

@@ -76,7 +76,7 @@ impl Planned<'_> {
     }
 }
 
-/// Whether the parts are in order, within the bounds, and together just as long as the payload.
+/// Returns whether the parts are in order, within the bounds, and together just as long as the payload.
 fn check_shape(parts: &[BatchPart], payload: usize) -> Result<()> {
     let sum: u64 = parts.iter().map(|p| u64::from(p.len)).sum();
     let bounded = !parts.is_empty() && parts.len() <= BATCH_PARTS_MAX && payload <= BATCH_BYTES_MAX;
@@ -302,8 +302,8 @@ impl<E: Env> RequestCx<E> {
         Some(self.append_accepted(accepted, reply.as_ref()))
     }
 
-    /// Whether the blocks of a part that is written together with the others are contiguous: it is overwritten in
-    /// place, or it is the whole file.
+    /// Returns whether the blocks of a part that is written together with the others are contiguous: it is overwritten
+    /// in place, or it is the whole file.
     fn is_better_together(&self, p: &Part<'_>) -> bool {
         let is_whole = || {
             let end = self.target.data.borrow().object(p.part.object).map_or(0, |o| o.end);

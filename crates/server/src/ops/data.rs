@@ -314,7 +314,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Step::Done(reply))
     }
 
-    /// Whether free space is so ample that mounts may let writes return before they are answered.
+    /// Returns whether free space is so ample that mounts may let writes return before they are answered.
     pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.count() as u64;
         let wanted = self.worker.tunables.get(Tunable::RoomyBytes).saturating_mul(mounts + 1);
@@ -501,8 +501,8 @@ impl<E: Env> RequestCx<E> {
         Ok(Written { landing, images, bases })
     }
 
-    /// Whether the request comes from a client that acts for one user only, so that every write clears setuid and
-    /// setgid bits. Mounts that act for all users name root here, and clear the bits themselves.
+    /// Returns whether the request comes from a client that acts for one user only, so that every write clears setuid
+    /// and setgid bits. Mounts that act for all users name root here, and clear the bits themselves.
     pub(super) fn is_for_a_user(&self) -> bool {
         self.cred.uid != 0
     }

@@ -314,7 +314,7 @@ impl<E: Env> Target<E> {
         view
     }
 
-    /// Flushes all units that are due. Whether all of it could be.
+    /// Flushes all units that are due. Returns whether all of it could be.
     async fn flush_due(&self) -> Result<()> {
         loop {
             let units = self.due();
@@ -348,7 +348,7 @@ impl<E: Env> Target<E> {
         units
     }
 
-    /// How long the agent may sleep.
+    /// Returns how long the agent may sleep.
     fn flush_pause(&self) -> Option<Duration> {
         let age = Duration::from_nanos(self.storage.write_back.settings().age_ns);
         if !self.data.borrow().delayed.is_empty() {

@@ -126,8 +126,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether there is space for the blocks that a write of `range` adds, after all writes under way have ended. The
-    /// caller holds no span and no plan.
+    /// Returns whether there is space for the blocks that a write of `range` adds, after all writes under way have
+    /// ended. The caller holds no span and no plan.
     async fn has_room_at_last(&self, object: ObjectId, range: ByteRange, cover: Cover) -> Result<bool> {
         loop {
             self.target.find_room().await?;
@@ -139,7 +139,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether no block that is in use will become free without further requests.
+    /// Returns whether no block that is in use will become free without further requests.
     fn is_settled(&self) -> bool {
         let data = self.target.data.borrow();
         data.planned_blocks() == 0 && data.pending_blocks() == 0

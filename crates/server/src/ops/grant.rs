@@ -52,7 +52,7 @@ pub(super) fn teller<E: Env>(
     }
 }
 
-/// Whether the answer to a request reports the session's grant.
+/// Returns whether the answer to a request reports the session's grant.
 fn concerns(op: &Request) -> bool {
     match op {
         Request::Grant { .. } => true,

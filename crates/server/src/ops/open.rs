@@ -54,7 +54,7 @@ impl Opening<'_> {
         self.by.map(|(target, id)| ((self.session, target, id.slot), id.seq))
     }
 
-    /// Whether this very open is registered.
+    /// Returns whether this very open is registered.
     fn is_registered<E: Env>(&self, target: &Target<E>, ino: Ino) -> bool {
         self.slot().is_some_and(|(slot, seq)| target.files.was_opened_for(slot, seq, ino))
     }

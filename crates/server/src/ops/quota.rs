@@ -41,7 +41,7 @@ const FREED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a refusal waits for the close of a file that has no name any more.
 const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 
-/// Whether the use on this target may fall in a moment.
+/// Returns whether the use on this target may fall in a moment.
 pub(super) fn freeing<E: Env>(target: &Target<E>) -> Freeing {
     // Until all sessions of an earlier run have presented their opens, no inode without a name is removed.
     if !target.queues.destroying.borrow().is_empty() || !target.reclaim.is_over() {
@@ -52,7 +52,7 @@ pub(super) fn freeing<E: Env>(target: &Target<E>) -> Freeing {
     if open.inodes().any(has_no_name) { Freeing::Perhaps } else { Freeing::No }
 }
 
-/// Whether a refusal that has waited since this time continues to wait.
+/// Returns whether a refusal that has waited since this time continues to wait.
 pub(super) fn waits<E: Env>(worker: &Worker<E>, since_ns: u64, freeing: Freeing) -> bool {
     let within = match freeing {
         Freeing::No => return false,
@@ -152,15 +152,15 @@ impl<E: Env> RequestCx<E> {
         admit(&self.worker, &self.target, owner, Amount { blocks, inodes: 0 }, &|| self.alive()).await
     }
 
-    /// Whether a write may increase the use of an account with a limit, and is not covered by a grant.
+    /// Returns whether a write may increase the use of an account with a limit, and is not covered by a grant.
     pub(super) fn is_limited(&self, object: ObjectId, range: ByteRange, cover: Cover) -> bool {
         cover != Cover::Granted
             && self.target.counts.quota.shares.borrow().is_on()
             && self.target.data.borrow().charge_of_write(object, range) > 0
     }
 
-    /// Whether a write is within the limits, as far as this can be decided without waiting. If it does not, nothing is
-    /// held.
+    /// Returns whether a write is within the limits, as far as this can be decided without waiting. If it does not,
+    /// nothing is held.
     pub(super) fn admits_write_now(&self, object: ObjectId, range: ByteRange, cover: Cover) -> bool {
         let shares = self.target.counts.quota.shares.borrow();
         if cover == Cover::Granted || !shares.is_on() {

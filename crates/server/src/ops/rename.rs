@@ -153,8 +153,8 @@ impl<E: Env> RequestCx<E> {
         Err(Errno::Again)
     }
 
-    /// Whether the lock on moving directories is still this operation's. Once all participants have promised, a later
-    /// operation on it finds the promises and waits for their outcome.
+    /// Returns whether the lock on moving directories is still this operation's. Once all participants have promised, a
+    /// later operation on it finds the promises and waits for their outcome.
     async fn has_move_lock(&self, lock: Option<u64>) -> Result<bool> {
         match lock {
             Some(number) if !self.worker.routes.is_local(MOVE_TARGET) => {
@@ -208,7 +208,7 @@ impl<E: Env> RequestCx<E> {
         Ok(())
     }
 
-    /// Whether directory `sought` is `from` or above it.
+    /// Returns whether directory `sought` is `from` or above it.
     async fn is_above(&self, sought: Ino, from: Ino) -> Result<bool> {
         let mut at = from;
         for _ in 0..HOPS_MAX {

@@ -52,7 +52,7 @@ pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Res
 }
 
 impl<E: Env> RequestCx<E> {
-    /// Whether the session may touch an object, before anything is waited for but the inode's target.
+    /// Returns whether the session may touch an object, before anything is waited for but the inode's target.
     ///
     /// Errors: `Inval` if the object does not belong to this target; `NoEnt` if the file would have to be spread first;
     /// otherwise as `right_of`.

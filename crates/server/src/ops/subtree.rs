@@ -51,8 +51,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Whether the inodes that a request names belong to the tree of its session. Removes from the answer what the
-    /// session may not learn of inodes outside its tree.
+    /// Returns whether the inodes that a request names belong to the tree of its session. Removes from the answer what
+    /// the session may not learn of inodes outside its tree.
     ///
     /// Errors: `Stale`, whether there is such an inode or not; `Perm` for requests that concern more than a tree.
     pub(super) async fn stay_within(&self, op: &mut Request) -> Result<()> {
@@ -114,7 +114,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// How many of these locks, from the first on, are certainly in the tree.
+    /// Returns how many of these locks, from the first on, are certainly in the tree.
     async fn within_of(&self, locks: &[HeldLock]) -> usize {
         let Some(tree) = self.tree else { return locks.len() };
         let mut last: Option<Ino> = None;
@@ -132,12 +132,12 @@ impl<E: Env> RequestCx<E> {
         locks.len()
     }
 
-    /// Whether a lock of an application that is presented after a restart is in the tree of the session.
+    /// Returns whether a lock of an application that is presented after a restart is in the tree of the session.
     pub(super) fn may_present(&self, ino: Ino) -> bool {
         self.is_within_here(ino)
     }
 
-    /// Whether a name that was followed leads to an inode of the session's tree.
+    /// Returns whether a name that was followed leads to an inode of the session's tree.
     ///
     /// Errors: `Access` if it is not; `Stale` if the inode does not exist any more.
     pub(super) async fn leads_within(&self, child: Ino) -> Result<()> {
@@ -152,8 +152,8 @@ impl<E: Env> RequestCx<E> {
         if self.tree.is_none_or(|tree| tree.has(project)) { Ok(()) } else { Err(Errno::Access) }
     }
 
-    /// Whether an inode may get another project. No inode may leave a tree to which a key is bound, so that no client
-    /// can get files into or out of such a tree in this way.
+    /// Returns whether an inode may get another project. No inode may leave a tree to which a key is bound, so that no
+    /// client can get files into or out of such a tree in this way.
     ///
     /// Errors: `Busy` if not.
     pub(super) async fn keep_border(&self, ino: Ino, project: u32) -> Result<()> {

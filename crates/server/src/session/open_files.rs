@@ -32,7 +32,7 @@ impl OpenFiles {
         OpenFiles { open: RefCell::new(opens), ..OpenFiles::default() }
     }
 
-    /// Whether the last open for a slot was that of request `seq`, and of this inode.
+    /// Returns whether the last open for a slot was that of request `seq`, and of this inode.
     pub fn was_opened_for(&self, slot: OpenSlot, seq: u64, ino: Ino) -> bool {
         self.opened_for.borrow().get(&slot) == Some(&(seq, ino))
     }

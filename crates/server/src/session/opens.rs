@@ -105,27 +105,27 @@ impl Opens {
         last
     }
 
-    /// Whether any session has the inode open.
+    /// Returns whether any session has the inode open.
     pub fn is_open(&self, ino: Ino) -> bool {
         self.inodes.contains_key(&ino)
     }
 
-    /// Whether any session has the inode open for writing.
+    /// Returns whether any session has the inode open for writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.values().any(|c| c.writing > 0))
     }
 
-    /// Whether the session has the inode open for writing.
+    /// Returns whether the session has the inode open for writing.
     pub fn is_writer(&self, session: SessionId, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.get(&session).is_some_and(|c| c.writing > 0))
     }
 
-    /// Whether a session other than this has the inode open for writing.
+    /// Returns whether a session other than this has the inode open for writing.
     pub fn has_other_writer(&self, session: SessionId, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.iter().any(|(other, c)| *other != session && c.writing > 0))
     }
 
-    /// Whether a session other than this has the inode open.
+    /// Returns whether a session other than this has the inode open.
     pub fn is_open_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.keys().any(|other| *other != session))
     }

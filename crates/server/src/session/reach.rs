@@ -27,7 +27,7 @@ impl Tree {
         Tree { root: subtree.root, project: subtree.project }
     }
 
-    /// Whether an inode of this project is in the tree.
+    /// Returns whether an inode of this project is in the tree.
     pub fn has(&self, project: u32) -> bool {
         project == self.project
     }
@@ -150,7 +150,7 @@ fn inodes(named: impl IntoIterator<Item = Ino>) -> Reach {
     Reach::Inodes(named.into_iter().collect())
 }
 
-/// Whether a session that is bound to `tree` may send this request at all.
+/// Returns whether a session that is bound to `tree` may send this request at all.
 ///
 /// Errors: `Perm`.
 pub fn may_reach(op: &Request, tree: &Tree) -> Result<()> {

@@ -43,12 +43,12 @@ impl Reclaim {
         }
     }
 
-    /// Whether every session has presented its opens, or has ended.
+    /// Returns whether every session has presented its opens, or has ended.
     pub fn is_over(&self) -> bool {
         self.pending.borrow().is_empty()
     }
 
-    /// Whether a session has not presented its opens yet.
+    /// Returns whether a session has not presented its opens yet.
     pub fn is_pending(&self, session: SessionId) -> bool {
         self.pending.borrow().contains(&session)
     }
@@ -98,12 +98,12 @@ impl Reclaim {
         self.done.borrow_mut().insert(session);
     }
 
-    /// How often sessions have presented their state.
+    /// Returns how often sessions have presented their state.
     pub fn said(&self) -> u64 {
         self.said.get()
     }
 
-    /// Whether the locks that a session presents are accepted.
+    /// Returns whether the locks that a session presents are accepted.
     pub fn is_eligible(&self, session: SessionId) -> bool {
         self.eligible.borrow().contains(&session)
     }

@@ -35,7 +35,7 @@ pub struct Right {
 }
 
 impl Right {
-    /// Whether the session may access the object, which has to be on target `here`.
+    /// Returns whether the session may access the object, which has to be on target `here`.
     pub fn allows(&self, object: ObjectId, here: TargetId, touch: Touch) -> bool {
         self.lies(object, here) && (touch == Touch::Look || (self.access.write && self.wide))
     }

@@ -335,8 +335,8 @@ fn the_scrubber_reads_everything() {
     });
 }
 
-/// Overwrites of all kinds, the end of the machine or of the process at the `nth` write or sync. Whether all was done
-/// before.
+/// Overwrites of all kinds, the end of the machine or of the process at the `nth` write or sync. Returns whether all
+/// was done before.
 fn crashed_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
     const LEN: u64 = 40_000;
     let back = ["off", "on"][seed as usize % 2];

@@ -712,7 +712,7 @@ fn the_dead_hold_nothing_that_was_under_way() {
     assert!((5..40).contains(&made), "{made} of 40 files were there in the end");
 }
 
-/// Whether the file was there in the end.
+/// Returns whether the file was there in the end.
 fn dies_while_making(after: Duration) -> bool {
     let mut place = Place::new(77, 1, 1);
     let disk_ns = 300_000_000..400_000_000;

@@ -16,7 +16,7 @@ impl Client {
         self.write_and_hear(object, offset, generation, payload).await.map(drop)
     }
 
-    /// Whether the target reports that it has space.
+    /// Returns whether the target reports that it has space.
     async fn write_and_hear(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<bool> {
         let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
         let op = Request::Write {

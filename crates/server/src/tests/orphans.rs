@@ -28,7 +28,7 @@ async fn tmp(c: &Client, dir: Ino, open: Access) -> Ino {
     c.inode(Request::MakeTmp { dir, perm: 0o600, umask: 0, open }).await.expect("made").attr.ino
 }
 
-/// How many links an inode of target 1 has, or `None` if it does not exist.
+/// Returns how many links an inode of target 1 has, or `None` if it does not exist.
 async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
     match server.worker.ask(T1, TargetRequest::View { ino, asker: None }).await {
         Ok(TargetReply::View(view, _)) => Some(view.attr.nlink),

@@ -22,7 +22,7 @@ fn one_for_each(count: usize) -> Vec<String> {
     (0..count).map(in_shard).collect()
 }
 
-/// Whether two seconds are too short for an answer.
+/// Returns whether two seconds are too short for an answer.
 async fn is_late<T>(place: &Place, asked: impl Future<Output = T>) -> bool {
     let clock = place.sim.node("client");
     let wait = pin!(clock.sleep(Duration::from_secs(2)));

@@ -303,7 +303,7 @@ fn against_bytes(seed: u64) {
     place.sim.block_on(run).unwrap();
 }
 
-/// Whether the client has connected to a server that was restarted.
+/// Returns whether the client has connected to a server that was restarted.
 async fn step_restarted(c: &Client) -> bool {
     c.held.restarts.get() > 0
 }

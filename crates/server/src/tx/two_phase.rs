@@ -67,7 +67,7 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
     }
 }
 
-/// Whether targets other than `own` only have to forget directories that lose their names.
+/// Returns whether targets other than `own` only have to forget directories that lose their names.
 pub(super) fn only_removes_directories(parts: &BTreeMap<TargetId, Vec<Part>>, own: TargetId) -> bool {
     let moves = parts.values().flatten().any(|part| matches!(part, Part::SetParent { .. }));
     let mut others = parts.iter().filter(|(target, _)| **target != own).flat_map(|(_, parts)| parts);
@@ -290,7 +290,7 @@ pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
     }
 }
 
-/// Whether the lock on moving directories is held under this number.
+/// Returns whether the lock on moving directories is held under this number.
 pub fn has_move_lock<E: Env>(target: &Target<E>, number: u64) -> bool {
     target.txs.borrow().moving.contains_key(&number)
 }

@@ -97,8 +97,8 @@ impl<E: Env> RequestCx<E> {
         self.change(|| vec![Changed::alone(TokenKey::Attributes(ino))]).await
     }
 
-    /// Whether the session changes data of a file that it has not opened for writing, or has no longer open. In that
-    /// case others may cache the file's attributes.
+    /// Returns whether the session changes data of a file that it has not opened for writing, or has no longer open. In
+    /// that case others may cache the file's attributes.
     pub fn is_unopened(&self, object: ObjectId) -> bool {
         self.target.coherence.tokens.on()
             && object.stripe == 0

@@ -43,7 +43,7 @@ impl Routes {
         self.owners.get(usize::from(target.0)).filter(|w| **w != ELSEWHERE).map(|w| usize::from(*w))
     }
 
-    /// Whether the target is this server's.
+    /// Returns whether the target is this server's.
     pub fn is_local(&self, target: TargetId) -> bool {
         self.owner(target).is_some()
     }
@@ -63,7 +63,7 @@ impl Routes {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Whether other servers have targets.
+    /// Returns whether other servers have targets.
     pub fn is_shared(&self) -> bool {
         usize::from(self.pool()) > self.local.len()
     }

@@ -101,7 +101,7 @@ impl<E: Env> Target<E> {
         result
     }
 
-    /// Whether a block is right when it is read a second time. Then `block` contains its bytes.
+    /// Returns whether a block is right when it is read a second time. Then `block` contains its bytes.
     async fn look_again(
         &self,
         object: ObjectId,

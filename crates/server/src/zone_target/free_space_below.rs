@@ -94,7 +94,7 @@ impl RoomBelow {
         Alone(self.alone.clone())
     }
 
-    /// Whether a write without space has its turn. Other writes that need space come after it.
+    /// Returns whether a write without space has its turn. Other writes that need space come after it.
     pub fn is_anyone_alone(&self) -> bool {
         self.alone.get()
     }
@@ -140,7 +140,7 @@ impl RoomBelow {
         Some(left)
     }
 
-    /// How many of `free` blocks of the zone can be written. `now`: by a new check instead of the last one.
+    /// Returns how many of `free` blocks of the zone can be written. `now`: by a new check instead of the last one.
     pub fn of<E: Env>(&self, target: &Target<E>, free: u64, now: bool) -> u64 {
         let Some(left) = self.left(|_| !now) else { return free };
         let sharing = self.below.borrow().as_ref().map_or(1, |below| below.sharing);

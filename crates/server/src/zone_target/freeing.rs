@@ -53,7 +53,7 @@ impl Freeing {
         self.blocks.borrow().back().map(|(lsn, _)| *lsn)
     }
 
-    /// Whether `bytes` that wait are enough to make their records stable.
+    /// Returns whether `bytes` that wait are enough to make their records stable.
     pub fn is_much(&self, bytes: u64) -> bool {
         bytes >= self.reuse_bytes.get()
     }

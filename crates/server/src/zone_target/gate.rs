@@ -120,7 +120,7 @@ impl<K: Ord + Clone> Guard<K> {
         Guard { held: Vec::new() }
     }
 
-    /// Whether `key` is held, alone if `hold` is `Exclusive`.
+    /// Returns whether `key` is held, alone if `hold` is `Exclusive`.
     #[cfg(test)]
     pub fn covers(&self, key: &K, hold: Hold) -> bool {
         self.held.iter().any(|h| h.key == *key && h.hold >= hold)
@@ -164,12 +164,12 @@ impl<K: Ord + Clone> Gate<K> {
         }
     }
 
-    /// Whether a task holds `key` exclusively.
+    /// Returns whether a task holds `key` exclusively.
     pub fn is_held_alone(&self, key: &K) -> bool {
         self.queues.borrow().get(key).is_some_and(|queue| queue.exclusive)
     }
 
-    /// Whether nobody holds anything.
+    /// Returns whether nobody holds anything.
     pub fn is_empty(&self) -> bool {
         self.queues.borrow().is_empty()
     }

@@ -42,7 +42,7 @@ impl KnownSessions {
         }
     }
 
-    /// Whether the session is alive.
+    /// Returns whether the session is alive.
     pub fn has(&self, session: SessionId) -> bool {
         self.alive.borrow().contains_key(&session)
     }

@@ -100,7 +100,7 @@ impl SharedBlocks {
         blocks.into_iter().flatten().map(enter).collect()
     }
 
-    /// Whether no write is under way.
+    /// Returns whether no write is under way.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.tails.borrow().is_empty()
@@ -113,7 +113,7 @@ impl Edge {
         self.key.1
     }
 
-    /// Whether another writer was under way when this one was added.
+    /// Returns whether another writer was under way when this one was added.
     pub fn follows(&self) -> bool {
         self.before.is_some()
     }
@@ -153,9 +153,9 @@ impl Edge {
         }
     }
 
-    /// Whether `used`, a result of `base`, is no longer the content of the block before this write. The writer that
-    /// showed it has failed, or has made another copy for the same reason. Has to be called when the turn of this write
-    /// has come. Then the stored block is right.
+    /// Returns whether `used`, a result of `base`, is no longer the content of the block before this write. The writer
+    /// that showed it has failed, or has made another copy for the same reason. Has to be called when the turn of this
+    /// write has come. Then the stored block is right.
     pub fn is_outdated(&self, used: Option<&Image>) -> bool {
         let mut at = self.before.clone();
         while let Some(place) = at {

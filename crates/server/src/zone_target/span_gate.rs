@@ -100,7 +100,7 @@ impl SpanGate {
         }
     }
 
-    /// Whether a request works or waits on an object of the file.
+    /// Returns whether a request works or waits on an object of the file.
     pub fn is_busy(&self, ino: Ino) -> bool {
         !self.busy_objects(ino).is_empty()
     }

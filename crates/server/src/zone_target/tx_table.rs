@@ -102,8 +102,8 @@ impl TxTable {
         tx
     }
 
-    /// Whether every promise and every decision is finished, except those that wait for other servers, which are
-    /// finished after the next start.
+    /// Returns whether every promise and every decision is finished, except those that wait for other servers, which
+    /// are finished after the next start.
     pub fn is_idle(&self, is_local: impl Fn(TargetId) -> bool) -> bool {
         self.local_commits.is_idle()
             && self.prepared.keys().all(|tx| !is_local(tx.coordinator))
@@ -148,12 +148,12 @@ impl LocalCommits {
         debug_assert!(before.is_none(), "an operation is decided once");
     }
 
-    /// Whether the operation was decided and is not forgotten yet.
+    /// Returns whether the operation was decided and is not forgotten yet.
     pub fn knows(&self, tx: TxId) -> bool {
         self.known.contains_key(&tx)
     }
 
-    /// Whether nothing is left to be deleted.
+    /// Returns whether nothing is left to be deleted.
     pub fn is_idle(&self) -> bool {
         self.known.is_empty() && !self.forgetting
     }

@@ -99,7 +99,7 @@ impl Unstable {
         objects.entry(key).or_default().add(lsn, bytes, stable);
     }
 
-    /// How many bytes of an object are not stable, now that the records up to `stable` are.
+    /// Returns how many bytes of an object are not stable, now that the records up to `stable` are.
     pub fn bytes_of(&self, object: ObjectId, stable: Lsn) -> u64 {
         let objects = self.objects.borrow();
         objects.get(&Some(object)).or_else(|| objects.get(&None)).map_or(0, |parts| parts.bytes(stable))
@@ -111,7 +111,7 @@ impl Unstable {
         }
     }
 
-    /// How many bytes are not stable, now that the records up to `stable` are.
+    /// Returns how many bytes are not stable, now that the records up to `stable` are.
     pub fn bytes(&self, stable: Lsn) -> u64 {
         let mut samples = self.samples.borrow_mut();
         Unstable::forget(&mut samples, stable);

@@ -156,7 +156,7 @@ impl<E: Env> WriteBack<E> {
         }
     }
 
-    /// Whether something was lost with the memory.
+    /// Returns whether something was lost with the memory.
     pub fn has_lost(&self) -> bool {
         self.left.borrow().as_ref().is_some_and(|left| left.lost.iter().any(|lost| !lost.is_logged))
     }
@@ -172,8 +172,8 @@ impl<E: Env> WriteBack<E> {
         self.begun.set(true);
     }
 
-    /// Whether the delayed bytes that an earlier server process left are settled: on the disk, or given up because
-    /// their memory was lost. Before that, nothing is accepted into memory.
+    /// Returns whether the delayed bytes that an earlier server process left are settled: on the disk, or given up
+    /// because their memory was lost. Before that, nothing is accepted into memory.
     pub fn has_begun(&self) -> bool {
         self.begun.get()
     }
@@ -226,7 +226,7 @@ impl<E: Env> WriteBack<E> {
         self.stopped.set(true);
     }
 
-    /// Whether writes may be accepted.
+    /// Returns whether writes may be accepted.
     pub fn is_open(&self) -> bool {
         let wanted = self.settings.get().on && !self.stopped.get() && !self.failed.get();
         wanted && self.area.borrow().is_some()
@@ -317,14 +317,14 @@ impl<E: Env> WriteBack<E> {
         self.disk_ns.set(now);
     }
 
-    /// Whether memory without any bytes should be given up.
+    /// Returns whether memory without any bytes should be given up.
     pub fn is_spare(&self, data: &DataStore) -> bool {
         let unwanted = !self.settings.get().on || self.failed.get() || self.stopped.get();
         unwanted && self.area.borrow().is_some() && data.delayed.is_empty()
     }
 
-    /// Whether there has been no memory for this long because the previous one has failed. New memory may then be
-    /// available.
+    /// Returns whether there has been no memory for this long because the previous one has failed. New memory may then
+    /// be available.
     pub fn is_missed_for(&self, time: Duration) -> bool {
         let wanted = self.settings.get().on && self.begun.get() && !self.stopped.get();
         let passed_ns = u128::from(self.now_ns().saturating_sub(self.missed_ns.get()));

@@ -59,7 +59,7 @@ impl Writers {
     }
 
     /// Delayed bytes of the file cannot be written. Its writers that are alive get a message, each once until it writes
-    /// again. How many.
+    /// again. Returns how many.
     pub fn tell(&self, ino: Ino, is_alive: impl Fn(SessionId) -> bool) -> u64 {
         let mut writers = self.files.borrow_mut().remove(&ino).unwrap_or_default();
         let mut count = 0;
@@ -77,7 +77,7 @@ impl Writers {
         count
     }
 
-    /// Whether another message can be added for a session. The first message is sent.
+    /// Returns whether another message can be added for a session. The first message is sent.
     fn enqueue(&self, session: SessionId, ino: Ino) -> bool {
         let is_first = {
             let mut news = self.news.borrow_mut();

@@ -70,7 +70,7 @@ impl Cluster {
         (0..self.shape.servers).collect()
     }
 
-    /// Whether the process of server `at` runs.
+    /// Returns whether the process of server `at` runs.
     pub fn server_lives(&self, at: usize) -> bool {
         self.sim.alive(SERVERS[at])
     }

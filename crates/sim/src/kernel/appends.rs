@@ -57,7 +57,7 @@ struct Table {
 }
 
 impl Table {
-    /// How many changes other mounts than this have begun, if none is under way.
+    /// Returns how many changes other mounts than this have begun, if none is under way.
     fn others(&self, mount: usize) -> Option<u64> {
         let changes = self.changes.borrow();
         let mut others = changes.iter().enumerate().filter(|(at, _)| *at != mount).map(|(_, changes)| changes);

@@ -177,7 +177,7 @@ async fn stay(table: &Rc<Table>, at: usize, mut dice: Dice, mount: Option<Mount>
     Ok(())
 }
 
-/// Whether players of a mount change anything.
+/// Returns whether players of a mount change anything.
 fn writes(table: &Table, at: usize) -> bool {
     !table.apart || at % 2 == 1
 }

@@ -139,7 +139,7 @@ impl OpenDirectory {
         self.ino
     }
 
-    /// Whether the kernel caches the entries that are read through this open directory.
+    /// Returns whether the kernel caches the entries that are read through this open directory.
     pub fn keeps(&self) -> bool {
         self.keeps
     }

@@ -127,8 +127,8 @@ impl Run {
         self.progress().await;
     }
 
-    /// How long these pairs of nodes are cut off from each other now, of the requested time: less if callbacks have
-    /// been late, not at all if they may not be delayed any more.
+    /// Returns how long these pairs of nodes are cut off from each other now, of the requested time: less if callbacks
+    /// have been late, not at all if they may not be delayed any more.
     pub(super) fn keep_apart(&self, links: &[(&str, &str)], wanted: Duration) -> Option<Duration> {
         let Some(callbacks) = &self.callbacks else { return Some(wanted) };
         let (now, mut callbacks) = (self.cluster.env.now(), callbacks.0.borrow_mut());

@@ -169,8 +169,8 @@ impl Claims {
         self.all.iter().any(|c| c.task == task && c.possible.end == NEVER)
     }
 
-    /// Whether the wish makes some of the task's possibly exclusive claims shared. Waits that do and are interrupted
-    /// while a server is restarted are not judged: docs/SEMANTICS.md describes their possible results.
+    /// Returns whether the wish makes some of the task's possibly exclusive claims shared. Waits that do and are
+    /// interrupted while a server is restarted are not judged: docs/SEMANTICS.md describes their possible results.
     fn weakens(&self, wish: &Wish) -> bool {
         let own = |c: &Claim| wish.is_of(c) && c.possible.end == NEVER && c.mode == LockMode::Write;
         wish.mode == LockMode::Read && self.all.iter().any(own)

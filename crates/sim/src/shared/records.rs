@@ -89,7 +89,7 @@ impl Record {
         Err(wrong.unwrap_or_else(|| self.describe(bytes)))
     }
 
-    /// Whether a read that began at `begin` may return what `found` wrote.
+    /// Returns whether a read that began at `begin` may return what `found` wrote.
     fn judge(&self, found: &Written, begin: u64) -> Result<(), String> {
         if let Some(later) = self.writes.iter().find(|w| found.end < w.begin && w.end < begin) {
             return Err(format!("returned #{:x}, which #{:x} overwrote before", found.tag, later.tag));

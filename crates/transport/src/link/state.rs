@@ -156,7 +156,7 @@ impl State {
         self.phase == Phase::Up
     }
 
-    /// Whether everything was sent that had to be sent before the end.
+    /// Returns whether everything was sent that had to be sent before the end.
     pub(super) fn is_bye_due(&self) -> bool {
         self.closing && self.queue.is_empty()
     }

@@ -45,7 +45,7 @@ impl<E: Env> Outbound<E> {
 }
 
 impl<E: Env> Inbound<E> {
-    /// Whether the client at the other end has passed memory that can be used.
+    /// Returns whether the client at the other end has passed memory that can be used.
     pub(crate) fn has_memory(&mut self) -> bool {
         match self {
             Inbound::Stream(rx) => rx.rx.memory().is_some(),
@@ -53,14 +53,14 @@ impl<E: Env> Inbound<E> {
         }
     }
 
-    /// Whether the payload of the last message was passed in memory.
+    /// Returns whether the payload of the last message was passed in memory.
     pub(crate) fn was_beside(&self) -> bool {
         matches!(self, Inbound::Stream(rx) if rx.was_beside)
     }
 }
 
 impl<E: Env> StreamTx<E> {
-    /// Whether the other end has memory of this process, so that places for replies can be named.
+    /// Returns whether the other end has memory of this process, so that places for replies can be named.
     pub(crate) fn has_passed_memory(&self) -> bool {
         matches!(self.beside, Beside::Passed)
     }

@@ -164,7 +164,7 @@ impl Exchange {
         bytes
     }
 
-    /// Whether nothing more is read.
+    /// Returns whether nothing more is read.
     pub(crate) fn is_over(&self) -> bool {
         !self.tls.is_handshaking()
     }

@@ -109,7 +109,8 @@ impl ConnState {
         !self.queue.borrow().is_empty() || ping || self.pong_due.get() || self.bye_due.get()
     }
 
-    /// Whether a `Ping` has to be sent now. Only one is under way at a time, so an answer belongs to the last one.
+    /// Returns whether a `Ping` has to be sent now. Only one is under way at a time, so an answer belongs to the last
+    /// one.
     pub(crate) fn take_ping(&self) -> bool {
         if self.pings.open.get() || !self.ping_due.replace(false) {
             return false;
@@ -248,13 +249,13 @@ impl Connections {
         self.map.borrow().len()
     }
 
-    /// Whether the connection exists.
+    /// Returns whether the connection exists.
     pub fn has(&self, conn: ConnId) -> bool {
         self.map.borrow().contains_key(&conn)
     }
 
-    /// Whether more than half of `CONNECTIONS_MAX` is left: connections that are useful but not necessary are opened
-    /// only then.
+    /// Returns whether more than half of `CONNECTIONS_MAX` is left: connections that are useful but not necessary are
+    /// opened only then.
     pub fn is_roomy(&self) -> bool {
         2 * self.all() < CONNECTIONS_MAX
     }

@@ -73,7 +73,7 @@ impl Taking {
         self.is_clear = false;
     }
 
-    /// Whether nothing is left to be dropped but pages of requests that wait.
+    /// Returns whether nothing is left to be dropped but pages of requests that wait.
     pub(crate) fn has_nothing_left(&self) -> bool {
         self.again.is_empty() && self.free == self.writes
     }

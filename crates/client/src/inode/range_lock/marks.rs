@@ -44,7 +44,7 @@ impl Marks {
         self.holders.fetch_sub(1, SeqCst);
     }
 
-    /// Whether nobody holds anything.
+    /// Returns whether nobody holds anything.
     pub(super) fn idle(&self) -> bool {
         self.holders.load(SeqCst) == 0
     }

@@ -18,8 +18,8 @@ pub(super) struct Found {
     pub(super) map: Option<ClusterMap>,
 }
 
-/// Whether an address that a server reports about itself can lead to it. An address that means all addresses of its
-/// machine cannot.
+/// Returns whether an address that a server reports about itself can lead to it. An address that means all addresses of
+/// its machine cannot.
 pub(super) fn leads_here(addr: &str) -> bool {
     let unspecified = |host: &str| host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified());
     !matches!(Addr::parse(addr), Ok(Addr::Tcp(host, _)) if unspecified(&host))

@@ -69,7 +69,7 @@ impl<E: Env> Seat<E> {
         Seat { own: Some(own), ..Seat::new(&self.info.borrow()) }
     }
 
-    /// Whether this is a further connection to a server.
+    /// Returns whether this is a further connection to a server.
     pub(super) fn is_part(&self) -> bool {
         self.own.is_some()
     }
@@ -118,7 +118,7 @@ impl<E: Env> Seat<E> {
         self.broken.set(broken);
     }
 
-    /// Whether the server is wanted and cannot be reached at the moment.
+    /// Returns whether the server is wanted and cannot be reached at the moment.
     pub(super) fn is_unreachable(&self) -> bool {
         match &*self.stage.borrow() {
             Stage::Closed => false,

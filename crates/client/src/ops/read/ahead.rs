@@ -18,9 +18,9 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Requests of the present size that a stream is read ahead of (docs/LESSONS.md).
 const AHEAD_REQUESTS: u64 = 10;
 
-/// How far a stream that has come to `range` is read ahead. It is not read ahead if its program reads at random. It is
-/// not read ahead either if its requests are direct, because hits of prefetched bytes would keep it in the cache
-/// without a decision.
+/// Returns how far a stream that has come to `range` is read ahead. It is not read ahead if its program reads at
+/// random. It is not read ahead either if its requests are direct, because hits of prefetched bytes would keep it in
+/// the cache without a decision.
 fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
     if mount.passes_cache_by(open, Way::Read, range.len()) || open.file.hints.read_advice() == ReadAdvice::Random {
         return Limits { window_max: 0, requests: 0 };

@@ -158,8 +158,8 @@ fn show_unit(mount: &Arc<Mount>, open: &OpenFile, export: &Export, unit: u64, ne
     shown
 }
 
-/// Whether programs may have stored to pages of the file that the kernel has. If so, reads by these programs have to
-/// come from the kernel's pages.
+/// Returns whether programs may have stored to pages of the file that the kernel has. If so, reads by these programs
+/// have to come from the kernel's pages.
 fn has_stores(file: &Inode) -> bool {
     (file.pages.any() || file.pages.is_taking()) && file.has_writers()
 }

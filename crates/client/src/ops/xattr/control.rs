@@ -92,13 +92,13 @@ async fn server_lines(mount: &Mount, ctx: &Ctx, pattern: &str) -> Result<String>
     Ok(text)
 }
 
-/// Whether a pattern can mean the servers' tunables.
+/// Returns whether a pattern can mean the servers' tunables.
 fn means_server(pattern: &str) -> bool {
     let literal = pattern.split(['*', '?']).next().unwrap_or_default();
     literal.starts_with(SERVER) || SERVER.starts_with(literal)
 }
 
-/// Whether there is a control attribute of this name to read.
+/// Returns whether there is a control attribute of this name to read.
 fn is_known(name: &str) -> bool {
     matches!(name, "stats" | "stats.json" | "jobs" | "hot" | "error" | "pid" | "status")
         || matches!(name, "counters.server" | "tunables")

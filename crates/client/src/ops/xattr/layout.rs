@@ -129,7 +129,7 @@ pub(super) fn shards_text(shards: &[Ino]) -> String {
     targets.join(",")
 }
 
-/// How many shards a directory is to get; 0: one for each target. The error says what is wrong.
+/// Returns how many shards a directory is to get; 0: one for each target. The error says what is wrong.
 pub(super) fn shards_of(text: &str) -> Result<u16, String> {
     if text == "all" {
         return Ok(0);

@@ -22,7 +22,7 @@ const TEXT_MAX: usize = 60_000;
 const QUOTA: &str = "quota";
 const PROJECT: &str = "project";
 
-/// Whether an attribute of this name belongs to this module.
+/// Returns whether an attribute of this name belongs to this module.
 pub(super) fn is_own(name: &[u8]) -> bool {
     name == PROJECT.as_bytes() || name == QUOTA.as_bytes() || name.starts_with(b"quota.")
 }

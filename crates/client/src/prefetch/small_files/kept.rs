@@ -72,7 +72,7 @@ impl Drop for Question {
     }
 }
 
-/// Called when a file is closed. Whether its open is kept: then it is not to be closed.
+/// Called when a file is closed. Returns whether its open is kept: then it is not to be closed.
 pub(crate) fn keep(mount: &Arc<Mount>, open: &OpenFile) -> bool {
     let file = &open.file;
     if !super::takes_over(open.flags) || open.member() != 0 {
@@ -135,7 +135,7 @@ pub(super) fn ended(mount: &Mount, kept: &mut KeptOpens) -> Vec<Kept> {
     kept.take_out(|ino, one| !on || one.opener.rule != rule || one.until_ns <= now_ns || !certain(ino))
 }
 
-/// How many are kept.
+/// Returns how many are kept.
 #[cfg(test)]
 pub(crate) fn count(mount: &Mount) -> usize {
     mount.prefetch.small_files.state.lock().kept.len()

@@ -134,7 +134,7 @@ impl FileLockTable {
         result
     }
 
-    /// Whether the server may hold a lock for the owner, now or after the request under way.
+    /// Returns whether the server may hold a lock for the owner, now or after the request under way.
     pub(crate) fn is_known(&self, key: &Key) -> bool {
         self.known.load(SeqCst) > 0 && self.state.lock().owners.contains_key(key)
     }

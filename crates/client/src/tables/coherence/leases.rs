@@ -83,7 +83,7 @@ impl Leases {
         self.by_target.read().get(usize::from(target.0)).cloned()
     }
 
-    /// Whether the last message from the server of a target is recent enough to use what the server granted.
+    /// Returns whether the last message from the server of a target is recent enough to use what the server granted.
     #[inline]
     pub(crate) fn in_touch(&self, boot_ns: u64, target: TargetId) -> bool {
         let here = || self.by_target.read().get(usize::from(target.0)).is_none_or(|lease| lease.in_touch(boot_ns));

@@ -146,8 +146,8 @@ pub(crate) struct Unknown {
 }
 
 impl Unknown {
-    /// Whether an answer that makes the inode known may still be on its way. If the inode is known now, its attributes
-    /// are dropped.
+    /// Returns whether an answer that makes the inode known may still be on its way. If the inode is known now, its
+    /// attributes are dropped.
     pub(crate) fn is_awaited(&self, now_ns: u64, forget: impl Fn(Ino) -> bool) -> bool {
         !forget(self.ino) && now_ns < self.lent_ns + ARRIVED_NS
     }

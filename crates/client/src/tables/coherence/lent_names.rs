@@ -180,13 +180,13 @@ impl LentNames {
         takes
     }
 
-    /// Whether any name is recorded.
+    /// Returns whether any name is recorded.
     #[inline]
     pub(crate) fn is_any_noted(&self) -> bool {
         self.noted.load(SeqCst) > 0
     }
 
-    /// Whether any name is being invalidated.
+    /// Returns whether any name is being invalidated.
     pub(crate) fn is_any_going(&self) -> bool {
         self.is_any_noted() && self.state.lock().loans.values().any(|loan| loan.going)
     }

@@ -97,7 +97,7 @@ impl Locks {
         self.caches.lock().values().map(|c| c.len() as u64).sum()
     }
 
-    /// Whether usable locks permit reading all of `range`.
+    /// Returns whether usable locks permit reading all of `range`.
     pub(crate) fn permit_reading(&self, file: &Inode, range: ByteRange) -> bool {
         let layout = file.layout();
         let mut caches = self.caches.lock();

@@ -132,7 +132,7 @@ impl NewDirectories {
         }
     }
 
-    /// Whether `dir` certainly has no name with this hash.
+    /// Returns whether `dir` certainly has no name with this hash.
     pub(crate) fn lacks(&self, dir: Ino, hash: u64, rule: u64) -> bool {
         let state = self.state.lock();
         state.directories.get(&dir).is_some_and(|names| names.rule == rule && !names.hashes.contains(&hash))

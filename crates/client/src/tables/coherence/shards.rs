@@ -23,7 +23,7 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    /// Whether the names of a directory are known to lie in shards.
+    /// Returns whether the names of a directory are known to lie in shards.
     #[inline]
     pub(crate) fn has(&self, dir: Ino) -> bool {
         self.any.load(Relaxed) && self.lists.read().contains_key(&dir)

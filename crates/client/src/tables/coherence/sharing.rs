@@ -72,12 +72,12 @@ impl Sharing {
         self.rule() & 1 == 1
     }
 
-    /// Whether there has never been another mount.
+    /// Returns whether there has never been another mount.
     pub(crate) fn has_always_been_alone(&self) -> bool {
         self.rule() == ALONE_FROM_THE_START
     }
 
-    /// Whether tokens are requested.
+    /// Returns whether tokens are requested.
     pub(crate) fn uses_tokens(&self) -> bool {
         !self.is_alone() && self.settled.load(SeqCst)
     }

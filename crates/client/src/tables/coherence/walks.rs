@@ -76,13 +76,13 @@ impl Walks {
         out
     }
 
-    /// Whether `thread` repeats a walk.
+    /// Returns whether `thread` repeats a walk.
     #[inline]
     pub(crate) fn repeats(&self, thread: u32) -> bool {
         self.count.load(SeqCst) > 0 && self.by_thread.lock().contains_key(&thread)
     }
 
-    /// Whether `thread` repeats a walk after an operation on `at`.
+    /// Returns whether `thread` repeats a walk after an operation on `at`.
     pub(crate) fn repeats_at(&self, thread: u32, at: Ino) -> bool {
         self.count.load(SeqCst) > 0 && self.by_thread.lock().get(&thread).is_some_and(|walk| walk.at == Some(at))
     }
@@ -127,7 +127,7 @@ impl Walks {
         });
     }
 
-    /// Whether a lookup by `thread` belongs to a repeated walk.
+    /// Returns whether a lookup by `thread` belongs to a repeated walk.
     pub(crate) fn looks_up(&self, thread: u32) -> bool {
         let mut ended = None;
         let is_one = self.change(|all| {

@@ -76,7 +76,7 @@ impl KeptOpens {
         self.openers.remove(&ino)
     }
 
-    /// Whether an open of this file can be kept. At most one open is kept for each file.
+    /// Returns whether an open of this file can be kept. At most one open is kept for each file.
     pub(crate) fn has_room(&self, ino: Ino) -> bool {
         self.kept.len() < KEPT_MAX && !self.kept.contains_key(&ino)
     }

@@ -157,7 +157,7 @@ impl Directory {
         self.files.len()
     }
 
-    /// Whether the file is known to be in this directory.
+    /// Returns whether the file is known to be in this directory.
     pub(crate) fn knows(&self, ino: Ino) -> bool {
         self.by_inode.contains_key(&ino)
     }

@@ -190,8 +190,8 @@ impl State {
         self.under_way.values().any(|u| u.dir == dir && u.names.contains(name))
     }
 
-    /// How many files to fetch ahead of a reader now, with a cache of `cache_bytes`. 0 means that nothing may be
-    /// fetched. `short`: memory is short.
+    /// Returns how many files to fetch ahead of a reader now, with a cache of `cache_bytes`. 0 means that nothing may
+    /// be fetched. `short`: memory is short.
     pub(crate) fn window(&self, boot_ns: u64, short: bool, cache_bytes: u64, mean_bytes: u64) -> usize {
         let off = self.off_until_ns > boot_ns || short;
         let full = self.ready_bytes > cache_bytes / 8
@@ -204,7 +204,7 @@ impl State {
         FILES_AHEAD_MAX.min(fit.max(1)) as usize
     }
 
-    /// Whether the answer to a request under way must not be used for a file any more.
+    /// Returns whether the answer to a request under way must not be used for a file any more.
     pub(crate) fn is_spoiled(&self, batch: u64, dir: Ino, part: &ReadPart) -> bool {
         let keys = [Key::Name(dir, part.name.clone()), Key::Inode(part.ino), Key::Inode(dir)];
         self.under_way.get(&batch).is_none_or(|u| u.void || keys.iter().any(|key| u.spoiled.contains(key)))

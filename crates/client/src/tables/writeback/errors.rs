@@ -53,7 +53,7 @@ impl WritebackErrors {
         Some(std::mem::take(&mut state.silent))
     }
 
-    /// Whether a target's message is new, and not a repetition of the last one.
+    /// Returns whether a target's message is new, and not a repetition of the last one.
     pub(crate) fn is_news(&self, target: TargetId, id: u64) -> bool {
         self.news.lock().insert(target, id) != Some(id)
     }

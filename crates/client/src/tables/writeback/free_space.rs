@@ -58,15 +58,15 @@ impl FreeSpace {
         }
     }
 
-    /// Whether this many bytes, including the present ones, were written since the last report, so that the target may
-    /// be full.
+    /// Returns whether this many bytes, including the present ones, were written since the last report, so that the
+    /// target may be full.
     fn is_unheard(&self, target: TargetId, bytes: u64) -> bool {
         let told = self.told.read();
         let roomy = told.get(&target).filter(|t| t.roomy);
         roomy.is_some_and(|t| t.landed_bytes.fetch_add(bytes, Relaxed) + bytes > UNHEARD_MAX_BYTES)
     }
 
-    /// Whether all targets of `range` have free space.
+    /// Returns whether all targets of `range` have free space.
     pub(crate) fn is_ample(&self, file: &Inode, range: ByteRange) -> bool {
         let told = self.told.read();
         let (layout, ino) = (file.layout(), file.ino);

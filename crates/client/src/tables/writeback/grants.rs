@@ -108,7 +108,7 @@ impl Grants {
         assert!(counted || std::thread::panicking(), "{target}: {blocks} blocks end that were never counted");
     }
 
-    /// Whether the target got a request for a grant.
+    /// Returns whether the target got a request for a grant.
     pub(crate) fn is_known(&self, target: TargetId) -> bool {
         self.of(target).asked.load(SeqCst)
     }

@@ -49,7 +49,7 @@ impl ByReason {
         }
     }
 
-    /// Whether nothing was counted.
+    /// Returns whether nothing was counted.
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().flatten().all(|cell| cell.requests.load(Relaxed) == 0)
     }

@@ -147,7 +147,7 @@ impl FileStats {
         format!("{{{portrait},\"lock_wait_ns\":{waited},\"reads_served_by\":\"{reads_by}\"}}")
     }
 
-    /// Whether nothing was counted. Counts that open files have not added yet are not included.
+    /// Returns whether nothing was counted. Counts that open files have not added yet are not included.
     pub(crate) fn is_empty(&self) -> bool {
         self.events().next().is_none() && self.by_reason.is_empty()
     }

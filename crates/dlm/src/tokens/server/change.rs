@@ -123,7 +123,7 @@ impl TokenSpace {
         id
     }
 
-    /// Whether the change may be applied.
+    /// Returns whether the change may be applied.
     pub fn is_ready(&self, id: ChangeId) -> bool {
         self.changes.get(&id).is_some_and(|change| change.ready)
     }

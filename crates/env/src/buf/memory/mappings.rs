@@ -35,7 +35,7 @@ impl Mappings {
         Mappings { kept: Vec::new(), bytes: 0, max: MAPPINGS_KEPT_BYTES, least: [0; 2], decays: 0 }
     }
 
-    /// How many bytes may wait for their next use, or 52 MiB if that is more.
+    /// Sets how many bytes may wait for their next use, or 52 MiB if that is more.
     pub(super) fn keep_bytes(&mut self, max: usize) {
         self.max = max.max(MAPPINGS_KEPT_BYTES);
     }

@@ -144,7 +144,7 @@ impl Store {
         (self.kept_max, self.held_max) = (max.max(CHUNKS_KEPT_BYTES), held);
     }
 
-    /// How many touched bytes may be kept for reuse now.
+    /// Returns how many touched bytes may be kept for reuse now.
     fn bound(&self) -> usize {
         self.kept_max.max(self.held_max.saturating_sub(self.out))
     }
@@ -224,8 +224,8 @@ impl Store {
         self.out
     }
 
-    /// Whether a run that was touched ahead of its use may be added, so that `goal` bytes are kept, and never more than
-    /// the bound.
+    /// Returns whether a run that was touched ahead of its use may be added, so that `goal` bytes are kept, and never
+    /// more than the bound.
     pub(super) fn wants_touched(&self, goal: usize) -> bool {
         self.kept + RUN_BYTES <= goal.min(self.bound())
     }

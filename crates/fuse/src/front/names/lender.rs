@@ -180,7 +180,7 @@ impl Lender {
         Lender { top, ..Lender::default() }
     }
 
-    /// Whether requests of a thread are the mount's own.
+    /// Returns whether requests of a thread are the mount's own.
     #[inline]
     pub(crate) fn is_own(&self, tid: u32) -> bool {
         self.own.has(tid)
@@ -190,12 +190,12 @@ impl Lender {
         self.state.lock().phase == phase
     }
 
-    /// Whether the trial of the kernel is under way.
+    /// Returns whether the trial of the kernel is under way.
     pub(crate) fn is_starting(&self) -> bool {
         self.in_phase(Phase::Starting)
     }
 
-    /// Whether names are cached.
+    /// Returns whether names are cached.
     pub(crate) fn is_on(&self) -> bool {
         self.in_phase(Phase::On)
     }

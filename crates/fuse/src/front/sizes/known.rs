@@ -176,15 +176,15 @@ impl Known {
         true
     }
 
-    /// Whether the request was read after the one whose answer brought `size`. If so, that thread had taken all earlier
-    /// answers when the request was sent, because the kernel passes requests on in order.
+    /// Returns whether the request was read after the one whose answer brought `size`. If so, that thread had taken all
+    /// earlier answers when the request was sent, because the kernel passes requests on in order.
     fn is_behind(&self, answer: Answer) -> bool {
         self.by == answer.tid
             || self.by_before_ns <= answer.counts_from_ns()
             || self.since_ns + ORDER_NS < answer.asked_ns
     }
 
-    /// Whether another thread was shown another size since the request was sent.
+    /// Returns whether another thread was shown another size since the request was sent.
     fn is_older(&self, Answer { tid, size, asked_ns, .. }: Answer) -> bool {
         self.size.is_some_and(|known| known != size) && self.since_ns >= asked_ns && self.by != tid
     }
@@ -222,8 +222,8 @@ impl Known {
         self.cut.note(tid, now_ns);
     }
 
-    /// Whether another thread may not have taken the answer to a change of the size yet. The thread has taken it if it
-    /// sends another request about the file, or if the kernel was seen to have kept a later answer.
+    /// Returns whether another thread may not have taken the answer to a change of the size yet. The thread has taken
+    /// it if it sends another request about the file, or if the kernel was seen to have kept a later answer.
     pub(super) fn is_cut(&self, tid: u32, now_ns: u64) -> bool {
         match self.cut.to_others(tid) {
             0 => false,
@@ -265,8 +265,8 @@ impl Known {
         self.taken_back_ns = Some(now_ns);
     }
 
-    /// Whether an answer with this size may still be on its way to a thread other than `tid`. The kernel loses the size
-    /// if something crosses that answer.
+    /// Returns whether an answer with this size may still be on its way to a thread other than `tid`. The kernel loses
+    /// the size if something crosses that answer.
     pub(super) fn is_on_its_way(&self, tid: u32, now_ns: u64) -> bool {
         self.may_be_lost && (self.by != tid || tid == 0) && now_ns < self.since_ns + TAKEN_NS
     }

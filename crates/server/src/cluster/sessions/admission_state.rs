@@ -37,7 +37,7 @@ impl AdmissionState {
         self.after_power_loss.set(held);
     }
 
-    /// Whether a client has to wait.
+    /// Returns whether a client has to wait.
     pub(super) fn must_wait(&self, role: Role) -> bool {
         self.held.get() || (self.after_power_loss.get() && role == Role::Mount)
     }
@@ -47,7 +47,7 @@ impl AdmissionState {
         self.mounts_started.set(self.mounts_started.get() + 1);
     }
 
-    /// How often such an event has happened.
+    /// Returns how often such an event has happened.
     pub(super) fn mounts_started(&self) -> u64 {
         self.mounts_started.get()
     }

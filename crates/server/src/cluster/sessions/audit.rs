@@ -108,7 +108,7 @@ impl Audit {
         kept || self.full == AuditFull::GoOn
     }
 
-    /// Whether a line of the kind is written now. If so, also how many lines were left out before it.
+    /// Returns whether a line of the kind is written now. If so, also how many lines were left out before it.
     fn admit(&self, kind: Kind, now_ns: u64) -> Option<u64> {
         let mut bursts = self.bursts.borrow_mut();
         let burst = bursts.entry(kind).or_default();

@@ -89,8 +89,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Whether more such messages were sent to a session on a connection since the observation began. If not, the
-    /// observation ends.
+    /// Returns whether more such messages were sent to a session on a connection since the observation began. If not,
+    /// the observation ends.
     async fn asked_again(&self, session: SessionId, conn: ConnId) -> bool {
         let Some(line) = self.ear(session, conn) else { return false };
         let elsewhere =
@@ -199,7 +199,7 @@ impl<E: Env> SessionManager<E> {
         deaf.push_back(session);
     }
 
-    /// Whether a session has ended because it was deaf.
+    /// Returns whether a session has ended because it was deaf.
     pub(super) fn was_deaf(&self, session: SessionId) -> bool {
         self.deaf.borrow().contains(&session)
     }

@@ -86,7 +86,7 @@ impl<E: Env> SessionManager<E> {
         self.until_told(move |manager| after_power_loss.iter().all(|session| !manager.is_ending(*session)));
     }
 
-    /// Whether this server is ending a session.
+    /// Returns whether this server is ending a session.
     pub fn is_ending(&self, session: SessionId) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|e| e.state == State::Ending)
     }

@@ -105,7 +105,7 @@ impl WholeRequest {
     }
 }
 
-/// Whether worker 0 answers a request, whichever worker received it.
+/// Returns whether worker 0 answers a request, whichever worker received it.
 pub(super) fn is_whole(op: &Request) -> bool {
     matches!(
         op,
@@ -121,8 +121,8 @@ pub(super) fn is_whole(op: &Request) -> bool {
     )
 }
 
-/// Whether a client may send this request; the call then gets the user on whose behalf it is executed. `squashed` is
-/// called if that is another user than the client sent.
+/// Returns whether a client may send this request; the call then gets the user on whose behalf it is executed.
+/// `squashed` is called if that is another user than the client sent.
 ///
 /// Errors: `Perm`, `ReadOnly`, or `Io` if the client's key has been removed.
 pub(super) fn may_ask(incoming: &mut Incoming, gate: Option<&Gate>, squashed: impl FnOnce(&Gate)) -> Result<()> {
@@ -139,7 +139,7 @@ pub(super) fn may_ask(incoming: &mut Incoming, gate: Option<&Gate>, squashed: im
     passed
 }
 
-/// Whether a message wants an answer.
+/// Returns whether a message wants an answer.
 pub(super) fn is_question(push: &Push) -> bool {
     matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. } | Push::Company { .. })
 }
@@ -214,12 +214,12 @@ impl<E: Env> Front<E> {
         receiver.await.ok()
     }
 
-    /// Whether a worker answers the query with yes.
+    /// Returns whether a worker answers the query with yes.
     pub(super) async fn is(self: &Rc<Self>, worker: usize, question: Question) -> bool {
         matches!(self.ask(worker, question).await, Some(Told::Is(true)))
     }
 
-    /// Whether any worker answers the query with yes.
+    /// Returns whether any worker answers the query with yes.
     pub(super) async fn any(self: &Rc<Self>, question: impl Fn() -> Question) -> bool {
         for worker in 0..usize::from(self.worker.workers) {
             if self.is(worker, question()).await {

@@ -132,8 +132,8 @@ fn change_if(changes: bool) -> Class {
     if changes { Class::Change } else { Class::Look }
 }
 
-/// Whether a request changes a server. If the client has no key of its own, it may send the request only if it is
-/// trusted.
+/// Returns whether a request changes a server. If the client has no key of its own, it may send the request only if it
+/// is trusted.
 pub(super) fn changes_servers(op: &Request) -> bool {
     match op {
         // Every admitted client may read the sums.
@@ -185,7 +185,7 @@ impl Gate {
         self.closed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the gate was closed.
+    /// Returns whether the gate was closed.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
@@ -195,14 +195,14 @@ impl Gate {
         self.squashed.load(Ordering::Relaxed)
     }
 
-    /// Whether the last refusal has to be recorded. The first one is, and then each one that makes the number ten times
-    /// as large.
+    /// Returns whether the last refusal has to be recorded. The first one is, and then each one that makes the number
+    /// ten times as large.
     pub(super) fn is_noteworthy(&self) -> bool {
         let count = self.squashed();
         count > 0 && count == 10u64.pow(count.ilog10())
     }
 
-    /// Whether the client is shown other numbers of users and groups than the servers have.
+    /// Returns whether the client is shown other numbers of users and groups than the servers have.
     pub(super) fn translates(&self) -> bool {
         let Squash { uids, gids, .. } = &self.entry.squash;
         !uids.is_empty() || !gids.is_empty()
@@ -213,7 +213,8 @@ impl Gate {
         self.entry.subtree.as_ref().map(Tree::of)
     }
 
-    /// Whether the holder may send this request. If so, the call gets the credentials with which it is executed.
+    /// Returns whether the holder may send this request. If so, the call gets the credentials with which it is
+    /// executed.
     ///
     /// Errors: `Perm`, `ReadOnly`, or `Io` if its key has been removed.
     pub(super) fn pass(&self, incoming: &mut Incoming) -> Result<()> {
@@ -379,13 +380,13 @@ impl Gate {
         }
     }
 
-    /// Whether the answer to a request is the value of an access control list.
+    /// Returns whether the answer to a request is the value of an access control list.
     pub(super) fn asks_for_acl(op: &Request) -> bool {
         matches!(op, Request::GetXattr { name, .. } if is_acl(name))
     }
 }
 
-/// Whether a request is made on behalf of a program, whose rights then decide about it. A mount makes all other
+/// Returns whether a request is made on behalf of a program, whose rights then decide about it. A mount makes all other
 /// requests for itself, in the name of root.
 fn is_of_a_program(op: &Request) -> bool {
     matches!(

@@ -52,7 +52,7 @@ fn provisional(key: Fingerprint) -> KeyEntry {
     }
 }
 
-/// Whether a client in a role may connect as something.
+/// Returns whether a client in a role may connect as something.
 fn may_be(key: KeyRole, connects: Role) -> std::result::Result<(), String> {
     match (key, connects) {
         (KeyRole::Client, Role::Mount | Role::Admin)
@@ -129,7 +129,7 @@ impl<E: Env> SessionManager<E> {
         Ok(Some((key, entry)))
     }
 
-    /// Whether a key may have one more mount.
+    /// Returns whether a key may have one more mount.
     ///
     /// Errors: it has as many as it may.
     pub(super) fn check_sessions(&self, entry: &KeyEntry) -> std::result::Result<(), String> {

@@ -54,7 +54,7 @@ impl Owner {
     }
 }
 
-/// Whether a client may connect in the role that it claims, and for this session.
+/// Returns whether a client may connect in the role that it claims, and for this session.
 ///
 /// Errors: the reason why the client may not connect.
 pub(super) fn may_come(
@@ -84,7 +84,7 @@ pub(super) enum Viewer {
 }
 
 impl Viewer {
-    /// Whether the viewer may see a session.
+    /// Returns whether the viewer may see a session.
     pub(super) fn may_see(self, session: &Entry) -> bool {
         match self {
             Viewer::Anybody => true,
@@ -103,7 +103,7 @@ pub(super) fn as_told(owner: Owner, push: Push) -> Push {
     }
 }
 
-/// Whether a client may send this request. If so, `call` gets the credentials with which it is executed.
+/// Returns whether a client may send this request. If so, `call` gets the credentials with which it is executed.
 ///
 /// Errors: `Perm`.
 pub(super) fn may_ask(incoming: &mut Incoming) -> Result<()> {

@@ -76,7 +76,7 @@ enum End {
     Power,
 }
 
-/// One run of the scenario, which is stopped at the `nth` write or sync of the disk. Whether it ended before.
+/// One run of the scenario, which is stopped at the `nth` write or sync of the disk. Returns whether it ended before.
 fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> bool {
     let kind = if end == End::Power { CrashKind::Power } else { CrashKind::Process };
     let steps = story.writes;

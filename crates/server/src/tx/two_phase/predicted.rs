@@ -9,7 +9,7 @@ use amphi_meta::Part;
 use amphi_types::{Ino, Kind};
 use amphi_zone::Lsn;
 
-/// Whether the change is a participant's in the removal of a directory.
+/// Returns whether the change is a participant's in the removal of a directory.
 pub(in crate::tx) fn removes_directory(part: &Part) -> bool {
     matches!(part, Part::Unlink { kind: Kind::Dir, .. })
 }

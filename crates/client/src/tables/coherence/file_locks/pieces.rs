@@ -27,7 +27,7 @@ impl Pieces {
         self.0.len()
     }
 
-    /// Whether any byte of `range` is held.
+    /// Returns whether any byte of `range` is held.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.0.iter().any(|p| p.range.overlaps(&range))
     }

@@ -87,7 +87,7 @@ impl Lender {
         self.to_move.notify_one();
     }
 
-    /// Whether a thread is a move thread.
+    /// Returns whether a thread is a move thread.
     pub(crate) fn is_mover(&self, tid: u32) -> bool {
         self.state.lock().moves.under_way.contains_key(&tid)
     }
@@ -102,7 +102,7 @@ impl Lender {
         self.state.lock().moves.movers = 0;
     }
 
-    /// Whether any move thread is still running.
+    /// Returns whether any move thread is still running.
     pub(super) fn has_movers(&self, state: &State) -> bool {
         state.moves.movers > 0
     }
@@ -160,7 +160,7 @@ impl Lender {
         }
     }
 
-    /// Whether the kernel has the directory at its place now.
+    /// Returns whether the kernel has the directory at its place now.
     fn place(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32, place: &NewPlace) -> bool {
         // The parent directory may be gone.
         let Ok(dir) = system::by_handle(root, self.top.node(place.dir)) else { return false };

@@ -150,7 +150,7 @@ impl Lender {
         state.takes.remove(place)
     }
 
-    /// Whether another invalidation thread is idle and watches the one that begins to work.
+    /// Returns whether another invalidation thread is idle and watches the one that begins to work.
     fn has_another(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,

@@ -62,7 +62,7 @@ impl Lender {
         Some((shows, life))
     }
 
-    /// Whether this is the directory of the trial.
+    /// Returns whether this is the directory of the trial.
     pub(crate) fn is_of_trial(&self, ino: Ino) -> bool {
         ino == DIR_NODE
     }
