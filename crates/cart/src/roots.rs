@@ -13,7 +13,7 @@ use crate::slab::NONE;
 const FULL: (usize, usize) = (13, 16);
 /// Fewest entries, before the table shrinks: 8 of 16 places.
 const EMPTY: (usize, usize) = (8, 16);
-/// Places of the smallest table.
+/// The number of places of the smallest table.
 const PLACES_MIN: usize = 8;
 
 /// A directory that has names.

@@ -380,7 +380,7 @@ impl Allocator {
         self.find_before(blocks, from, self.blocks)
     }
 
-    /// As `find_run`, but only among the blocks before `end`.
+    /// Works as `find_run`, but only among the blocks before `end`.
     fn find_before(&mut self, blocks: u64, from: u64, end: u64) -> Option<u64> {
         let from = if from < end { from } else { 0 };
         self.search(blocks, from, end).or_else(|| self.search(blocks, 0, (from + blocks).min(end)))

@@ -100,7 +100,7 @@ impl Checksums {
         all
     }
 
-    /// Which of these blocks have a checksum, ascending.
+    /// Returns those of these blocks that have a checksum, ascending.
     pub(crate) fn known(&self, physical: u64, blocks: u64) -> Vec<u64> {
         if self.groups.is_empty() {
             return Vec::new();

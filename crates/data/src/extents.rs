@@ -4,7 +4,8 @@
 //!
 //! Most objects have one extent, which lies in the object. Up to `FEW_MAX` extents are a sorted vector, in which an
 //! insertion moves at most 1.5 KiB. More are a B-tree, so that an insertion into a large fragmented object takes
-//! logarithmic time. Going back takes half as many, so that no sequence of changes converts them each time.
+//! logarithmic time. They become a vector again only when half as many are left, so that no sequence of changes
+//! converts them each time.
 //!
 //! The number that drove the design: in a B-tree one extent costs a node of 280 bytes, more than everything else of an
 //! object.

@@ -13,7 +13,7 @@ use amphi_types::{ByteRange, SessionId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Mode {
-    /// Read and cache clean data; shared.
+    /// The holder may read, and cache clean data; the mode is shared.
     Read = 0,
     /// Read, change and cache dirty data; exclusive. A `Write` lock permits everything that a `Read` lock permits.
     Write = 1,

@@ -3,7 +3,7 @@
 //! Owns: the vocabulary of tokens (keys, numbers, revocations), the table of a target ([`server`]) and the cache of a
 //! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks. These
 //! state machines only make the decisions. `server` and `client` carry them out while there is more than one mount.
-//! `docs/locking/tokens.md` has the protocol and why it cannot deadlock.
+//! `docs/locking/tokens.md` has the protocol and the reason why it cannot deadlock.
 //!
 //! Invariants, checked by the model tests:
 //!

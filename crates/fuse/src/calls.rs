@@ -98,7 +98,7 @@ pub struct OpenReply {
 /// A read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadHow {
-    /// Open file.
+    /// The open file.
     pub handle: Handle,
     /// First byte.
     pub offset: u64,

@@ -110,7 +110,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Makes a directory. `mode` as of `mknod`.
+    /// Makes a directory. `mode` has the same meaning as in `mknod`.
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
         Err(Errno::NoSys)
     }

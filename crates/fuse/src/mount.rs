@@ -223,7 +223,7 @@ impl MountPoint {
     }
 
     /// Raises the kernel's read-ahead for files whose reads it serves. The kernel ignores INIT if that requests more
-    /// than its default. Best effort: without it, reads arrive in smaller requests.
+    /// than its default. This may fail without harm: reads then arrive in smaller requests.
     pub(crate) fn raise_read_ahead(&self, bytes: u32) {
         let path = format!("/sys/class/bdi/{}/read_ahead_kb", table::numbers(self.device_number));
         let Some(now) = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u32>().ok()) else {

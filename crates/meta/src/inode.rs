@@ -135,7 +135,7 @@ impl InodeFlags {
 /// of the bytes on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inode {
-    /// Kind.
+    /// The kind of the inode.
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky: `0o7777`.
     pub perm: u16,

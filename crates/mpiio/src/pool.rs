@@ -49,7 +49,7 @@ impl Pool {
         self.link_last(frame);
     }
 
-    /// The frame holds nothing any more.
+    /// Marks the frame as free.
     pub fn release(&mut self, frame: u32) {
         self.unlink(frame);
         self.free.push(frame);

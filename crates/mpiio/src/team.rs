@@ -289,8 +289,8 @@ impl Team {
         }
     }
 
-    /// Does the steps of a request, again from where a page had moved. `reached` tells which nodes hold locks for it,
-    /// unless the reply is `true`: then another node did all of it and has released the locks.
+    /// Does the steps of a request, again from the step at which a page had moved. `reached` tells which nodes hold
+    /// locks for it, unless the reply is `true`: then another node did all of it and has released the locks.
     fn all_steps(&mut self, request: &mut Request<'_>, limit: u64, reached: &mut [bool]) -> Outcome<(u64, bool)> {
         let (mut done, mut chases) = (0, 0);
         'moved: loop {

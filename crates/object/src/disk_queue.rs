@@ -10,8 +10,8 @@
 //! the disk reads the next. So reads of 1 to 16 MiB have 1.2 to 1.4 times the rate (docs/LESSONS.md, Large transfers).
 //! Writes gain nothing by this, so they do not wait here.
 //!
-//! Invariants: reads go in the order of arrival. One transfer may always be under way, however large. A `turn` that is
-//! dropped has no further effect.
+//! Invariants: reads are served in the order of arrival. One transfer may always be under way, however large. A `turn`
+//! that is dropped has no further effect.
 
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};

@@ -249,7 +249,7 @@ mod tests {
 
     const RULE: LocalityRule = LocalityRule { window_pages: 1024, probe: 8, cache_pages: 1000 };
 
-    /// The ways carry the same.
+    /// The value if both ways are equally fast.
     fn none() -> u64 {
         0
     }

@@ -91,7 +91,7 @@ impl Usage {
     }
 }
 
-/// Two that count the same are equal, however they have numbered the owners.
+/// Two values that count the same usage are equal, even if they have numbered the owners differently.
 impl PartialEq for Usage {
     fn eq(&self, other: &Usage) -> bool {
         self.all().eq(other.all())

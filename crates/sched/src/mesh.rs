@@ -21,7 +21,7 @@ use std::task::{Context, Poll};
 /// Messages that a receiver takes in one go before it lets other tasks of its worker run.
 const BURST_MAX: u32 = 64;
 
-/// Which of the two rings of a pair.
+/// A name for one of the two rings of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
     /// Flushes, cancels, callbacks: received first, so that messages which free resources never wait behind those which

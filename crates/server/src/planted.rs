@@ -1,6 +1,6 @@
 //! Mistakes that tests plant, to see that the crash sweeps can fail. Outside of tests there are none.
 
-/// One mistake.
+/// One of the planted mistakes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mistake {
     /// The record of a batch does not say that it points at data that may not be synced.

@@ -462,7 +462,7 @@ impl Attack {
         }
     }
 
-    /// Sends a request behind the handshake. False if none is answered for a while.
+    /// Sends a request behind the handshake. Returns false if the server answers no request for a while.
     async fn ask(&self, link: &Rc<Link<SimEnv>>, there: &There) -> bool {
         let Some(slot) = self.free_slot(there).await else { return false };
         let Some(call) = self.call() else { return true };
@@ -552,7 +552,7 @@ impl Attack {
         slot
     }
 
-    /// A request in a free slot. `None`: there is none for a while.
+    /// Makes a request in a free slot. `None`: there is none for a while.
     async fn request(&self, there: &mut There) -> Option<Vec<u8>> {
         let slot = self.free_slot(there).await?;
         let call = self.call()?;

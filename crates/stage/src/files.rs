@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 pub(crate) enum Verdict {
     /// The file, or what is missing of it, has to be copied.
     Todo,
-    /// Copied as it is in the source.
+    /// The file is copied as it is in the source.
     Whole,
     /// The target had it already.
     Unchanged,

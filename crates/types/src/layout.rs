@@ -458,7 +458,7 @@ impl Layout {
 /// A part of the targets beside that of the inode. Places count from the inode's target: 1 is the next one.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    /// Which of the parts.
+    /// The number of the part.
     number: u32,
     /// Place of its first target.
     start: u32,

@@ -20,7 +20,7 @@ use std::process::Command;
 
 const QUOTA: &str = "user.amphi.quota";
 const PROJECT: &str = "user.amphi.project";
-/// How often progress is shown, inodes.
+/// The number of inodes after which progress is shown again.
 const SHOW_EVERY: u64 = 1000;
 
 /// Show and set how much users, groups and directory trees may use.

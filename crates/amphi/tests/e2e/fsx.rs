@@ -145,7 +145,7 @@ impl Tester {
         self
     }
 
-    /// Every mount has the beginning of the file mapped during the whole test, and stores there.
+    /// Every mount has the beginning of the file mapped during the whole test, and writes to it by stores.
     pub fn with_common_maps(mut self) -> Tester {
         self.common = self.mounts.iter().map(|mount| CommonMap::of(&mount.plain)).collect();
         self

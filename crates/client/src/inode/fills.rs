@@ -65,8 +65,8 @@ impl Fills {
         self.under_way.store(fills.cached().count() as u32, SeqCst);
     }
 
-    /// Returns whether the bytes that fill `id` brings for `range` are still right. Has to be called under the lock of
-    /// the cache's shard.
+    /// Returns whether the bytes that fill `id` brings for `range` are still right. It has to be called under the lock
+    /// of the cache's shard.
     pub(crate) fn is_true(&self, id: u64, range: ByteRange) -> bool {
         self.list.lock().list.iter().any(|f| f.id == id && !f.spoiled.overlaps(range))
     }

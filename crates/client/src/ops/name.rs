@@ -46,7 +46,7 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     }
 }
 
-/// As `lookup`, in the directory or shard in which the name lies. Errors: `Remote` if it lies in a shard.
+/// Works as `lookup`, in the directory or shard in which the name lies. Errors: `Remote` if it lies in a shard.
 async fn lookup_at(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Name) -> Result<Attr> {
     if let Some(found) = tokens::find(mount, &ctx.cred, dir, name.as_bytes()) {
         match found {

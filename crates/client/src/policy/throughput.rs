@@ -79,7 +79,7 @@ struct Rate {
     per_s: u64,
     /// Number of these samples.
     samples: u64,
-    /// When the last sample was complete, in time with I/O.
+    /// The time at which the last sample was complete, in time with I/O.
     at_ns: u64,
 }
 

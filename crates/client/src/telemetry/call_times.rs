@@ -1,7 +1,7 @@
 //! How long calls of programs took, by kind of call and by how they were served.
 //!
-//! Owns: the kinds, the buckets, counting in shards. Does not own: the clock, which the thread that serves a call reads
-//! anyway; which calls are counted, which the front end decides.
+//! Owns: the kinds, the buckets, and counting in shards. Does not own: the clock, which the thread that serves a call
+//! reads anyway; which calls are counted, which the front end decides.
 //!
 //! A call costs two relaxed additions on lines that the thread's shard owns. Buckets end at powers of two of
 //! microseconds, from 1 us to 16.8 s; what took longer is in the count and in no bucket.

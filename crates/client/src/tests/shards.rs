@@ -1,4 +1,4 @@
-//! Directories whose names lie in shards: what they cost a mount, and what it records of them.
+//! Directories whose names lie in shards: the messages that they cost a mount, and the names that it records of them.
 
 use super::cluster::{calls, in_cluster, root};
 use crate::Client;
@@ -181,7 +181,7 @@ fn alone_a_new_directory_with_shards_costs_few_messages() {
         a.setxattr(&ctx, top, b"user.amphi.subdirectories", b"sharded", XattrMode::Set).await.expect("set");
         let before = calls(&a);
         let dir = a.mkdir(&ctx, top, b"new", 0o755).await.expect("mkdir").ino;
-        // Make, SetShards and Shards.
+        // The three messages are Make, SetShards and Shards.
         assert_eq!(calls(&a) - before, 3);
         for n in 0..10 {
             let (before, name) = (calls(&a), format!("n{n}"));

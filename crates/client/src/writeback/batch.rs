@@ -77,7 +77,8 @@ pub(crate) fn start(mount: &Arc<Mount>, due: impl IntoIterator<Item = (Arc<Inode
     left | send(mount, small.into_values())
 }
 
-/// Sends these files' dirty bytes in as many batches as it takes; ascending inodes. Returns as `start`.
+/// Sends these files' dirty bytes in as many batches as it takes; ascending inodes. Returns under the same condition as
+/// `start`.
 fn send(mount: &Arc<Mount>, files: impl Iterator<Item = (Arc<Inode>, Vec<ByteRange>)>) -> bool {
     let (mut batch, mut left) = (Batch::default(), false);
     for (file, ranges) in files {

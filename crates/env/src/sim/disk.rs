@@ -58,7 +58,7 @@ pub struct DiskOps {
     pub reads: u64,
     /// Writes.
     pub writes: u64,
-    /// Syncs.
+    /// The number of syncs.
     pub syncs: u64,
     /// Discards.
     pub discards: u64,

@@ -5,7 +5,8 @@
 //! answer nevertheless. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek`
 //! to the end use the size that the kernel has cached. In a test, programs set the size of a file, requested it, mapped
 //! the file and touched its last byte. In one of thirty programs this caused SIGBUS. While another mount appended
-//! records, one of six reads on this mount ended before a record whose append had returned. Therefore:
+//! records, one of six reads on this mount ended before a record whose append had returned. Therefore the following
+//! holds:
 //!
 //! * Some answers may be crossed by an event that leaves the kernel with another size (`known`). Such an answer is
 //!   given only when the kernel has its size. To achieve that, a thread of the mount calls `statx` on its own mount, so
@@ -214,7 +215,7 @@ impl Sizes {
         }
     }
 
-    /// Attributes are invalidated. Waits for nothing.
+    /// Notes that the attributes of the inode are being invalidated. Waits for nothing.
     pub(crate) fn takes_back(&self, ino: Ino) {
         self.with(ino, |known| known.takes_back(monotonic_ns()));
     }

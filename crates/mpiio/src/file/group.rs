@@ -12,7 +12,7 @@
 //! group as a stranger.
 //!
 //! The thread takes only locks that are free, and gives up after `YIELD_LOOKS` checks: a call that holds pages may
-//! itself wait for the group of another node to end.
+//! itself wait until the group of another node has ended.
 
 use super::CachedFile;
 use crate::error::Outcome;

@@ -32,7 +32,7 @@ pub(super) const NEVER: u32 = 1 << 16;
 /// A page on its way to another node, or a copy of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// The page.
+    /// The number of the page.
     pub page: u64,
     /// The place of the page after it has been taken over. `None` means that it is a copy, and that the page stays
     /// (`copies`).

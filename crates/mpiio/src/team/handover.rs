@@ -28,7 +28,7 @@ pub fn encode(pages: &[Handover], extents: &mut Vec<Extent>, data: &mut Vec<u8>)
     }
 }
 
-/// Reads the pages of a reply; what is none is an error.
+/// Reads the pages of a reply; bytes that are no page are an error.
 pub fn decode(mut extents: &[Extent], mut data: &[u8]) -> Outcome<Vec<Handover>> {
     let strange = Error::Os { doing: "understand another node", errno: libc::EPROTO };
     let mut pages = Vec::new();

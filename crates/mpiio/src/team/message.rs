@@ -39,7 +39,7 @@ pub enum Kind {
     Write,
     /// A step of a read, or all of it; the reply has the data.
     Read,
-    /// The call is over: its locks go. Has no reply.
+    /// The call is over: its locks go. It has no reply.
     Release,
     /// Drops the clean pages of the proxy.
     DropClean,

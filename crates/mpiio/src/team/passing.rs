@@ -24,7 +24,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle, park_timeout};
 use std::time::{Duration, Instant};
 
-/// Tag of what a rank sends to a leader.
+/// The tag of the messages that a rank sends to a leader.
 const TO_LEADER: i32 = 1;
 
 /// Tag of replies.

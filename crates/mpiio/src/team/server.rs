@@ -1,4 +1,4 @@
-//! The leader's side: serves the ranks of other nodes, each by a thread that waits in `read` and spins never.
+//! The leader's side: serves the ranks of other nodes, each by a thread that waits in `read` and never polls.
 //!
 //! Owns the listener and the proxies. A proxy is a rank of the node's shared memory that executes the requests of a
 //! rank of another node, so it takes the same locks as the other ranks. When a connection breaks while the proxy holds

@@ -47,7 +47,7 @@ pub(super) enum ReadWay {
     Kept,
     /// From the disk, together with all surrounding blocks up to multiples of this many bytes; all of these are kept.
     Unit(u64),
-    /// From the disk, without keeping anything.
+    /// The bytes are read from the disk, and nothing is kept.
     DirectOff,
     /// From the disk, without keeping anything: the read is large.
     DirectLarge,

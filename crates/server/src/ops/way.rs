@@ -48,7 +48,7 @@ pub(super) struct State {
     pub extents: (u64, u64),
     /// The local file system below the zone has space for what is reserved.
     pub is_roomy: bool,
-    /// Estimated time of a disk write, ns.
+    /// The estimated time of a disk write, in nanoseconds.
     pub disk_ns: u64,
     /// The percentage of the worker's last turns in which it found work waiting.
     pub busy_percent: u8,

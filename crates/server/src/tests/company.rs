@@ -390,7 +390,7 @@ fn unwritten_bytes_are_seen() {
         b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
         b.call(lock(f, LockMode::Write, 1 << 20, 1 << 30)).await.unwrap();
         assert_eq!(b.stat(f).await.unwrap().size, 12_345);
-        // A third one is asked about its lock, knows nothing, and so is the holder below.
+        // A third client is asked about its lock and does not know of it; the same holds for the holder below.
         let c = place.client(3).await.unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, 12_345);
         assert_eq!(c.lookup(Ino::ROOT, "f").await.unwrap().attr.size, 12_345);

@@ -415,8 +415,8 @@ fn a_cut_that_failed_is_not_resumed() {
     });
 }
 
-/// A file of two stripes of 64 KiB on two targets of a server that almost never syncs by itself. Both contain `bytes(1,
-/// ..)`, synced.
+/// A file of two stripes of 64 KiB on two targets of a server that almost never syncs by itself. Both stripes contain
+/// `bytes(1, ..)`, synced.
 async fn striped_file(c: &Client) -> Ino {
     let value = Some("600000".into());
     c.call(Request::Tunables { pattern: "server.sync_interval_ms".into(), value }).await.unwrap();

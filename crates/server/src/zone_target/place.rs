@@ -36,7 +36,7 @@ pub struct KeptPlace {
     pub cluster: Option<ClusterRecord>,
     /// Server.
     pub home: Option<HomeRecord>,
-    /// Map.
+    /// The cluster map.
     pub map: Option<ClusterMap>,
     /// Registry of keys.
     pub keys: Option<KeyRegistry>,

@@ -1,7 +1,7 @@
 //! The parts of the state of a zone.
 //!
-//! Owns: the parts, each of what belongs together. Does not own: the relations between them, and the code that changes
-//! them (`state`).
+//! Owns: the parts, each of which has the fields that belong together. Does not own: the relations between them, and
+//! the code that changes them (`state`).
 
 use crate::ZoneError;
 use crate::change::Changes;

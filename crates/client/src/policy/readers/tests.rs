@@ -60,7 +60,7 @@ struct Model {
     cost: f64,
     /// By the best choice each time.
     best: f64,
-    /// By the kernel each time.
+    /// The cost if the kernel serves the reads each time.
     kernel: f64,
     /// How often the mount served small pieces although no rule forced it to.
     wrong: u32,

@@ -26,7 +26,7 @@ pub(crate) struct Lists {
     pub(crate) full_chunks: VecDeque<Left>,
 }
 
-/// Bytes that were held up.
+/// Bytes whose write-back had to wait.
 #[derive(Default)]
 pub(crate) struct Backlog(pub(crate) Mutex<Lists>);
 

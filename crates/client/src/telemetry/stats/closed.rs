@@ -51,7 +51,7 @@ impl ClosedFiles {
         kept.young.remove(&ino).or(old)
     }
 
-    /// The counters of a file that is not known.
+    /// Returns the counters of a file that is not in the table.
     pub(crate) fn get(&self, ino: Ino) -> Option<Arc<FileStats>> {
         let kept = self.0.lock();
         kept.young.get(&ino).or_else(|| kept.old.get(&ino)).cloned()

@@ -28,7 +28,7 @@ wire! {
         mode: u32,
         /// Hard links.
         nlink: u32,
-        /// Owner.
+        /// The owner.
         uid: u32,
         /// Group.
         gid: u32,

@@ -128,7 +128,7 @@ wire! {
 wire! {
     /// Arguments of RENAME; two names follow.
     RenameIn, 8 {
-        /// New parent.
+        /// The new parent.
         newdir: u64,
     }
 }

@@ -30,7 +30,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Added to the time for which another server may go without tokens: how late its clock may be.
+/// This is added to the time for which another server may be without tokens, because its clock may be late by this
+/// much.
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
 
 /// A sole mount of several servers that has received nothing from the master for 10 s acts as in shared mode

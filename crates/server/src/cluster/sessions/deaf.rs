@@ -102,7 +102,7 @@ impl<E: Env> SessionManager<E> {
         line.watched
     }
 
-    /// A connection of a session that may be deaf, while both last.
+    /// A connection of a session that may not be answering, as long as both exist.
     fn ear(&self, session: SessionId, conn: ConnId) -> Option<Line> {
         let sessions = self.sessions.borrow();
         let entry = sessions.get(&session).filter(|e| e.state == State::Alive)?;

@@ -70,7 +70,7 @@ pub(super) enum Question {
     Executing(Option<SessionId>),
     /// Whether there is a connection.
     Connected,
-    /// `Connections::probe`.
+    /// The message for `Connections::probe`.
     Probe(ConnId),
     /// Whether more such messages were sent to the client since the observation began. If not, the observation ends.
     AskedAgain(SessionId, ConnId),

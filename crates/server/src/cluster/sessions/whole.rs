@@ -73,7 +73,7 @@ impl<E: Env> SessionManager<E> {
         Ok((status, rows))
     }
 
-    /// Shows tunables, or sets them; then every target has taken them over.
+    /// Shows tunables, or sets them; when it returns, every target uses the new values.
     async fn tunables(&self, pattern: &str, value: Option<&str>, by: &str) -> Result<Reply> {
         let applied = self.worker.tunables.apply(pattern, value);
         if let Some(value) = value {

@@ -118,7 +118,7 @@ impl<E: Env> RequestCx<E> {
         self.target.zone.stable(lsn).await
     }
 
-    /// All targets drop their knowledge of an account. Targets that cannot be reached do so when they are back.
+    /// Makes all targets drop their knowledge of an account. Targets that cannot be reached do so when they are back.
     async fn tell_all(&self, account: Option<Account>) {
         let told = tell_all(&self.worker, account);
         let _ = timeout(&self.worker.env, TOLD_WITHIN, told).await;

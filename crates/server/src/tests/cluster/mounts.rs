@@ -8,7 +8,7 @@ use futures_util::future::join;
 
 const ATTEMPT: Duration = Duration::from_secs(60);
 
-/// Mounts; if it is refused, tries again while the error says so.
+/// Mounts; if the server refuses, this tries again as long as the error says that it may succeed later.
 async fn patiently<'a>(world: &'a World, session: u64) -> Mount<'a> {
     let begun = world.sim.node("client").now();
     loop {

@@ -131,7 +131,7 @@ fn opens_are_believed_for_users_of_the_client() {
             (1010, 1010, 0o600, false),
             (1010, 1010, 0o660, false),
             (2000, 600, 0o606, true),
-            // The owner's bits alone count for the owner, also where others have more.
+            // Only the owner's bits count for the owner, also where other users have more rights.
             (1003, 1003, 0o066, true),
             (0, 5, 0o640, false),
         ]
