@@ -100,7 +100,7 @@ pub(crate) struct Padded {
 }
 
 impl Padded {
-    /// `None` if the bytes are no name.
+    /// Returns `None` if the bytes are no name.
     #[inline]
     pub(crate) fn new(name: &[u8]) -> Option<Padded> {
         if name.is_empty() || name.len() > NAME_MAX {

@@ -46,7 +46,7 @@ fn equal(bytes: &[u8; STEP], key: u8) -> u32 {
     equal_portable(bytes, key)
 }
 
-/// As `equal`, without vector instructions.
+/// Works as `equal`, without vector instructions.
 #[cfg(any(not(target_arch = "x86_64"), miri, test))]
 #[inline]
 fn equal_portable(bytes: &[u8; STEP], key: u8) -> u32 {

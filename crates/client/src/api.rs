@@ -170,8 +170,8 @@ pub trait KernelPages: Send + Sync + 'static {
     /// dropped.
     fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
-    /// As `drop_pages`, for a write that replaces bytes in pages. Both functions may run concurrently. This function
-    /// may wait for reads that wait for extent locks, and `drop_pages` never does.
+    /// Works as `drop_pages`, for a write that replaces bytes in pages. Both functions may run concurrently. This
+    /// function may wait for reads that wait for extent locks, and `drop_pages` never does.
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
     /// Drops the attributes of an inode; the kernel ignores answers to earlier requests. Returns false if the front end

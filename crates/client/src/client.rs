@@ -69,8 +69,8 @@ impl Client {
         TABLE
     }
 
-    /// Returns how many bytes of memory should be touched before the cache uses them (`cache.populate_bytes`). `None`
-    /// when the client has ended. For `env::real::keep_populated`.
+    /// Returns how many bytes of memory should be touched before the cache uses them (`cache.populate_bytes`). Returns
+    /// `None` when the client has ended. For `env::real::keep_populated`.
     pub fn memory_ahead(&self) -> impl Fn() -> Option<usize> + Send + 'static {
         let mount = Arc::downgrade(&self.mount);
         move || {
@@ -113,7 +113,8 @@ impl Client {
     }
 
     /// The export of an open file, in which programs on this machine read cached bytes of it; `make` makes one for a
-    /// length in bytes. `None` if reads of this open file have to be system calls. From now on `show` fills the export.
+    /// length in bytes. Returns `None` if reads of this open file have to be system calls. From now on `show` fills the
+    /// export.
     pub fn export(&self, file: &OpenFile, make: impl FnOnce(u64) -> Option<Arc<Export>>) -> Option<Arc<Export>> {
         exports::export(&self.mount, file, make)
     }
@@ -297,7 +298,8 @@ impl Client {
         self.mount.coherence.walks.failed(thread, None, self.mount.clock.now_ns());
     }
 
-    /// As `walk_failed`, for an operation on `at` that may be answered with `Stale` only once in one call of a program.
+    /// Works as `walk_failed`, for an operation on `at` that may be answered with `Stale` only once in one call of a
+    /// program.
     pub fn walk_failed_at(&self, thread: u32, at: Ino) {
         self.mount.coherence.walks.failed(thread, Some(at), self.mount.clock.now_ns());
     }
@@ -627,8 +629,8 @@ impl Client {
         ahead::ahead(&self.mount, file, if write { Mode::Write } else { Mode::Read }, range)
     }
 
-    /// As `lock_ahead`, and waits for the servers' answers, which wait for no other mount. The result is `Asked` if one
-    /// of the targets has refused its request. Errors are those of `lock_ahead`.
+    /// Works as `lock_ahead`, and waits for the servers' answers, which wait for no other mount. The result is `Asked`
+    /// if one of the targets has refused its request. Errors are those of `lock_ahead`.
     pub fn lock_ahead_answered(&self, file: &Arc<OpenFile>, range: ByteRange, write: bool) -> Pending<Ahead> {
         if !(if write { file.flags.write } else { file.flags.read }) {
             return Pending::ready(Err(Errno::BadFd));

@@ -44,7 +44,7 @@ const GLIMPSE_TARGET_SHIFT: u32 = 48;
 /// A file is being made, as long as this value lives.
 pub(crate) struct MakingFile(Arc<Mount>);
 
-/// Has to be called before a request whose answer may contain a lock.
+/// It has to be called before a request whose answer may contain a lock.
 pub(crate) fn making(mount: &Arc<Mount>) -> MakingFile {
     mount.coherence.locks.making.lock().under_way += 1;
     MakingFile(mount.clone())

@@ -393,7 +393,7 @@ impl Mount {
         if server_lock { Lane::Locking } else { Lane::Normal }
     }
 
-    /// As `call`, for a request for data of a file. With `server_lock` the target itself locks the bytes.
+    /// Works as `call`, for a request for data of a file. With `server_lock` the target itself locks the bytes.
     pub(crate) fn call_for_io(
         self: &Arc<Self>,
         file: &Arc<Inode>,

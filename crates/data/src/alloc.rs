@@ -155,7 +155,7 @@ impl Allocator {
         }
     }
 
-    /// As `take`, but takes only blocks that have storage below, of which there are enough.
+    /// Works as `take`, but takes only blocks that have storage below, of which there are enough.
     fn take_backed(&mut self, blocks: u64, run_max: u32, out: &mut Vec<Run>) {
         let (mut left, mut at) = (blocks, 0);
         while left > 0 {
@@ -272,7 +272,7 @@ impl Allocator {
     }
 
     /// Start and length of a free run that was written before, searched from the cursor on: `blocks` long, or at least
-    /// `AGAIN_PIECE`. `None` for fewer blocks than `AGAIN_MIN`.
+    /// `AGAIN_PIECE`. Returns `None` for fewer blocks than `AGAIN_MIN`.
     fn find_again(&mut self, blocks: u64) -> Option<(u64, u64)> {
         let written = self.used_end - (self.blocks - self.free);
         let mut want = blocks;

@@ -161,7 +161,7 @@ impl Delayed {
         self.unlogged_bytes
     }
 
-    /// As `unlogged_bytes`, for one object.
+    /// Works as `unlogged_bytes`, for one object.
     pub fn unlogged_bytes_of(&self, object: ObjectId) -> u64 {
         let extents = self.unlogged.range((object, 0)..=(object, u64::MAX));
         extents.filter_map(|(_, at)| self.extent(object, *at)).map(|(_, range)| range.len()).sum()
@@ -199,7 +199,8 @@ impl Delayed {
         Some((object, ByteRange::new(at, end)))
     }
 
-    /// The extents of one file, or of all files, whose bytes are not in the log. `None` if there are more than `most`.
+    /// The extents of one file, or of all files, whose bytes are not in the log. Returns `None` if there are more than
+    /// `most`.
     pub fn unlogged(&self, file: Option<Ino>, most: usize) -> Option<Vec<(ObjectId, Overlay)>> {
         if self.unlogged_of(file).nth(most).is_some() {
             return None;

@@ -64,7 +64,7 @@ impl Object {
         (self.mtime_sec, self.mtime_nsec) = (mtime.sec, mtime.nsec);
     }
 
-    /// Returns whether the object's own item was loaded or written. False only during loading.
+    /// Returns whether the object's own item was loaded or written. Returns false only during loading.
     pub fn has_item(&self) -> bool {
         self.owner & ITEM != 0
     }

@@ -79,7 +79,7 @@ impl Grants {
         self.sessions.get(&session).map_or(0, |held| held.blocks - held.lent)
     }
 
-    /// The grant of a session, including plans under way. `None` if the session has never requested a grant.
+    /// The grant of a session, including plans under way. Returns `None` if the session has never requested a grant.
     pub fn held(&self, session: SessionId) -> Option<u64> {
         self.sessions.get(&session).map(|held| held.blocks)
     }

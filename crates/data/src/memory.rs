@@ -56,7 +56,7 @@ impl PagePool {
     }
 
     /// Takes `count` consecutive pages for the `len` bytes at file byte `start`. The bytes begin `start % BLOCK` bytes
-    /// into the first page. `None` if there are no such pages.
+    /// into the first page. Returns `None` if there are no such pages.
     pub fn take(&self, start: u64, len: u64) -> Option<Slot> {
         let count = (start % BLOCK + len).div_ceil(BLOCK);
         let mut pool = self.pool.borrow_mut();
@@ -109,7 +109,7 @@ pub struct Memory {
     pub crc: u32,
     /// The file's setting for checksums when the bytes were written; `None` if it is not known here.
     pub checksums: Option<DataChecksums>,
-    /// `None` for memory of an earlier process, which has no pool.
+    /// It is `None` for memory of an earlier process, which has no pool.
     slot: Option<Slot>,
     /// The bytes themselves, if they came from the log and no memory has them.
     bytes: Option<Rc<[u8]>>,

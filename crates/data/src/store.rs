@@ -187,7 +187,7 @@ impl DataStore {
         self.objects.of(ino).map(|(id, o)| (id, self.info(id, o)))
     }
 
-    /// As `objects_of`, without delayed bytes.
+    /// Works as `objects_of`, without delayed bytes.
     pub fn landed_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
         let info =
             |o: &Object| ObjectInfo { end: o.end, mtime: o.mtime(), generation: o.generation, blocks: o.blocks() };
@@ -253,7 +253,7 @@ impl DataStore {
         self.planned
     }
 
-    /// Frees blocks for reuse. Has to be called when the record that freed them is stable.
+    /// Frees blocks for reuse. It has to be called when the record that freed them is stable.
     pub fn release(&mut self, freed: Freed) {
         for run in freed.runs {
             self.alloc.free(run);

@@ -47,8 +47,8 @@ impl DataStore {
         self.plan_blocks(object, range, fresh, Purpose::Growth, holder)
     }
 
-    /// As `plan_write`, for a write that found no space: blocks that replace others may come from the reserve. Only one
-    /// caller at a time plans in this way, and the blocks that it freed before have been released. At most
+    /// Works as `plan_write`, for a write that found no space: blocks that replace others may come from the reserve.
+    /// Only one caller at a time plans in this way, and the blocks that it freed before have been released. At most
     /// `overwrite_room` blocks at a time find space.
     pub fn plan_overwrite(
         &mut self,
@@ -254,8 +254,8 @@ impl DataStore {
         Ok(blocks)
     }
 
-    /// Takes from the grant of `holder` what accepting `range` needs, and appends that to the record. Has to be called
-    /// before `accept`, in the same step.
+    /// Takes from the grant of `holder` what accepting `range` needs, and appends that to the record. It has to be
+    /// called before `accept`, in the same step.
     pub fn spend_grant(&mut self, object: ObjectId, range: ByteRange, holder: Option<SessionId>, txn: &mut Txn) {
         let own = self.own_part(object, range, holder);
         if let Some(loan) = holder.filter(|_| own > 0).and_then(|session| self.grants.lend(session, own)) {

@@ -233,7 +233,7 @@ pub struct LockCache {
     ready: VecDeque<LockId>,
     /// Returned locks whose cancel was not sent yet.
     cancels: BTreeSet<LockId>,
-    /// When these cancels have to be sent. `None` while there are no such cancels.
+    /// When these cancels have to be sent. It is `None` while there are no such cancels.
     cancels_due_ns: Option<u64>,
     now_ns: u64,
     /// Locks that were returned by age or by the bound, since the last `take_aged`.

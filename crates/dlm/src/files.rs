@@ -447,7 +447,7 @@ impl FileLocks {
         sessions.into_iter().take(max).collect()
     }
 
-    /// Restores a lock that its owner held before the server restarted. Has to be called before new requests are
+    /// Restores a lock that its owner held before the server restarted. It has to be called before new requests are
     /// accepted.
     pub fn restore(&mut self, lock: FileLock) -> Result<(), FileLockRefusal> {
         let table = lock.owner.family.table();

@@ -141,7 +141,7 @@ pub trait Disk: 'static {
     fn reserve(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
     /// Ranges of bytes, ascending, that have storage of the file system below for certain; it may have more.
     fn backed(&self) -> io::Result<Vec<(u64, u64)>>;
-    /// Gives the storage of a range back; it reads as zeros or old bytes afterwards. Best effort.
+    /// Gives the storage of a range back; it reads as zeros or old bytes afterwards. This may fail without harm.
     fn discard(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
 }
 
@@ -184,8 +184,8 @@ pub trait Conn: 'static {
     type Moved: Send + 'static;
     /// A description of the peer, for log lines.
     fn peer(&self) -> String;
-    /// The credentials of the peer process when it connected, from the kernel. `None` for connections over a network,
-    /// and for connections that were made by this side.
+    /// The credentials of the peer process when it connected, from the kernel. Returns `None` for connections over a
+    /// network, and for connections that were made by this side.
     fn peer_cred(&self) -> Option<Cred>;
     /// Returns whether bytes go over a network, which may damage them in ways that its own checksums do not detect.
     fn is_network(&self) -> bool;
@@ -227,8 +227,8 @@ pub trait Tx: 'static {
     type Ends: Ends;
 
     /// Sends all of `head`, and with it the memory in which this process has its large buffers (`buf::pass_memory`):
-    /// the other end may read and write all of it from then on (`Rx::memory`). False if only the bytes were sent: this
-    /// side has no such memory, or the connection cannot carry it.
+    /// the other end may read and write all of it from then on (`Rx::memory`). Returns false if only the bytes were
+    /// sent: this side has no such memory, or the connection cannot carry it.
     fn send_with_memory(&mut self, head: Buf) -> impl Future<Output = (io::Result<bool>, Buf)>;
 
     /// The state of the other end. Holding it keeps this end open.
@@ -280,7 +280,7 @@ pub(crate) fn check_read(size: u64, at: u64, buf: &Buf) -> io::Result<()> {
     Ok(())
 }
 
-/// As `check_read`, for writes: beyond the end is `InvalidInput`.
+/// Works as `check_read`, for writes: beyond the end is `InvalidInput`.
 pub(crate) fn check_write(size: u64, at: u64, buf: &Buf) -> io::Result<()> {
     check_aligned(at, buf);
     check_discard(size, at, buf.len() as u64)

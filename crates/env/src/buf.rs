@@ -214,7 +214,7 @@ impl Buf {
     }
 
     /// The position of the window in the memory that this process may pass to others (`pass_memory`), in bytes from its
-    /// start. `None` if it is elsewhere. The position and the address of the window are equal modulo `ALIGN`.
+    /// start. Returns `None` if it is elsewhere. The position and the address of the window are equal modulo `ALIGN`.
     #[inline]
     pub fn place(&self) -> Option<u64> {
         if self.is_empty() { None } else { arena::place(self.base.addr().get() + self.start) }

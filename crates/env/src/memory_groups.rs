@@ -21,7 +21,7 @@ pub type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// Bytes for the cache: 1/4 of the machine's memory, but at most 3/8 of the smallest limit of this process' groups.
 /// Memory that is under way or kept for the next stream is in addition to it (measured: up to 250 MiB in addition to
-/// 256). `None` if the machine's memory cannot be read.
+/// 256). Returns `None` if the machine's memory cannot be read.
 pub fn cache_bytes(read: &Read<'_>) -> Option<u64> {
     let quarter = memory_bytes(read)? / 4;
     let trees = Trees::find(read);

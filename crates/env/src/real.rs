@@ -61,7 +61,7 @@ impl RealEnv {
         }
     }
 
-    /// As `run`, but a refused ring is an error.
+    /// Works as `run`, but a refused ring is an error.
     pub fn try_run<T, Fut: Future<Output = T>>(spin: Duration, f: impl FnOnce(RealEnv) -> Fut) -> io::Result<T> {
         executor::run(spin, |shared| f(RealEnv { shared, rand: Rc::default() }))
     }

@@ -290,8 +290,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// As `setlk`, but waits for other owners. It must not wait on this thread, which others may need, for instance to
-    /// release the lock.
+    /// Works as `setlk`, but waits for other owners. It must not wait on this thread, which others may need, for
+    /// instance to release the lock.
     fn setlkw(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow, later: Later) {
         later.answer(Err(Errno::NoSys));
     }
@@ -306,7 +306,7 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
-    /// As `ioctl`, answered through `later` without a waiting thread.
+    /// Works as `ioctl`, answered through `later` without a waiting thread.
     fn ioctl_later(&self, caller: &Caller<'_>, ino: Ino, call: &IoctlCall<'_>, later: Later) {
         later.answer_control(Err(Errno::NoTty));
     }

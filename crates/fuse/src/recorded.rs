@@ -50,8 +50,8 @@ impl Recorded {
         self.call.start_ns = at_ns;
     }
 
-    /// Notes what the answer contains of the call. Has to be called before the answer is sent, because the caller may
-    /// continue as soon as it has the answer.
+    /// Notes what the answer contains of the call. It has to be called before the answer is sent, because the caller
+    /// may continue as soon as it has the answer.
     pub(crate) fn answered(&mut self, error: i32, parts: &[&[u8]]) {
         self.call.took_ns = monotonic_ns().saturating_sub(self.call.start_ns);
         let call = &mut self.call;

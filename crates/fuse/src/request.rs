@@ -74,7 +74,7 @@ impl<'a> Caller<'a> {
         is_other(self.node.0)
     }
 
-    /// Has to be called before the handler waits for anything that may take longer than waking a thread (50 us).
+    /// It has to be called before the handler waits for anything that may take longer than waking a thread (50 us).
     /// Another thread then reads the device. If a handler does not call it, other callers are delayed by a few
     /// milliseconds; an unnecessary call costs a few microseconds.
     pub fn will_block(&self) {
@@ -100,7 +100,7 @@ impl<'a> Caller<'a> {
         self.with(cache.rights(self.tid, self.uid, self.gid))
     }
 
-    /// As `cred`, but with rights that are read again, for a caller that was refused.
+    /// Works as `cred`, but with rights that are read again, for a caller that was refused.
     pub fn fresh_cred(&self, cache: &GroupCache) -> Cred {
         self.with(cache.again(self.tid, self.uid, self.gid))
     }

@@ -20,7 +20,7 @@ pub fn read(path: Option<&Path>) -> Outcome<Option<(Vec<u8>, ClusterKey)>> {
     path.map(read_file).transpose()
 }
 
-/// As `read`, for a given path; also returns the bytes of the file.
+/// Works as `read`, for a given path; also returns the bytes of the file.
 pub fn read_file(path: &Path) -> Outcome<(Vec<u8>, ClusterKey)> {
     let bytes = read_secret(path, "cluster key")?;
     let key = ClusterKey::new(&bytes).map_err(|e| Failure::refused(format!("cluster key {}: {e}", path.display())))?;

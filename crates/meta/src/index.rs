@@ -227,8 +227,8 @@ impl DentryIndex {
         names.filter(move |((dir, cookie), name)| is_misplaced(*dir, name, *cookie)).map(|(at, _)| *at)
     }
 
-    /// The cookie that a new entry `name` gets: the lowest free one of its bucket. `None` if the bucket is full, or if
-    /// the index has no room.
+    /// The cookie that a new entry `name` gets: the lowest free one of its bucket. Returns `None` if the bucket is
+    /// full, or if the index has no room.
     pub(crate) fn free_cookie(&self, dir: u64, name: &[u8]) -> Option<u64> {
         if !self.cart.has_room() {
             return None;

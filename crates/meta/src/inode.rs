@@ -70,7 +70,7 @@ pub struct ObjectsState {
     /// Writers may have extended objects on other targets, so size and mtime must be gathered until the file is
     /// settled.
     pub spread: bool,
-    /// There may be objects on other targets, so truncation and removal must visit these targets. Never reset.
+    /// There may be objects on other targets, so truncation and removal must visit these targets. It is never reset.
     pub wide: bool,
 }
 
@@ -273,7 +273,7 @@ pub struct Facts {
     pub gid: u32,
     /// Project of the tree in which the inode lies, or 0.
     pub project: u32,
-    /// Whether a directory has no entries. True for other kinds.
+    /// Whether a directory has no entries. It is true for other kinds.
     pub empty: bool,
     /// The file was made without a name and never linked.
     pub linkable: bool,

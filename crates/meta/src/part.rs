@@ -329,9 +329,9 @@ impl MetaStore {
         self.apply_promised(parts, now, now, txn)
     }
 
-    /// As `apply_parts`, but some time after `now`, the time of the operation. Items that are not held exclusively, so
-    /// that others may have changed them since, get the time `late`. Otherwise the times of such an inode would go
-    /// back.
+    /// Works as `apply_parts`, but some time after `now`, the time of the operation. Items that are not held
+    /// exclusively, so that others may have changed them since, get the time `late`. Otherwise the times of such an
+    /// inode would go back.
     pub fn apply_promised(&mut self, parts: &[Part], now: Timespec, late: Timespec, txn: &mut Txn) -> Applied {
         debug_assert_eq!(self.check_parts(parts), Ok(()), "parts are checked before they are applied");
         let mut dirty = Dirty::default();

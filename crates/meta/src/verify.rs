@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const FINDINGS_MAX: usize = 100;
 
 impl MetaStore {
-    /// Has to be called when all items are loaded: checks that the store is consistent in itself.
+    /// It has to be called when all items are loaded: checks that the store is consistent in itself.
     ///
     /// Errors: the first finding of `verify`.
     pub fn loaded(&self) -> Result<(), String> {

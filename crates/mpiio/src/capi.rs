@@ -56,7 +56,7 @@ impl AmphiFile {
         self.team.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As `locked`, but gives up if another call takes too long to end.
+    /// Works as `locked`, but gives up if another call takes too long to end.
     fn locked_at_last(&self) -> Option<MutexGuard<'_, Team>> {
         let looks = LAST_CALL.as_micros() / LAST_LOOK.as_micros();
         (0..looks).find_map(|_| match self.team.try_lock() {
@@ -321,7 +321,7 @@ impl Passing for Messages {
     }
 }
 
-/// As `amphi_mpiio_serve`, by messages of the library; `leaders` has the rank of the leader of each node.
+/// Works as `amphi_mpiio_serve`, by messages of the library; `leaders` has the rank of the leader of each node.
 ///
 /// # Safety
 /// `file` is open; `leaders` has `nodes` elements; `messages` and `nonce` are valid, and what `messages` names works
@@ -360,7 +360,7 @@ pub unsafe extern "C" fn amphi_mpiio_serve_messages(
     }))
 }
 
-/// As `amphi_mpiio_connect`, by messages of the library.
+/// Works as `amphi_mpiio_connect`, by messages of the library.
 ///
 /// # Safety
 /// As for `amphi_mpiio_connect` and `amphi_mpiio_serve_messages`.

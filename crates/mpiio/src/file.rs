@@ -293,7 +293,7 @@ impl CachedFile {
         self.write_pages(extents, memory, total, &mut 0)
     }
 
-    /// As `write_held`, for a read of ranges below the end of the file.
+    /// Works as `write_held`, for a read of ranges below the end of the file.
     pub fn read_held(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome<u64> {
         self.usable()?;
         if !self.settings.readable {

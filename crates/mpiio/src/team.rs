@@ -168,7 +168,8 @@ impl Team {
         Ok(())
     }
 
-    /// As `connect`, over messages of a library: `leaders` has the rank of each leader there, our proxy rank and nonce.
+    /// Works as `connect`, over messages of a library: `leaders` has the rank of each leader there, our proxy rank and
+    /// nonce.
     pub fn connect_by_messages(
         &mut self,
         node: usize,
@@ -187,7 +188,7 @@ impl Team {
         Ok(())
     }
 
-    /// As `connect`, over existing connections: one to the leader of each node, except our own.
+    /// Works as `connect`, over existing connections: one to the leader of each node, except our own.
     pub fn join(&mut self, node: usize, links: Vec<Option<Box<dyn Link>>>, references: u32) {
         self.local.join_nodes(node, links.len(), references);
         self.node = node;

@@ -93,7 +93,7 @@ impl Job {
         self.command_of(&built().join(format!("{program}.{}", self.mpi)), arguments, stats)
     }
 
-    /// As `command`, for a program of any place.
+    /// Works as `command`, for a program of any place.
     fn command_of(&self, program: &Path, arguments: &[&str], stats: &Path) -> Command {
         let shim = built().join(format!("libamphi_mpiio_{}.so", self.mpi));
         let ranks = self.ranks.to_string();

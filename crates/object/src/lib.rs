@@ -87,8 +87,8 @@ impl<D: Disk> ObjectDisk<D> {
         pieces::read_pieces(&self.queue, self, buf, pieces).await
     }
 
-    /// As `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer, while
-    /// others are still being read.
+    /// Works as `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer,
+    /// while others are still being read.
     pub async fn read_pieces_with(
         &self,
         buf: Buf,

@@ -139,8 +139,8 @@ pub async fn read_pieces<D: Disk>(
     read_pieces_with(queue, disk, buf, pieces, async |_, _| ()).await
 }
 
-/// As `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer, while others
-/// are still being read.
+/// Works as `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer, while
+/// others are still being read.
 pub async fn read_pieces_with<D: Disk>(
     queue: &Rc<DiskQueue>,
     disk: &D,

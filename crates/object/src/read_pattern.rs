@@ -24,7 +24,7 @@ const TOGETHER_READS: usize = 4;
 pub enum Beside {
     /// No read near it was made lately.
     Nothing,
-    /// True if there was a read of the same place or of a neighbouring place.
+    /// It is true if there was a read of the same place or of a neighbouring place.
     Neighbour,
     /// Several mounts read here side by side.
     Together,

@@ -282,7 +282,7 @@ impl<F: CachedFile> PageCache<F> {
         Some(loans)
     }
 
-    /// As `lend`, but does not count as a use.
+    /// Works as `lend`, but does not count as a use.
     pub fn peek(&self, file: &F, range: ByteRange) -> Option<Loans> {
         units(range).map(|(u, part)| self.shard(file.id(), u).read().units.get(&(file.id(), u))?.lend(part)).collect()
     }
@@ -379,7 +379,7 @@ impl<F: CachedFile> PageCache<F> {
         self.put(file, offset, source, (cold_after, NoRoom::Put), now_ns, hooks)
     }
 
-    /// As `write`, but ends at a unit for which the servers have no room.
+    /// Works as `write`, but ends at a unit for which the servers have no room.
     pub fn write_covered(
         &self,
         file: &Arc<F>,

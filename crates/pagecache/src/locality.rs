@@ -111,8 +111,8 @@ impl Locality {
         }
     }
 
-    /// True if a page that is used again would still be cached if all requests since the page arrived had been cached.
-    /// False if that was not recorded.
+    /// Returns true if a page that is used again would still be cached if all requests since the page arrived had been
+    /// cached. Returns false if that was not recorded.
     #[inline]
     pub fn is_recent(&self, came: Came) -> bool {
         let Some(mount) = self.of_mount.as_ref().filter(|_| came != UNTOLD) else { return false };
@@ -161,7 +161,7 @@ impl Locality {
         }
     }
 
-    /// True if data written through this mount is not read back from the cache: less than one byte in 16 of the
+    /// Returns true if data written through this mount is not read back from the cache: less than one byte in 16 of the
     /// recently written ones, if enough was written to tell.
     pub fn is_not_read_back(&self) -> bool {
         let Some(mount) = &self.of_mount else { return false };

@@ -327,7 +327,7 @@ impl<F: CachedFile> Unit<F> {
         cold
     }
 
-    /// True if its memory is complete, its own, and used by no other unit.
+    /// Returns true if its memory is complete, its own, and used by no other unit.
     pub(crate) fn is_free(&mut self) -> bool {
         match &mut self.memory {
             Memory::Own(own) => own.len() == UNIT as usize && Arc::get_mut(own).is_some(),

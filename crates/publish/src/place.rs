@@ -134,7 +134,7 @@ impl Publication {
         self.folder().join(TREE)
     }
 
-    /// True if it is the tree that the name shows.
+    /// Returns true if it is the tree that the name shows.
     pub(crate) fn is_published(&self) -> Result<bool> {
         Ok(id_of(&self.place.dir())?.as_deref() == Some(self.id.as_bytes()))
     }

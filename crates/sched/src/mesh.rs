@@ -131,7 +131,7 @@ impl<M: Send> MeshTx<M> {
         result
     }
 
-    /// As `send`, for callers without credits.
+    /// Works as `send`, for callers without credits.
     pub fn try_send(&self, to: usize, lane: Lane, message: M) -> Result<(), SendError<M>> {
         {
             let mut rings = self.rings.borrow_mut();

@@ -426,7 +426,7 @@ pub enum TargetReply {
     Decision(Decision),
     /// Done, by a target with this number of starts.
     DoneAt(u64),
-    /// Views of directories, in the order of the request. `None` for those that do not exist any more.
+    /// Views of directories, in the order of the request. It is `None` for those that do not exist any more.
     Directories(Vec<Option<InodeView>>),
     /// The request is not executed, and repeating it would not help.
     Refused(Errno),
@@ -452,7 +452,7 @@ pub enum TargetReply {
     },
     /// Accounts and what each of them uses, ascending.
     Accounts(Vec<(Account, Amount)>),
-    /// Owners, in the order of the request. `None` for inodes that do not exist any more.
+    /// Owners, in the order of the request. It is `None` for inodes that do not exist any more.
     Owners(Vec<Option<Owner>>),
 }
 

@@ -307,7 +307,7 @@ impl<E: Env> Worker<E> {
         self.stopped.get()
     }
 
-    /// As `insist`, for other answers.
+    /// Works as `insist`, for other answers.
     pub async fn insist_ask(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<TargetReply> {
         if self.routes.is_local(target) {
             return self.ask(target, question).await;

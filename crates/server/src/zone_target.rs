@@ -210,7 +210,7 @@ impl<E: Env> Target<E> {
         self.sessions.has(session)
     }
 
-    /// Registers a change that another target executes here for a session, as `RequestCx::land` does. `None` if
+    /// Registers a change that another target executes here for a session, as `RequestCx::land` does. Returns `None` if
     /// everything that this begin of the session held is released. A session that is only stopped may still finish what
     /// it has begun on other targets.
     pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<InFlight> {

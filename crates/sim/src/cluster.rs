@@ -97,7 +97,7 @@ impl Shape {
         Shape::with(seed, None, None)
     }
 
-    /// As `of_seed`, with given numbers of servers and mounts, within the limits.
+    /// Works as `of_seed`, with given numbers of servers and mounts, within the limits.
     pub fn with(seed: u64, servers: Option<usize>, mounts: Option<usize>) -> Shape {
         // These choices use separate random numbers, so that a seed with one server has the same meaning as before
         // there could be several.
@@ -277,7 +277,7 @@ impl Cluster {
         self.mount_at(0).await
     }
 
-    /// As `mount`, on the node of mount `which`.
+    /// Works as `mount`, on the node of mount `which`.
     ///
     /// Errors: the line with which the mount ended.
     pub async fn mount_at(&self, which: usize) -> Result<Mount, String> {

@@ -500,7 +500,7 @@ impl Attack {
         frame(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [3; 32], proof: None, identity: None })
     }
 
-    /// Sends one frame. False if the connection is of no use any more.
+    /// Sends one frame. Returns false if the connection is of no use any more.
     async fn send(&self, there: &mut There) -> bool {
         if there.ended.get() {
             return false;

@@ -426,8 +426,8 @@ impl Kernel {
         lock(&self.kept).moment
     }
 
-    /// An answer with attributes requested at `asked` is given, and arrives late. False if another size is cached
-    /// behind it, so that the mount repeats the request.
+    /// An answer with attributes requested at `asked` is given, and arrives late. Returns false if another size is
+    /// cached behind it, so that the mount repeats the request.
     pub(super) async fn tell(&self, asked: u64, attr: &Attr, life: Duration) -> bool {
         let telling = |by: i32| {
             if let Some(inode) = lock(&self.kept).inodes.get_mut(&attr.ino) {
@@ -491,7 +491,7 @@ impl Kernel {
         self.ask_size(ctx, ino).await
     }
 
-    /// As `size`, but always with a request, even if none is needed.
+    /// Works as `size`, but always with a request, even if none is needed.
     pub(super) async fn ask_size(&self, ctx: &Ctx, ino: Ino) -> Result<u64> {
         loop {
             let (asked, rule) = (self.moment(), self.client.rule());

@@ -76,7 +76,7 @@ struct Args {
     /// Prints what the product logs, from this level on: error, warn, info, debug, trace.
     #[arg(long)]
     log: Option<tracing_subscriber::filter::LevelFilter>,
-    /// Goes on after a failing seed.
+    /// Continues after a failing seed.
     #[arg(long)]
     keep_going: bool,
 }

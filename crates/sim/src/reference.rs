@@ -120,7 +120,7 @@ pub struct Reference {
     /// The top.
     pub root: Ino,
     effects: Vec<Effect>,
-    /// Between the beginning and the end of the present call.
+    /// The time is between the beginning and the end of the present call.
     span: Window,
 }
 
@@ -295,7 +295,7 @@ impl Reference {
         }
     }
 
-    /// As `stamp`, where POSIX leaves it open whether the time changes.
+    /// Works as `stamp`, where POSIX leaves it open whether the time changes.
     fn may_stamp(&mut self, ino: Ino, m: bool) {
         let end = self.span.1;
         if let Some(n) = self.nodes.get_mut(&ino) {

@@ -53,7 +53,7 @@ fn even_fights_agree() {
     run((0..SEEDS).map(|i| 4_000_000 + 2 * i));
 }
 
-/// As `even_fights_agree`, on the other core.
+/// The same as `even_fights_agree`, on the other core.
 #[test]
 fn odd_fights_agree() {
     run((0..SEEDS).map(|i| 4_000_001 + 2 * i));

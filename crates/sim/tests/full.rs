@@ -71,7 +71,7 @@ struct Task {
     common: Option<Seat>,
 }
 
-/// True if a call succeeded; only a full target may refuse one.
+/// Returns true if a call succeeded; only a full target may refuse one.
 fn went(told: &Shared, what: &str, result: Result<(), Errno>) -> bool {
     match result {
         Ok(()) => true,
@@ -465,15 +465,15 @@ fn one_server_is_full() {
     fill(1, 1, 3, 3, 8_000_000..8_000_000 + SEEDS);
 }
 
-/// As `one_server_is_full`, on two and three servers.
+/// The same as `one_server_is_full`, on two and three servers.
 #[test]
 fn several_servers_are_full() {
     fill(2, 1, 2, 2, 8_100_000..8_100_000 + SEEDS);
     fill(3, 1, 3, 3, 8_200_000..8_200_000 + SEEDS);
 }
 
-/// As `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of tasks of a
-/// mount that is alone.
+/// The same as `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of tasks
+/// of a mount that is alone.
 #[test]
 fn some_targets_are_full() {
     fill(1, 2, 2, 3, 8_300_000..8_300_000 + SEEDS);

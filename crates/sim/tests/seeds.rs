@@ -65,7 +65,7 @@ fn even_seeds_agree() {
     run((0..SEEDS).map(|i| 1_000_000 + 2 * i));
 }
 
-/// As `even_seeds_agree`, on the other core.
+/// The same as `even_seeds_agree`, on the other core.
 #[test]
 fn odd_seeds_agree() {
     run((0..SEEDS).map(|i| 1_000_001 + 2 * i));

@@ -228,7 +228,7 @@ impl<E: Env> Link<E> {
         Self::start(env, config, None, Numbered::ONLY, events).await
     }
 
-    /// As `connect`, for one of several connections of the session to the server.
+    /// Works as `connect`, for one of several connections of the session to the server.
     pub async fn connect_numbered<H: LinkEvents<E>>(
         env: E,
         config: LinkConfig,
@@ -259,8 +259,8 @@ impl<E: Env> Link<E> {
         self.call_with(CallOptions { lane, pad, deadline: None, insist: false }, call, payload).await
     }
 
-    /// As `call`, but no task waits: `done` gets the outcome as soon as it is available. The link calls it, so `done`
-    /// must not call the link. A call that would have to wait for a slot is returned.
+    /// Works as `call`, but no task waits: `done` gets the outcome as soon as it is available. The link calls it, so
+    /// `done` must not call the link. A call that would have to wait for a slot is returned.
     pub fn call_and_tell(&self, told: ToldCall) -> Result<(), Box<ToldCall>> {
         assert!(told.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
         let fits = told.payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);

@@ -110,7 +110,7 @@ impl Acls {
 
 impl Acl {
     /// A list of these entries: each kind that has no id at most once, in order (owner, users, group, groups, mask,
-    /// others), with a mask if users or groups are named. `None` if it is not valid.
+    /// others), with a mask if users or groups are named. Returns `None` if it is not valid.
     pub fn new(entries: Vec<Entry>) -> Option<Acl> {
         let count = |who: Who| entries.iter().filter(|e| e.who == who).count();
         let ordered = entries.is_sorted_by_key(|e| e.who.rank());
@@ -122,7 +122,7 @@ impl Acl {
     }
 
     /// From the value of an extended attribute (Linux, `posix_acl_xattr.h`: version 2, then tag, bits and id of each
-    /// entry, little-endian). `None` if it is not a valid list.
+    /// entry, little-endian). Returns `None` if it is not a valid list.
     pub fn from_xattr(value: &[u8]) -> Option<Acl> {
         let (head, body) = value.split_first_chunk::<HEAD_BYTES>()?;
         if u32::from_le_bytes(*head) != VERSION || body.len() % ENTRY_BYTES != 0 {
@@ -219,7 +219,7 @@ impl Acl {
 }
 
 impl Cred {
-    /// As `has_access`, on an inode that may have a list, which then decides about all users but the owner.
+    /// Works as `has_access`, on an inode that may have a list, which then decides about all users but the owner.
     ///
     /// As in Linux (`acl_permission_check`) the list is not used while the group bits of `perm` are all 0, that is
     /// while its mask permits nothing: named users then have the permissions of others.

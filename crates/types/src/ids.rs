@@ -43,8 +43,8 @@ impl Ino {
     const SHARD: u64 = 1 << 47;
     const SHARD_PLACE_SHIFT: u32 = 39;
 
-    /// The number of the shard at `place` of a directory, from a number that its target has given out. `None` if that
-    /// is too large.
+    /// The number of the shard at `place` of a directory, from a number that its target has given out. Returns `None`
+    /// if that is too large.
     pub fn shard(given: Ino, place: u8) -> Option<Ino> {
         let local = Self::SHARD | u64::from(place) << Self::SHARD_PLACE_SHIFT | given.local();
         (given.local() >> Self::SHARD_PLACE_SHIFT == 0).then(|| Ino::new(given.target(), local))

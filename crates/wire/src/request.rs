@@ -570,7 +570,7 @@ pub enum Request {
         /// Number of the question.
         id: u64,
     },
-    /// Answered with `Owner`: the accounts to which an inode is charged. Sent to the target of the inode.
+    /// Answered with `Owner`: the accounts to which an inode is charged. It is sent to the target of the inode.
     Charged {
         /// Inode.
         ino: Ino,

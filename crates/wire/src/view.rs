@@ -162,8 +162,8 @@ pub struct SessionStatus {
     /// The tree to which the key of the session is bound, under the name that the administrator of the tree gave it;
     /// empty if the key is bound to no tree.
     pub subtree: String,
-    /// How the connection of the session is protected. `None` if the session is not connected, or if the connection
-    /// does not leave the machine.
+    /// How the connection of the session is protected. It is `None` if the session is not connected, or if the
+    /// connection does not leave the machine.
     pub secure: Option<Secure>,
     /// The client has passed memory to the server, in which large payloads lie.
     pub memory: bool,

@@ -83,7 +83,7 @@ impl Changes {
         self.insert_hashed(hash_of(change.key()), change);
     }
 
-    /// As `insert`, if the hash of the key is known.
+    /// Works as `insert`, if the hash of the key is known.
     pub fn insert_hashed(&mut self, hash: u32, change: Change<'_>) {
         self.cost += cost(change);
         let chunks = &self.chunks;

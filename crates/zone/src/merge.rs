@@ -66,7 +66,7 @@ impl<'log, 'a, D: Disk> Merge<'log, 'a, D> {
         self.heads().nth(newest).flatten()
     }
 
-    /// Goes on to the next key.
+    /// Continues to the next key.
     pub async fn advance(&mut self) -> Result<(), ZoneError> {
         if self.has_key[0] {
             self.log.next();

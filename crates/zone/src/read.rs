@@ -129,7 +129,7 @@ impl<E: Env> Shared<E> {
         Ok(None)
     }
 
-    /// Goes on with a scan in these segments. Returns false if they were replaced before it was at its end. The scan
+    /// Continues with a scan in these segments. Returns false if they were replaced before it was at its end. The scan
     /// can be continued then, and also after an error.
     async fn read_range(&self, segments: &Segments, scan: &mut Scan<'_>) -> Result<bool, ZoneError> {
         let mut readers = Vec::with_capacity(segments.len());
@@ -171,8 +171,8 @@ impl<E: Env> Shared<E> {
         Ok(is_current)
     }
 
-    /// The next changes of the log for a scan, and up to which key these are all. `None` if the segments are not those
-    /// any more over which the changes of the log belong.
+    /// The next changes of the log for a scan, and up to which key these are all. Returns `None` if the segments are
+    /// not those any more over which the changes of the log belong.
     async fn log_part(&self, segments: &Segments, scan: &Scan<'_>) -> Option<(Changes, Key)> {
         let most = (scan.max - scan.items.len()).clamp(LOG_PART_MIN, SCAN_BATCH);
         loop {
@@ -245,7 +245,7 @@ fn in_memory(st: &State, key: &[u8]) -> Option<Found> {
     Some(change.value().map(<[u8]>::to_vec))
 }
 
-/// Goes on to `key`: its change, if the segment has one.
+/// Continues to `key`: its change, if the segment has one.
 async fn find<D: Disk>(reader: &mut SegmentReader<'_, D>, key: &[u8]) -> Result<Option<Found>, ZoneError> {
     while let Some(change) = reader.next().await? {
         match change.key().cmp(key) {
@@ -257,7 +257,7 @@ async fn find<D: Disk>(reader: &mut SegmentReader<'_, D>, key: &[u8]) -> Result<
     Ok(None)
 }
 
-/// Goes on to the first change with a key of `from` or greater, or to the end.
+/// Continues to the first change with a key of `from` or greater, or to the end.
 async fn skip_to<D: Disk>(reader: &mut SegmentReader<'_, D>, from: &[u8]) -> Result<(), ZoneError> {
     while reader.next().await?.is_some_and(|change| change.key() < from) {}
     Ok(())

@@ -15,7 +15,7 @@ use std::path::Path;
 
 /// The runs and the rows.
 pub struct Goals {
-    /// As they stand in the file.
+    /// The goals in the order of the file.
     pub runs: Vec<Run>,
     rows: Vec<Value>,
 }

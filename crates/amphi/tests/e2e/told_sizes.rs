@@ -148,7 +148,7 @@ fn a_size_that_was_said_is_there() {
     place.fsck();
 }
 
-/// As `a_size_that_was_said_is_there`, across mounts.
+/// The same as `a_size_that_was_said_is_there`, across mounts.
 fn a_size_that_another_mount_set_is_there(servers: usize) {
     let pair = Pair::new(servers, &[], &[]);
     let mounts = [pair.a.as_path(), &pair.b, &pair.a, &pair.b];

@@ -45,8 +45,8 @@ impl Client {
         })
     }
 
-    /// As `try_lock`, but waits. `interrupt` ends the wait with `Intr`, unless the lock was granted before: then it is
-    /// taken. Dropping the operation does not end the wait.
+    /// Works as `try_lock`, but waits. `interrupt` ends the wait with `Intr`, unless the lock was granted before: then
+    /// it is taken. Dropping the operation does not end the wait.
     ///
     /// Errors: `Deadlk` if POSIX owners would wait for each other, otherwise as for `try_lock`.
     pub fn wait_lock(&self, lock: FileLockSpec, interrupt: Arc<Interrupt>) -> Pending<TakenLock> {

@@ -27,7 +27,8 @@ pub(crate) async fn ask(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(In
     }
 }
 
-/// As `ask`, but `None` if changes of this mount keep coming. Otherwise `Inode::size` is the size in the attributes.
+/// Works as `ask`, but `None` if changes of this mount keep coming. Otherwise `Inode::size` is the size in the
+/// attributes.
 async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option<(InodeView, Attr)>> {
     for _ in 0..TRIES {
         let mut told = tokens::call(mount, ino.target(), cred, Request::GetAttr { ino }, &[]).await?;
@@ -40,7 +41,8 @@ async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option
     Ok(None)
 }
 
-/// As `ask`, for a file that this mount itself changes all the time: the server sends a glimpse to this mount as well.
+/// Works as `ask`, for a file that this mount itself changes all the time: the server sends a glimpse to this mount as
+/// well.
 pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
     loop {
         mount.stats.count(Count::GetAttrNow);

@@ -17,7 +17,7 @@ pub(crate) struct Asked {
     events: u64,
 }
 
-/// Has to be called before a request is sent whose answer may show inodes.
+/// It has to be called before a request is sent whose answer may show inodes.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     Asked { rule: mount.coherence.sharing.rule(), events: mount.coherence.bare.events.load(SeqCst) }
 }
@@ -46,7 +46,7 @@ pub(crate) struct Setting {
     answered: bool,
 }
 
-/// Has to be called before the request is sent.
+/// It has to be called before the request is sent.
 pub(crate) fn setting(mount: &Arc<Mount>, op: &Request) -> Option<Setting> {
     let Request::SetXattr { ino, .. } = op else { return None };
     let mut state = mount.coherence.bare.state.lock();

@@ -34,7 +34,7 @@ pub(crate) struct Change {
     answered: bool,
 }
 
-/// Has to be called before a request is sent that changes what `keys` show.
+/// It has to be called before a request is sent that changes what `keys` show.
 pub(crate) fn changing(mount: &Arc<Mount>, op: &Request, keys: &[TokenKey]) -> Option<Change> {
     let attributes = |key: &TokenKey| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None };
     let ino = keys.iter().find_map(attributes)?;
@@ -105,7 +105,7 @@ pub(crate) struct Asked {
     events: u64,
 }
 
-/// Has to be called before a request is sent whose answer may show directories.
+/// It has to be called before a request is sent whose answer may show directories.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     let rule = mount.coherence.sharing.rule();
     Asked { rule, events: mount.coherence.directories.state.lock().events }

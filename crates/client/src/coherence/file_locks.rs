@@ -232,8 +232,8 @@ async fn release_later(mount: Arc<Mount>, key: Key) {
     }
 }
 
-/// As `take`, but an interrupt ends it at once if there is no connection. The release or withdrawal of the lock is done
-/// in the background.
+/// Works as `take`, but an interrupt ends it at once if there is no connection. The release or withdrawal of the lock
+/// is done in the background.
 pub(crate) async fn take_interruptible(
     mount: Arc<Mount>,
     lock: FileLockSpec,

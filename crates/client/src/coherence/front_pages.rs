@@ -266,8 +266,8 @@ pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
     let _ = done.await;
 }
 
-/// As `drop_pages`, for bytes that a write replaces, bytes that turn out to be absent, and bytes that were lost. It
-/// runs concurrently with drops for which a lock waits, because dirty pages among these bytes may wait for a lock.
+/// Works as `drop_pages`, for bytes that a write replaces, bytes that turn out to be absent, and bytes that were lost.
+/// It runs concurrently with drops for which a lock waits, because dirty pages among these bytes may wait for a lock.
 pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();

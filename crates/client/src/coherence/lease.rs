@@ -25,7 +25,7 @@ pub(crate) async fn touch(mount: &Arc<Mount>, file: &Inode, range: ByteRange) ->
     Ok(())
 }
 
-/// As `touch`, for the tokens and locks that one target has granted.
+/// Works as `touch`, for the tokens and locks that one target has granted.
 pub(crate) async fn touch_target(mount: &Arc<Mount>, target: TargetId) -> Result<()> {
     let leases = &mount.coherence.sharing.leases;
     let now = mount.clock.boot_ns();

@@ -18,8 +18,8 @@ pub(crate) struct Making {
     made: Vec<Ino>,
 }
 
-/// Has to be called before a request is sent that may make names or directories. `alone`: whether the mount is in sole
-/// mode and stays in it until the answer was used.
+/// It has to be called before a request is sent that may make names or directories. `alone`: whether the mount is in
+/// sole mode and stays in it until the answer was used.
 pub(crate) fn sending(mount: &Arc<Mount>, op: &Request, alone: bool) -> Option<Making> {
     let new = &mount.coherence.new_directories;
     let making = match op {
@@ -35,7 +35,7 @@ pub(crate) fn sending(mount: &Arc<Mount>, op: &Request, alone: bool) -> Option<M
 }
 
 impl Making {
-    /// Has to be called before a request is sent that makes directories. `None` in shared mode.
+    /// It has to be called before a request is sent that makes directories. `None` in shared mode.
     pub(crate) fn begin(mount: &Arc<Mount>) -> Option<Making> {
         let (mount, generation) = (mount.clone(), mount.coherence.new_directories.making());
         let rule = mount.coherence.sharing.rule();

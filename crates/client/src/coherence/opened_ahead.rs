@@ -23,7 +23,7 @@ pub(crate) struct Changing {
     answered: bool,
 }
 
-/// Has to be called before the request is sent.
+/// It has to be called before the request is sent.
 pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
     let name = |dir: &Ino, name: &Name| Key::Name(*dir, name.clone());
     let keys = match op {

@@ -107,7 +107,7 @@ pub(crate) async fn shown(mount: &Arc<Mount>, ctx: &Ctx, attr: Attr) -> Result<A
     Ok(joined(attr, &told?))
 }
 
-/// As `shown`, from attributes that are cached under tokens; sends no request.
+/// Works as `shown`, from attributes that are cached under tokens; sends no request.
 pub(crate) fn known(mount: &Mount, dir: Ino) -> Option<Attr> {
     let shards = mount.coherence.shards.of(dir)?;
     let own = directories::own(mount, dir).or_else(|| Some(tokens::view(mount, dir)?.attr))?;

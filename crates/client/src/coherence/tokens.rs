@@ -169,12 +169,13 @@ impl Told {
         self.grants.attributes.is_some()
     }
 
-    /// As `keep_view`. Also returns whether the size is right: no change of this mount came between request and answer.
+    /// Works as `keep_view`. Also returns whether the size is right: no change of this mount came between request and
+    /// answer.
     pub(crate) fn keep_size(&self, view: InodeView) -> (Attr, bool) {
         self.keep_view_of(view, self.grants.attributes)
     }
 
-    /// As `keep_view`, for one of several entries.
+    /// Works as `keep_view`, for one of several entries.
     pub(crate) fn keep_entry(
         &self,
         dir: Ino,
@@ -307,7 +308,7 @@ fn take_back(mount: &Mount, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknow
     mount.coherence.tokens.lent.take_back(mount.clock.boot_ns(), inodes, forget)
 }
 
-/// As `take_back`, but handles answers on their way in the background.
+/// Works as `take_back`, but handles answers on their way in the background.
 fn take_back_soon(mount: &Arc<Mount>, inodes: impl IntoIterator<Item = Ino>) {
     let unknown = take_back(mount, inodes);
     if !unknown.is_empty() {

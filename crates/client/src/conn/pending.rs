@@ -113,7 +113,7 @@ impl<T: Send + 'static> Pending<T> {
         self.wait_for(interrupt, None).unwrap_or(Err(Errno::Canceled))
     }
 
-    /// As `wait`, but not for longer than `most`: then the operation is returned, still under way.
+    /// Works as `wait`, but not for longer than `most`: then the operation is returned, still under way.
     pub fn wait_for(
         mut self,
         interrupt: Option<&Interrupt>,

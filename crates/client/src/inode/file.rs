@@ -162,7 +162,7 @@ impl Inode {
         self.flights.lock().overlap(range)
     }
 
-    /// As `in_flight`, but only for requests with numbers up to `upto` (`Flights::last`).
+    /// Works as `in_flight`, but only for requests with numbers up to `upto` (`Flights::last`).
     pub(crate) fn in_flight_upto(&self, range: ByteRange, upto: u64) -> bool {
         self.flights.lock().overlap_upto(range, upto)
     }

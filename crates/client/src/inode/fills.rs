@@ -36,7 +36,7 @@ pub(crate) struct Fills {
     list: Mutex<List>,
     /// Number of fills under way whose bytes enter the cache.
     pub(crate) under_way: AtomicU32,
-    /// Has to be called under the lock of the cache's shard.
+    /// It has to be called under the lock of the cache's shard.
     pub(super) entered: AtomicU32,
 }
 
@@ -46,7 +46,7 @@ impl Fills {
         self.enter(range, false)
     }
 
-    /// As `begin`, for bytes that are kept for one reader until `end` instead of entering the cache.
+    /// Works as `begin`, for bytes that are kept for one reader until `end` instead of entering the cache.
     pub(crate) fn begin_held(&self, range: ByteRange) -> u64 {
         self.enter(range, true)
     }

@@ -68,7 +68,7 @@ impl Flights {
         self.came_back += 1;
     }
 
-    /// As `begin`, for bytes that were never in the cache.
+    /// Works as `begin`, for bytes that were never in the cache.
     pub(crate) fn begin_piped(&mut self, range: ByteRange) -> FlightId {
         let id = self.begin(range);
         self.piped.insert(id.number);

@@ -120,7 +120,7 @@ impl FilePages {
         self.is_taking() && self.taking.lock().is_dropping
     }
 
-    /// Bytes of `range` are about to be read into pages. Has to be called before they are read.
+    /// Bytes of `range` are about to be read into pages. It has to be called before they are read.
     pub(crate) fn note(&self, range: ByteRange) {
         self.overwrites.lock().note(range.align_out(PAGE));
         self.keep();

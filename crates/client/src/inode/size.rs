@@ -114,7 +114,8 @@ impl FileSize {
         DirectWrite(self)
     }
 
-    /// A write into the cache extends the file to `end`. Has to be called under the extent lock that permits the write.
+    /// A write into the cache extends the file to `end`. It has to be called under the extent lock that permits the
+    /// write.
     pub(crate) fn extend_own(&self, end: u64) {
         self.own_end.fetch_max(end, SeqCst);
         self.grow(end);

@@ -104,7 +104,7 @@ impl InodeTable {
         file
     }
 
-    /// As `open`, for a file that is opened ahead of its reader. If the file was not in the table from before
+    /// Works as `open`, for a file that is opened ahead of its reader. If the file was not in the table from before
     /// `asked_at` until now, so that this mount did nothing with it in between, a fill of `range` is entered in the
     /// same step; returns its id.
     pub(crate) fn open_ahead(

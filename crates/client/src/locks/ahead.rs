@@ -58,7 +58,7 @@ fn is_there(mount: &Mount, open: &OpenFile, range: ByteRange) -> bool {
     })
 }
 
-/// As `ahead`, and waits for the server's answer, which the server gives without waiting for other mounts.
+/// Works as `ahead`, and waits for the server's answer, which the server gives without waiting for other mounts.
 pub(crate) async fn answered(mount: Arc<Mount>, open: Arc<OpenFile>, mode: Mode, range: ByteRange) -> Result<Ahead> {
     let found = ahead(&mount, &open, mode, range)?;
     if found != Ahead::Asked {

@@ -93,8 +93,8 @@ pub(crate) async fn pin_objects(
     Ok(pins)
 }
 
-/// As `pin_objects`, but only for locks that are held or free. It calls back no lock and never waits, so a caller that
-/// holds other locks may use it.
+/// Works as `pin_objects`, but only for locks that are held or free. It calls back no lock and never waits, so a caller
+/// that holds other locks may use it.
 ///
 /// Errors: `Again` if another mount holds or requests a part of it, or if a group has the file.
 pub(crate) async fn try_pin_objects(

@@ -104,7 +104,7 @@ pub(crate) async fn read_piece(
     ask_piece(mount, file, object, range, under).await?
 }
 
-/// As `read_piece`. The inner error is the target's answer; the outer error means that no answer arrived.
+/// Works as `read_piece`. The inner error is the target's answer; the outer error means that no answer arrived.
 pub(crate) async fn ask_piece(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

@@ -199,7 +199,7 @@ pub(crate) async fn beyond(mount: &Arc<Mount>, file: &Arc<Inode>, size: u64) -> 
     locks::pin_objects(mount, file, Mode::Write, ByteRange::new(size, u64::MAX)).await
 }
 
-/// As `truncate`, for a caller that holds the range lock on the whole file and, in shared mode, `beyond`.
+/// Works as `truncate`, for a caller that holds the range lock on the whole file and, in shared mode, `beyond`.
 pub(crate) async fn resize(
     mount: &Arc<Mount>,
     cred: &Cred,

@@ -184,7 +184,7 @@ fn pages_of(offset: u64, len: usize) -> ByteRange {
     ByteRange::at(offset, len as u64).align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX))
 }
 
-/// As `try_read`, without the copy.
+/// Works as `try_read`, without the copy.
 pub(crate) fn try_lend(
     mount: &Arc<Mount>,
     ctx: &Ctx,

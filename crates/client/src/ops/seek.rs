@@ -31,7 +31,7 @@ const RUNS_MAX: u32 = 16_384;
 /// At least this many runs are requested of one object, even if the file has many objects.
 const RUNS_OF_OBJECT_MIN: u32 = 16;
 
-/// As `lseek`, from kept maps and without waiting, or `None` if they are not sufficient.
+/// Works as `lseek`, from kept maps and without waiting, or `None` if they are not sufficient.
 pub(crate) fn try_lseek(mount: &Mount, open: &OpenFile, offset: u64, whence: Whence) -> Option<Result<u64>> {
     let file = &open.file;
     let map = mount.prefetch.seek_maps.of(file, offset)?;

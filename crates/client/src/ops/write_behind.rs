@@ -61,7 +61,7 @@ pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: R
     may_be_early(mount, open, reason, hints) && mount.writeback.free_space.is_ample(&open.file, range)
 }
 
-/// As `admits`, without regard to the granted space.
+/// Works as `admits`, without regard to the granted space.
 pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let direct = (flags.direct || hints.direct) && !mount.is_commit(&open.file);

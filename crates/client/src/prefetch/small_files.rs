@@ -65,8 +65,8 @@ fn takes_over(flags: OpenFlags) -> bool {
     flags.read && !flags.write && !flags.truncate && !flags.exec
 }
 
-/// Opens without a message a file that was opened ahead for this caller, or whose last open is kept. `None` if there is
-/// no such open.
+/// Opens without a message a file that was opened ahead for this caller, or whose last open is kept. Returns `None` if
+/// there is no such open.
 pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0 || !takes_over(flags) {
         return None;
@@ -104,7 +104,7 @@ fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
     ready.rule == rule && *ready.cred == *cred && in_time && certain
 }
 
-/// As `take`, for a file whose prefetch may still be under way.
+/// Works as `take`, for a file whose prefetch may still be under way.
 pub(crate) async fn arrived(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0
         || !takes_over(flags)

@@ -26,7 +26,7 @@ pub(super) fn in_cluster(seed: u64, servers: usize, story: impl AsyncFnOnce(&Clu
     in_cluster_of(seed, SimConfig::default(), servers, story);
 }
 
-/// As `in_cluster`, with another network or disks.
+/// Works as `in_cluster`, with another network or disks.
 pub(super) fn in_cluster_of(seed: u64, config: SimConfig, servers: usize, story: impl AsyncFnOnce(&Cluster)) {
     let sim = Sim::new(seed, config);
     let env = sim.node("controller");

@@ -144,7 +144,7 @@ fn changes_end_them() {
                     }
                     model[at + 10..].fill(0);
                 }
-                // In the cache and not written back.
+                // The bytes are in the cache and not written back.
                 4 => {
                     let op = w.client.write(&root, &file, next, Buf::zeroed(PART as usize), Hints::default());
                     w.run(op).expect("write");

@@ -50,7 +50,7 @@ pub(crate) fn start(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> 
     send_off(mount, file, range).by_bound
 }
 
-/// As `start`, for all bytes that were not sent because of the bound.
+/// Works as `start`, for all bytes that were not sent because of the bound.
 pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Left {
     let mut scattered = Scattered::default();
     let left = send_off_with(mount, file, range, &mut scattered);
@@ -58,7 +58,7 @@ pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) 
     left
 }
 
-/// As `start`. Small runs wait in `scattered` until the caller sends them.
+/// Works as `start`. Small runs wait in `scattered` until the caller sends them.
 pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> bool {
     send_off_with(mount, file, range, scattered).by_bound
 }

@@ -13,8 +13,8 @@ use amphi_types::{ByteRange, Ino, SessionId};
 use std::collections::BTreeSet;
 
 impl FileLocks {
-    /// Ends the wait of a request whose caller was interrupted. `false` if it does not wait: it was granted, which is
-    /// not undone, or its session was dropped.
+    /// Ends the wait of a request whose caller was interrupted. Returns `false` if it does not wait: it was granted,
+    /// which is not undone, or its session was dropped.
     pub fn cancel(&mut self, id: WaitId) -> bool {
         let mut woken = BTreeSet::new();
         let Some(wait) = self.take_wait(id, &mut woken) else { return false };

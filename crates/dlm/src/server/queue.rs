@@ -116,8 +116,8 @@ impl LockSpace {
         dropped
     }
 
-    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. Has to be
-    /// called before new requests are accepted.
+    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. It has to
+    /// be called before new requests are accepted.
     pub fn restore(
         &mut self,
         owner: Owner,
@@ -150,7 +150,7 @@ impl LockSpace {
         Ok(())
     }
 
-    /// As [`LockSpace::restore`], but under a new id, with which the client continues. Has to be called before new
+    /// As [`LockSpace::restore`], but under a new id, with which the client continues. It has to be called before new
     /// requests are accepted.
     pub fn take_in(&mut self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> Result<LockId, Refusal> {
         if range.is_empty() {
@@ -230,7 +230,8 @@ impl LockSpace {
         self.blocker_of(view, lock.owner, lock.mode, lock.range, id)
     }
 
-    /// As `blocker`, for a request that takes the place in the queue that it would have if it had been made at `id`.
+    /// Works as `blocker`, for a request that takes the place in the queue that it would have if it had been made at
+    /// `id`.
     fn blocker_of(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, id: LockId) -> Option<LockId> {
         #[cfg(test)]
         if self.planted_bug == Some(crate::tests::PlantedBug::JumpQueue) {

@@ -117,7 +117,7 @@ impl<V> TokenCache<V> {
         }
     }
 
-    /// Has to be called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that
+    /// It has to be called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that
     /// continues during suspend. A request that is sent again keeps its first ask.
     pub fn ask(&mut self, now_ns: u64) -> Ask {
         self.last_ask += 1;
@@ -201,8 +201,8 @@ impl<V> TokenCache<V> {
         dropped
     }
 
-    /// Has to be called before a request is sent that changes these keys and names them. The values of these keys are
-    /// not used until the request is answered.
+    /// It has to be called before a request is sent that changes these keys and names them. The values of these keys
+    /// are not used until the request is answered.
     pub fn changing(&mut self, keys: &[TokenKey]) -> OwnChange {
         self.last_change += 1;
         let id = OwnChange(self.last_change);
@@ -218,9 +218,9 @@ impl<V> TokenCache<V> {
         id
     }
 
-    /// Called when the change was answered, with the number from `TokenSpace::end_change`. Has to be called before the
-    /// grants of the same reply are stored. `None` if the change was not carried out and never will be. A call whose
-    /// outcome is unknown has not ended, even if its caller was interrupted.
+    /// Called when the change was answered, with the number from `TokenSpace::end_change`. It has to be called before
+    /// the grants of the same reply are stored. Returns `None` if the change was not carried out and never will be. A
+    /// call whose outcome is unknown has not ended, even if its caller was interrupted.
     pub fn changed(&mut self, change: OwnChange, number: Option<TokenNumber>) {
         for key in self.changes.remove(&change).unwrap_or_default() {
             if let Some(count) = self.changing.get_mut(&key) {
@@ -246,7 +246,7 @@ impl<V> TokenCache<V> {
         self.by_end.clear();
     }
 
-    /// As `lose_all`, but keeps values of keys that are not `lost`. Grants on their way are void too.
+    /// Works as `lose_all`, but keeps values of keys that are not `lost`. Grants on their way are void too.
     pub fn lose(&mut self, lost: impl Fn(TokenKey) -> bool) {
         self.values.retain(|key, _| !lost(*key));
         self.by_end.retain(|(_, key)| !lost(*key));

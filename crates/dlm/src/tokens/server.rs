@@ -348,7 +348,7 @@ impl TokenSpace {
         ids.filter_map(|id| self.revoking.pending.get(id)).map(|pending| &pending.revoke)
     }
 
-    /// Has to be called first after a restart. These sessions may use tokens of which this target has no record any
+    /// It has to be called first after a restart. These sessions may use tokens of which this target has no record any
     /// more. Changes wait until each of these sessions has presented itself or was dropped as stopped, or until the
     /// longest life that was ever granted is over.
     pub fn recover(&mut self, now_ns: u64, sessions: impl IntoIterator<Item = SessionId>, longest_life_ns: u64) {

@@ -377,7 +377,7 @@ fn map_huge(size: usize, align: usize) -> NonNull<u8> {
     arena::take_passable(size).unwrap_or_else(|| map_private(size, align))
 }
 
-/// As `map_huge`, in memory that is private to this process.
+/// Works as `map_huge`, in memory that is private to this process.
 fn map_private(size: usize, align: usize) -> NonNull<u8> {
     let all = size.next_multiple_of(align) + align;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);

@@ -308,7 +308,7 @@ struct Staging {
 /// Receiving half.
 pub struct RealRx {
     fd: Fd,
-    /// `None` while a receive runs; a dropped receive leaves `None`.
+    /// It is `None` while a receive runs; a dropped receive leaves `None`.
     staging: Option<Staging>,
     memory: Memory,
     leases: Arc<Leases>,

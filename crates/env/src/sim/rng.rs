@@ -47,7 +47,7 @@ impl Rng {
         r.start + self.below(r.end.saturating_sub(r.start))
     }
 
-    /// True once in `n` times; never for 0.
+    /// Returns true once in `n` times; never for 0.
     pub(super) fn one_in(&mut self, n: u64) -> bool {
         n > 0 && self.below(n) == 0
     }

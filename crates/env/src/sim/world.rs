@@ -64,7 +64,7 @@ impl Wake for TaskWaker {
 
 pub(super) struct TaskState {
     pub(super) node: usize,
-    /// `None` while the task is polled.
+    /// It is `None` while the task is polled.
     task: Option<Task>,
     waker: Arc<TaskWaker>,
     born: &'static Location<'static>,

@@ -23,7 +23,7 @@ impl ClientFs {
         self.wait_or_defer(caller, pending, 0, answer).unwrap_or(Err(Errno::Intr))
     }
 
-    /// As `wait_long`, for a request that keeps `bytes` in memory. `None`: the thread has been returned.
+    /// Works as `wait_long`, for a request that keeps `bytes` in memory. `None`: the thread has been returned.
     pub(super) fn wait_or_defer<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -48,7 +48,7 @@ impl ClientFs {
         self.leave(caller, wait, pending, bytes, answer).err().map(|(wait, pending)| wait.wait(pending))
     }
 
-    /// As `wait_long`, for small reads. If many of them already wait on threads, the thread is released at once.
+    /// Works as `wait_long`, for small reads. If many of them already wait on threads, the thread is released at once.
     pub(super) fn wait_briefly<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

@@ -43,7 +43,7 @@ impl ClientFs {
         OpenReply { handle: self.listings.open(opener, mark != Mark::No), flags }
     }
 
-    /// Has to be called before the attributes of a directory are answered. If they show a change, the kernel first
+    /// It has to be called before the attributes of a directory are answered. If they show a change, the kernel first
     /// drops its older listing. In sole mode this is not needed, because all changes pass through this kernel.
     pub(super) fn tells_directory(&self, caller: &Caller<'_>, attr: &Attr) {
         if self.keeps_older_listing(attr) && !caller.by_other_id() {

@@ -31,14 +31,14 @@ use std::time::Duration;
 const ROOT: Handle = Handle(u64::MAX);
 
 impl ClientFs {
-    /// Has to be called before this mount changes a name. The count of its lookups begins again at zero.
+    /// It has to be called before this mount changes a name. The count of its lookups begins again at zero.
     pub(super) fn changes_name(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) {
         self.names.asked.begins_anew(dir, name);
         self.is_lent_as_absent(caller, dir, name);
     }
 
-    /// Has to be called after a program got the answer to a lookup of the name. If programs request the name again and
-    /// again, the lookup thread has the kernel cache it.
+    /// It has to be called after a program got the answer to a lookup of the name. If programs request the name again
+    /// and again, the lookup thread has the kernel cache it.
     pub(super) fn shown(&self, caller: &Caller<'_>, dir: Ino, name: &[u8], entry: Option<&Entry>) {
         if self.client.lends_names()
             && !caller.by_other_id()
@@ -59,7 +59,7 @@ impl ClientFs {
         }
     }
 
-    /// Has to be called after a program was answered ENOENT. Returns whether the kernel caches this absence.
+    /// It has to be called after a program was answered ENOENT. Returns whether the kernel caches this absence.
     pub(super) fn looked(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
         self.names.has_asked(caller.tid, dir, name, loan);

@@ -64,7 +64,7 @@ fn need(op: &Op<'_>) -> Need {
 }
 
 impl ClientFs {
-    /// Has to be called before a request is served; the request ends when the result is dropped.
+    /// It has to be called before a request is served; the request ends when the result is dropped.
     pub(super) fn take_posts(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
         let (posts, ino) = (&self.handles.posts, request.ino);
         let need = need(&request.op);

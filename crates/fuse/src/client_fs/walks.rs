@@ -142,7 +142,7 @@ impl ClientFs {
         }
     }
 
-    /// As `asked`, for names in `dirs`.
+    /// Works as `asked`, for names in `dirs`.
     pub(super) fn asked_in<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -165,7 +165,7 @@ impl ClientFs {
         }
     }
 
-    /// As `asked_in`, for a change of names, which ends the walk.
+    /// Works as `asked_in`, for a change of names, which ends the walk.
     pub(super) fn changed<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

@@ -42,8 +42,8 @@ fn appends(hints: Hints) -> bool {
 }
 
 impl ClientFs {
-    /// As `kill_suidgid`, for `fallocate` and `copy_file_range`. For these calls the kernel neither clears the bits nor
-    /// asks the mount to do so.
+    /// Works as `kill_suidgid`, for `fallocate` and `copy_file_range`. For these calls the kernel neither clears the
+    /// bits nor asks the mount to do so.
     pub(super) fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
     }
@@ -257,13 +257,13 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Has to be called before the answer to a write, from which the kernel concludes that the file ends at `end` or
+    /// It has to be called before the answer to a write, from which the kernel concludes that the file ends at `end` or
     /// later.
     pub(super) fn wrote(&self, ino: Ino, tid: u32, end: u64) {
         self.names.sizes.wrote(ino, tid, end);
     }
 
-    /// As `wrote`, for a reservation or a copy. While one of these is under way, the kernel uses no other answer.
+    /// Works as `wrote`, for a reservation or a copy. While one of these is under way, the kernel uses no other answer.
     pub(super) fn extended(&self, ino: Ino, tid: u32, end: u64) {
         self.wrote(ino, tid, end);
         self.names.sizes.cuts(ino, tid);

@@ -83,7 +83,7 @@ impl Exports {
         self.is_on.load(Acquire)
     }
 
-    /// Called when a descriptor of the handle is being closed. Has to be called before that request is answered.
+    /// Called when a descriptor of the handle is being closed. It has to be called before that request is answered.
     pub(crate) fn raise(&self, handle: u64) {
         if let Some(office) = self.office() {
             office.board.raise(handle);
@@ -102,7 +102,7 @@ impl Exports {
         Identity { export: shown.1.id(), secret: shown.0, slots: shown.1.slots() as u64, ..head }
     }
 
-    /// As `identify`, for a program that posts writes: `admit` gives the number of the ring and its secret.
+    /// Works as `identify`, for a program that posts writes: `admit` gives the number of the ring and its secret.
     pub(crate) fn identify_writer(
         &self,
         client: &Client,

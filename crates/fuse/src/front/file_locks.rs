@@ -304,7 +304,7 @@ pub(crate) fn spec_of(ino: Ino, how: &LockHow) -> Result<Option<FileLockSpec>> {
     Ok(Some(FileLockSpec { ino, owner: owner_of(how), pid: how.pid, mode, range: range_of(how)? }))
 }
 
-/// Has to be called before the caller is answered that it holds the lock.
+/// It has to be called before the caller is answered that it holds the lock.
 pub(crate) fn keep(locks: &FileLocks, ino: Ino, how: &LockHow, taken: TakenLock) {
     locks.note(how.handle, ino, owner_of(how));
     taken.keep();

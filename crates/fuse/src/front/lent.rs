@@ -23,7 +23,7 @@ thread_local! {
     static PRESENT: RefCell<Present> = RefCell::default();
 }
 
-/// Has to be called before this thread begins to handle a request, at `since`.
+/// It has to be called before this thread begins to handle a request, at `since`.
 pub(crate) fn begins(client: &Client, since: Since) {
     PRESENT.with_borrow_mut(|present| *present = Present { rule: client.rule(), since, lending: None });
 }
@@ -48,7 +48,7 @@ pub(crate) fn knows_directories(client: &Client) -> bool {
     PRESENT.with_borrow(|present| client.lends_directories(present.rule))
 }
 
-/// Has to be called when the answer was written.
+/// It has to be called when the answer was written.
 pub(crate) fn answered() {
     drop(PRESENT.take());
 }

@@ -254,8 +254,8 @@ impl Moved {
         }
     }
 
-    /// A listing shows a directory. False if the listing must not carry its attributes, because the kernel would move
-    /// it.
+    /// A listing shows a directory. Returns false if the listing must not carry its attributes, because the kernel
+    /// would move it.
     pub(crate) fn listed(&self, ino: Ino, dir: Ino, name: &[u8]) -> bool {
         let place: Place = (dir, name.into());
         let mut shown = self.shown.lock();

@@ -101,7 +101,7 @@ impl Names {
         self.lender.is_starting()
     }
 
-    /// Has to be called when the answer to the present request was written.
+    /// It has to be called when the answer to the present request was written.
     #[inline]
     pub(crate) fn answered(&self) {
         if LENDS.replace(false) {

@@ -84,7 +84,7 @@ impl Wait {
         pending.wait_for(Some(&self.0.interrupt), Some(most))
     }
 
-    /// Goes on waiting as a task. From now on `later` receives the caller's signals.
+    /// Continues waiting as a task. From now on `later` receives the caller's signals.
     pub(crate) async fn go_on<T: Send + 'static>(&self, pending: Pending<T>, later: &Later) -> Result<T> {
         later.wake_on_interrupt(Waker::from(self.0.clone()));
         let interrupt = &self.0.interrupt;

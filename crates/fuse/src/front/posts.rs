@@ -503,13 +503,13 @@ impl Posts {
         rest.map(|upto| posted.settled(upto))
     }
 
-    /// As `drain`, and nothing more is posted to the file until a program is admitted again.
+    /// Works as `drain`, and nothing more is posted to the file until a program is admitted again.
     pub(crate) fn stop(&self, ino: Ino) -> Option<Pending<()>> {
         let posted = self.get(ino)?;
         posted.with(|work| posted.stop(work)).map(|upto| posted.settled(upto))
     }
 
-    /// As `drain`, for all files.
+    /// Works as `drain`, for all files.
     pub(crate) fn drain_all(&self) -> Vec<Pending<()>> {
         let drain = |posted: Arc<Posted>| {
             let rest = posted.with(|work| posted.drain(work));

@@ -183,8 +183,8 @@ impl Sizes {
         self.tids.iter().any(|own| own.load(SeqCst) == tid)
     }
 
-    /// Has to be called before a write of this mount is answered. Returns whether another thread was shown another size
-    /// and may not have taken that answer yet.
+    /// It has to be called before a write of this mount is answered. Returns whether another thread was shown another
+    /// size and may not have taken that answer yet.
     pub(crate) fn wrote(&self, ino: Ino, tid: u32, end: u64) -> bool {
         let now_ns = monotonic_ns();
         self.with(ino, |known| {
@@ -193,7 +193,7 @@ impl Sizes {
         })
     }
 
-    /// Has to be called before a truncate is answered.
+    /// It has to be called before a truncate is answered.
     pub(crate) fn has_cut(&self, tid: u32, attr: &Attr) {
         let (answer, now_ns) = (Answer::new(tid, attr, u64::MAX), monotonic_ns());
         self.with(attr.ino, |known| {
@@ -202,12 +202,12 @@ impl Sizes {
         });
     }
 
-    /// Has to be called before the answer to a request that the kernel treats as a truncate.
+    /// It has to be called before the answer to a request that the kernel treats as a truncate.
     pub(crate) fn cuts(&self, ino: Ino, tid: u32) {
         self.with(ino, |known| known.cuts(tid, monotonic_ns()));
     }
 
-    /// Has to be called before a read is answered. A read of pages that ends early may tell the kernel that the file
+    /// It has to be called before a read is answered. A read of pages that ends early may tell the kernel that the file
     /// ends there.
     pub(crate) fn has_read(&self, ino: Ino, how: &ReadHow, len: usize) {
         if how.into_page_cache && len < how.size {
@@ -220,7 +220,7 @@ impl Sizes {
         self.with(ino, |known| known.takes_back(monotonic_ns()));
     }
 
-    /// Has to be called before pages are dropped. Waits until the kernel has taken the answers that were given.
+    /// It has to be called before pages are dropped. Waits until the kernel has taken the answers that were given.
     pub(crate) fn takes_pages_back(&self, ino: Ino) {
         let mut looked = false;
         loop {
@@ -386,8 +386,8 @@ impl Sizes {
         self.with(attr.ino, |known| known.shows_in_doubt(answer, monotonic_ns()));
     }
 
-    /// As `tells`, for an answer that shows no size to a program and that may be left out. False means that it has to
-    /// be left out.
+    /// Works as `tells`, for an answer that shows no size to a program and that may be left out. False means that it
+    /// has to be left out.
     pub(crate) fn tells_aside(&self, tid: u32, attr: &Attr, asked_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let answer = Answer::new(tid, attr, asked_ns);
         self.with(attr.ino, |known| known.shows_aside(answer, monotonic_ns(), is_changing))

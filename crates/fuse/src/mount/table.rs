@@ -34,7 +34,7 @@ pub(super) fn is_ours(path: &Path) -> bool {
     top_at(path).is_some_and(|l| l.fs_type == FS_TYPE.as_bytes())
 }
 
-/// Returns whether anything with this device number is mounted anywhere. False if the table cannot be read.
+/// Returns whether anything with this device number is mounted anywhere. Returns false if the table cannot be read.
 pub(crate) fn is_mounted(device: u64) -> bool {
     let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return true };
     table.split(|&b| b == b'\n').filter_map(parse).any(|line| line.device == device)

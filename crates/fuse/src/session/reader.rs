@@ -145,7 +145,7 @@ struct Reader {
     shared: Arc<Shared>,
     /// Reads from this descriptor sleep until there is a request.
     device: Arc<OwnedFd>,
-    /// Reads from this descriptor never sleep. `None` if it could not be opened.
+    /// Reads from this descriptor never sleep. It is `None` if it could not be opened.
     ready: Option<Arc<OwnedFd>>,
     slot: Arc<Slot>,
     receive: Receive,

@@ -57,7 +57,7 @@ pub enum Kind {
     Pointer,
     /// The counters of the proxy, as data.
     Stats,
-    /// The rank closes the file. Has no reply.
+    /// The rank closes the file. It has no reply.
     Bye,
     /// The answer to a request.
     Reply,
@@ -65,7 +65,7 @@ pub enum Kind {
     Settle,
     /// From now on the file has this length.
     AgreeSize,
-    /// The rank has taken over these pages of a reply, given as offsets. Has no reply. Follows such a reply.
+    /// The rank has taken over these pages of a reply, given as offsets. It has no reply. Follows such a reply.
     Taken,
     /// 1: no page moves from this node any more; 0: that ends.
     Still,
@@ -73,7 +73,7 @@ pub enum Kind {
     Alive,
     /// Drops the copy that this node has of a page of another one: the number.
     DropCopy,
-    /// No node has a copy any more of this page, which the call has locked exclusively. Has no reply.
+    /// No node has a copy any more of this page, which the call has locked exclusively. It has no reply.
     Recalled,
 }
 

@@ -269,7 +269,7 @@ impl<E: Env> Cluster<E> {
         self.question_on(lane, false, server, question).await
     }
 
-    /// As `ask_on`, but waits until the other server can be reached again.
+    /// Works as `ask_on`, but waits until the other server can be reached again.
     async fn insist_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerRequest) -> Result<PeerReply> {
         self.question_on(lane, true, server, question).await
     }

@@ -390,7 +390,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// As `push_again`, for the connection that the targets of one worker use.
+    /// Works as `push_again`, for the connection that the targets of one worker use.
     fn push_again_by(self: &Rc<Self>, session: SessionId, line: Line) {
         let targets: Vec<TargetId> = self.targets_by(session, line.conn);
         let worker = self.worker.clone();

@@ -233,8 +233,8 @@ impl FileLockTable {
         std::mem::take(&mut self.inner.borrow_mut().news)
     }
 
-    /// When the next check of waiting requests is due, monotonic ns. `None` if a task already waits for it; otherwise
-    /// the caller has to wait for it.
+    /// When the next check of waiting requests is due, monotonic ns. Returns `None` if a task already waits for it;
+    /// otherwise the caller has to wait for it.
     pub fn start_watch(&self) -> Option<u64> {
         let inner = &mut *self.inner.borrow_mut();
         let next = inner.locks.next_deadline()?;

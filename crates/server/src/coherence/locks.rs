@@ -243,7 +243,7 @@ impl Locks {
         self.direct_as(now_ns, Owner::Direct(session), object, mode, range, sent).await
     }
 
-    /// As `direct`, for pages that the session has changed under cached locks of its own and now writes back.
+    /// Works as `direct`, for pages that the session has changed under cached locks of its own and now writes back.
     ///
     /// Errors: as for `enqueue`.
     pub async fn bring_back(

@@ -84,8 +84,8 @@ pub struct Changing {
 }
 
 impl Changing {
-    /// Has to be called in the step in which the change is applied. Returns the number for the answer to the session of
-    /// the change.
+    /// It has to be called in the step in which the change is applied. Returns the number for the answer to the session
+    /// of the change.
     pub fn end(&mut self) -> Option<u64> {
         if !std::mem::replace(&mut self.ended, true) {
             match self.id {

@@ -26,7 +26,7 @@ pub(super) struct ZoneData {
 }
 
 impl ZoneData {
-    /// Built from the items of a zone. `None` if they are inconsistent, which other checks report.
+    /// Built from the items of a zone. Returns `None` if they are inconsistent, which other checks report.
     pub fn of(items: &BTreeMap<Key, Vec<u8>>, blocks: u64, offset: u64) -> Option<ZoneData> {
         let mut store = DataStore::new(blocks);
         let own = [tag::OBJECT, tag::EXTENT, tag::CHECKSUM];

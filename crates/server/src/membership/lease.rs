@@ -75,7 +75,7 @@ impl MasterLease {
         self.alone_until_ns.get()
     }
 
-    /// From now on targets grant no tokens. Returns whether they granted tokens until now.
+    /// From now on the targets grant no tokens. Returns whether they granted tokens until now.
     pub(crate) fn begin_alone(&self, until_ns: u64) -> bool {
         self.alone_until_ns.replace(Some(until_ns)).is_none()
     }

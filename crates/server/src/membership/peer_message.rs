@@ -91,6 +91,6 @@ pub enum PeerReply {
     },
     /// The registry of keys.
     Keys(Box<KeyRegistry>),
-    /// Number of a key. `None` if the session has no key, or if the master does not know its key yet.
+    /// Number of a key. It is `None` if the session has no key, or if the master does not know its key yet.
     SessionKey(Option<u64>),
 }

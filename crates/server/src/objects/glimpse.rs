@@ -115,7 +115,7 @@ async fn ask_all<E: Env>(
     join_all(again).await.into_iter().all(|still| still)
 }
 
-/// Sends a glimpse to one holder. `None` if its lock or session ended before it answered.
+/// Sends a glimpse to one holder. Returns `None` if its lock or session ended before it answered.
 async fn ask<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

@@ -61,9 +61,9 @@ pub async fn view<E: Env>(
     Err(Errno::Again)
 }
 
-/// As `view`, or `None` in three cases: the file was truncated between the queries to its objects and the reading of
-/// its inode; its objects have not given the same answer twice yet; or it grew beyond all answers, so that a part of a
-/// call may have arrived meanwhile.
+/// Works as `view`, or `None` in three cases: the file was truncated between the queries to its objects and the reading
+/// of its inode; its objects have not given the same answer twice yet; or it grew beyond all answers, so that a part of
+/// a call may have arrived meanwhile.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -111,8 +111,8 @@ async fn look<E: Env>(
     Ok(Some((view, None)))
 }
 
-/// The attributes in the inode itself, with the token to cache them. `None` if its objects or other mounts may have
-/// newer ones.
+/// The attributes in the inode itself, with the token to cache them. Returns `None` if its objects or other mounts may
+/// have newer ones.
 fn plain<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Target<E>,

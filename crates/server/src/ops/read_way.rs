@@ -43,7 +43,7 @@ pub(super) struct State {
 /// How a read is served, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadWay {
-    /// From the read cache in memory.
+    /// The bytes are read from the read cache in memory.
     Kept,
     /// From the disk, together with all surrounding blocks up to multiples of this many bytes; all of these are kept.
     Unit(u64),

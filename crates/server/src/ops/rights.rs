@@ -110,9 +110,9 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// The last check before a change of an object, in the step in which it has its span: whether the inode still
-    /// exists. False if this target does not remember that the session may change it: its objects are about to go, or
-    /// the table of rights was full. Then the caller has to release the span, and `check_object` says which right is
-    /// missing.
+    /// exists. Returns false if this target does not remember that the session may change it: its objects are about to
+    /// go, or the table of rights was full. Then the caller has to release the span, and `check_object` says which
+    /// right is missing.
     ///
     /// Errors: as `right_of`.
     pub(super) fn check_again(&self, object: ObjectId) -> Result<bool> {

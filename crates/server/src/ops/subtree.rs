@@ -147,7 +147,7 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// As `leads_within`, for an inode whose project is known.
+    /// Works as `leads_within`, for an inode whose project is known.
     pub(super) fn has_project(&self, project: u32) -> Result<()> {
         if self.tree.is_none_or(|tree| tree.has(project)) { Ok(()) } else { Err(Errno::Access) }
     }

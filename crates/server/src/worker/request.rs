@@ -65,7 +65,7 @@ impl<E: Env> RequestCx<E> {
         self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
     }
 
-    /// As `seal`, if the request fails after it was sealed.
+    /// Works as `seal`, if the request fails after it was sealed.
     pub fn seal_error(&self, txn: &mut Txn, e: Errno) {
         self.seal_answer(txn, Answer::of(Err(e)), None);
     }

@@ -61,7 +61,7 @@ impl<E: Env> Target<E> {
         expected.collect()
     }
 
-    /// As `expect`, for one block in a separate buffer.
+    /// Works as `expect`, for one block in a separate buffer.
     pub fn expect_block(&self, file_block: u64, physical: u64) -> Vec<Expected> {
         self.expect(&[ReadSegment { file_block, blocks: 1, physical: Some(physical) }], file_block, 0)
     }
@@ -73,7 +73,7 @@ impl<E: Env> Target<E> {
         self.verify_part(object, expected, bytes, 0).await
     }
 
-    /// As `verify`, for the blocks in a part of the plan, which begins `from` bytes into it.
+    /// Works as `verify`, for the blocks in a part of the plan, which begins `from` bytes into it.
     pub async fn verify_part(
         &self,
         object: ObjectId,

@@ -99,7 +99,7 @@ impl RoomBelow {
         self.alone.get()
     }
 
-    /// Has to be called before a write of `bytes` is planned.
+    /// It has to be called before a write of `bytes` is planned.
     pub fn mind<E: Env>(&self, target: &Target<E>, bytes: u64) {
         let wanted = bytes + MARGIN_BYTES;
         let Some(left) = self.left(|left| left >= wanted || self.tight.get()) else { return };

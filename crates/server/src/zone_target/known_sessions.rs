@@ -62,7 +62,7 @@ impl KnownSessions {
         self.alive.borrow().get(&session).map(|record| record.start)
     }
 
-    /// As `begin_of`, also for a session that is only stopped.
+    /// Works as `begin_of`, also for a session that is only stopped.
     pub fn begin_of_any(&self, session: SessionId) -> Option<u64> {
         self.begin_of(session).or_else(|| self.stopped.borrow().get(&session).copied())
     }

@@ -154,8 +154,8 @@ impl Edge {
     }
 
     /// Returns whether `used`, a result of `base`, is no longer the content of the block before this write. The writer
-    /// that showed it has failed, or has made another copy for the same reason. Has to be called when the turn of this
-    /// write has come. Then the stored block is right.
+    /// that showed it has failed, or has made another copy for the same reason. It has to be called when the turn of
+    /// this write has come. Then the stored block is right.
     pub fn is_outdated(&self, used: Option<&Image>) -> bool {
         let mut at = self.before.clone();
         while let Some(place) = at {

@@ -71,7 +71,8 @@ impl SpanGate {
         self.enter(object, range, hold, None).await
     }
 
-    /// As `take`, for a write of `bytes` that may share the blocks at its edges with other writes (`SharedBlocks`).
+    /// Works as `take`, for a write of `bytes` that may share the blocks at its edges with other writes
+    /// (`SharedBlocks`).
     pub async fn take_bytes(&self, object: ObjectId, bytes: ByteRange) -> SpanGuard {
         self.enter(object, bytes.align_out(BLOCK), Hold::Exclusive, Some(bytes)).await
     }

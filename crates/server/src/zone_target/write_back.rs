@@ -237,7 +237,7 @@ impl<E: Env> WriteBack<E> {
         self.area.borrow().as_ref().map_or((0, 0), |area| area.pool.usage())
     }
 
-    /// Copies bytes into the memory. `None` if there is no space, or the memory has failed.
+    /// Copies bytes into the memory. Returns `None` if there is no space, or the memory has failed.
     pub fn store(&self, object: ObjectId, start: u64, bytes: &[u8], checksums: DataChecksums) -> Option<Memory> {
         let area = self.area.borrow();
         let area = area.as_ref()?;

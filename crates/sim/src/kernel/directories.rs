@@ -187,7 +187,7 @@ fn name_of(at: usize) -> Vec<u8> {
     format!("n{at}").into_bytes()
 }
 
-/// True if a call found nothing where something should have been: a directory or a name that was just removed.
+/// Returns true if a call found nothing where something should have been: a directory or a name that was just removed.
 fn is_gone(e: Errno) -> bool {
     matches!(e, Errno::NoEnt | Errno::Stale)
 }

@@ -34,7 +34,8 @@ pub(super) struct WriteBack {
 }
 
 impl Kernel {
-    /// Stores `word` all over the page `at` through a mapping of `open`. False if the mapping ends before (SIGBUS).
+    /// Stores `word` all over the page `at` through a mapping of `open`. Returns false if the mapping ends before
+    /// (SIGBUS).
     ///
     /// Errors: those of a read.
     pub async fn store(&self, ctx: &Ctx, open: &Opened, at: u64, word: &[u8]) -> Result<bool> {

@@ -98,7 +98,7 @@ impl Claims {
         }
     }
 
-    /// As `begin`, for a lock.
+    /// Works as `begin`, for a lock.
     fn ask(&mut self, wish: &Wish, now: u64) {
         self.begin(wish, now);
         let Wish { task, family, mode, .. } = *wish;

@@ -143,7 +143,8 @@ impl Record {
     }
 }
 
-/// True if these bytes may be a first record that is incomplete because of a crash: then nothing after it can be lost.
+/// Returns true if these bytes may be a first record that is incomplete because of a crash: then nothing after it can
+/// be lost.
 pub(crate) fn is_cut_begin(bytes: &[u8]) -> bool {
     let begin = &bytes[bytes.len().min(HEAD)..];
     let known = begin.iter().zip([1].iter().chain(MAGIC)).all(|(a, b)| a == b);

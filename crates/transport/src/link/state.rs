@@ -49,10 +49,10 @@ pub(super) struct Pending {
     pub(super) deadline_ms: u32,
     /// When the caller stops waiting.
     pub(super) until: Option<Time>,
-    /// The request. `None` once the request was handed to an in-process server or given up, so that it is never sent
-    /// again.
+    /// The request. It is `None` once the request was handed to an in-process server or given up, so that it is never
+    /// sent again.
     pub(super) call: Option<Call>,
-    /// `None` while the payload is being sent.
+    /// It is `None` while the payload is being sent.
     pub(super) payload: Option<Buf>,
     /// The place where the server may put the payload of the reply on the present connection.
     pub(super) room: Option<Buf>,

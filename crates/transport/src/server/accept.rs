@@ -94,7 +94,7 @@ pub async fn serve<E: Env, H: Handler>(
     }
 }
 
-/// As `serve`, for connections inside this thread, which need no key.
+/// Works as `serve`, for connections inside this thread, which need no key.
 pub async fn serve_local<E: Env, H: Handler>(
     env: E,
     listener: LocalListener,

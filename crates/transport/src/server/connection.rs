@@ -187,8 +187,8 @@ impl Connections {
         Rc::new(Connections { budget: Budget::of_one_of(threads), ..Connections::default() })
     }
 
-    /// Answers a request. False if its connection is gone: the reply is dropped, and a repeated request gets it. A
-    /// reply that does not fit into a message is sent as `Overflow`.
+    /// Answers a request. Returns false if its connection is gone: the reply is dropped, and a repeated request gets
+    /// it. A reply that does not fit into a message is sent as `Overflow`.
     pub fn reply(&self, route: ReplyRoute, mut answer: Answer, mut payload: Option<Buf>) -> bool {
         let Some(conn) = self.get(route.conn) else { return false };
         if !conn.window.borrow_mut().handle_reply(route.id) {
@@ -216,7 +216,7 @@ impl Connections {
         true
     }
 
-    /// Ends a connection, for instance of an evicted session. False if it is gone already.
+    /// Ends a connection, for instance of an evicted session. Returns false if it is gone already.
     pub fn cut(&self, conn: ConnId, reason: &str) -> bool {
         let Some(conn) = self.get(conn) else { return false };
         conn.cut.cut(Ending::Lost(reason.to_owned()));

@@ -47,8 +47,8 @@ impl Index {
         has(&first.filter, hash_of(key)).then_some((first.page as usize, first.at as usize))
     }
 
-    /// Page and offset of a change in front of which there is none with a key of `from` or greater. `None` if the
-    /// segment is empty.
+    /// Page and offset of a change in front of which there is none with a key of `from` or greater. Returns `None` if
+    /// the segment is empty.
     pub fn seek(&self, from: &[u8]) -> Option<(usize, usize)> {
         let behind = self.firsts.partition_point(|first| *first.key <= *from);
         self.firsts.get(behind.saturating_sub(1)).map(|first| (first.page as usize, first.at as usize))
@@ -72,7 +72,7 @@ impl Index {
         }
     }
 
-    /// The index in `bytes`, and the slots of the pages with changes. `None` if they are not an index.
+    /// The index in `bytes`, and the slots of the pages with changes. Returns `None` if they are not an index.
     pub fn decode(bytes: &[u8]) -> Option<(Index, Vec<u32>)> {
         let (mut index, mut slots, mut rest) = (Index::default(), Vec::new(), bytes);
         while !rest.is_empty() {

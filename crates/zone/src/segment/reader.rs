@@ -123,7 +123,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         &mut self.pages.mended
     }
 
-    /// Goes on to the next change: that, `None` at the end.
+    /// Continues to the next change: that, `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Change<'_>>, ZoneError> {
         let next = loop {
             let mut rest = &self.carry[self.end..];

@@ -123,7 +123,7 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
         result.map_err(WriteError::Io)
     }
 
-    /// Writes the index and the last page. `None` if nothing was put.
+    /// Writes the index and the last page. Returns `None` if nothing was put.
     pub async fn finish(&mut self, take_slot: &mut impl FnMut() -> Option<u32>) -> Result<Option<Segment>, WriteError> {
         if self.segment.slots.is_empty() {
             return Ok(None);

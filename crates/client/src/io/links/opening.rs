@@ -168,7 +168,7 @@ impl<E: Env> Links<E> {
         seat.link().filter(|_| !seat.gone.get()).ok_or(Errno::Io)
     }
 
-    /// As `link_of`, but waits as long as necessary.
+    /// Works as `link_of`, but waits as long as necessary.
     pub(super) async fn link_at_last(self: &Rc<Self>, seat: &Rc<Seat<E>>) -> Result<Rc<Link<E>>, Errno> {
         self.reach(seat);
         seat.changed.until(|| seat.gone.get() || matches!(*seat.stage.borrow(), Stage::Open(_))).await;

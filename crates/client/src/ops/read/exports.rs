@@ -40,8 +40,8 @@ pub(crate) fn lease_end_ns(mount: &Mount) -> u64 {
     if sharing.is_alone() { end } else { end.min(sharing.leases.all_until_ns.load(Relaxed)) }
 }
 
-/// The export of the file, which `make` makes for a length if there is none or it is too short. `None` if reads of this
-/// open file must not be served from an export.
+/// The export of the file, which `make` makes for a length if there is none or it is too short. Returns `None` if reads
+/// of this open file must not be served from an export.
 pub(crate) fn export(
     mount: &Mount,
     open: &OpenFile,

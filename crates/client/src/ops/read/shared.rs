@@ -195,7 +195,7 @@ async fn up_to_damage(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -
     direct_gaps(mount, file, range, buf, &gaps, Under::Lock).await
 }
 
-/// As `under_locks`, but the caller guarantees the locks on all of `pages`. All of it, or an error.
+/// Works as `under_locks`, but the caller guarantees the locks on all of `pages`. All of it, or an error.
 pub(crate) async fn unlocked(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -206,7 +206,7 @@ pub(crate) async fn unlocked(
     unless_damaged(mount, file, asked, pages, mode).await?.ok_or(Errno::Io)
 }
 
-/// As `unlocked`, or `None` if a target has answered that it cannot serve a page of the range.
+/// Works as `unlocked`, or `None` if a target has answered that it cannot serve a page of the range.
 async fn unless_damaged(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

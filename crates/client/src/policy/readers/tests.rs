@@ -58,7 +58,7 @@ impl Open {
 struct Model {
     readers: Readers,
     cost: f64,
-    /// By the best choice each time.
+    /// The cost if the best choice is made each time.
     best: f64,
     /// The cost if the kernel serves the reads each time.
     kernel: f64,

@@ -41,7 +41,7 @@ pub(crate) struct Question {
     opener: Option<Opener>,
 }
 
-/// Has to be called before a request to the server opens a file.
+/// It has to be called before a request to the server opens a file.
 pub(crate) fn asks(mount: &Arc<Mount>, cred: &Cred, ino: Ino, flags: OpenFlags) -> Option<Question> {
     if !super::is_on(mount) || !super::takes_over(flags) {
         return None;

@@ -90,7 +90,7 @@ impl Leases {
         boot_ns < self.all_until_ns.load(Relaxed) || here()
     }
 
-    /// As `in_touch`, for the servers of a file's inode and of these bytes.
+    /// Works as `in_touch`, for the servers of a file's inode and of these bytes.
     #[inline]
     pub(crate) fn in_touch_for(&self, boot_ns: u64, file: &Inode, range: ByteRange) -> bool {
         let all = boot_ns < self.all_until_ns.load(Relaxed);

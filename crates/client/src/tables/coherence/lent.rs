@@ -70,7 +70,7 @@ pub(crate) struct Lent {
 
 impl Lent {
     /// Records that attributes get a timeout, where `left_ns` of their token's life are left. Returns the timeout; zero
-    /// means none. Has to be called while the token cannot be revoked.
+    /// means none. It has to be called while the token cannot be revoked.
     pub(crate) fn lend(&self, now_ns: u64, ino: Ino, left_ns: u64) -> Duration {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         let Notes { loans, rests } = &mut *self.attributes.lock();

@@ -108,8 +108,8 @@ pub(crate) struct LentNames {
 }
 
 impl LentNames {
-    /// Records that a name gets a timeout, where `left_ns` of its token's life are left. Returns the timeout. Has to be
-    /// called while the token cannot be lost.
+    /// Records that a name gets a timeout, where `left_ns` of its token's life are left. Returns the timeout. It has to
+    /// be called while the token cannot be lost.
     pub(crate) fn lend(&self, now_ns: u64, key: TokenKey, lent: &LentName, left_ns: u64) -> Result<Duration, NotLent> {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         if life < LIFE_MIN_NS {

@@ -199,7 +199,7 @@ pub(crate) fn copy_out(place: u64, into: &mut [u8]) {
     unsafe { std::ptr::copy(from.as_ptr(), into.as_mut_ptr(), into.len()) };
 }
 
-/// As `copy_out`, to the arena.
+/// Works as `copy_out`, to the arena.
 pub(crate) fn copy_in(place: u64, from: &[u8]) {
     let to = in_bounds(place, from.len());
     // SAFETY: as in `copy_out`.
@@ -220,8 +220,8 @@ pub fn take_passable(bytes: usize) -> Option<NonNull<u8>> {
     address(at as u64)
 }
 
-/// Takes back memory that `take_passable` gave for this many bytes and to which no reference is left. False if it is no
-/// memory of the arena.
+/// Takes back memory that `take_passable` gave for this many bytes and to which no reference is left. Returns false if
+/// it is no memory of the arena.
 pub fn give_back_passable(memory: NonNull<u8>, bytes: usize) -> bool {
     let Some((arena, at)) = arena().zip(place(memory.addr().get())) else { return false };
     clear(memory, bytes.next_multiple_of(GRAIN));

@@ -200,7 +200,8 @@ impl Lender {
         self.in_phase(Phase::On)
     }
 
-    /// Has the lookup thread walk a path, from a name in the root to the last one. False if too many paths are waiting.
+    /// Has the lookup thread walk a path, from a name in the root to the last one. Returns false if too many paths are
+    /// waiting.
     pub(crate) fn walk(&self, path: Vec<LentName>) -> bool {
         let mut state = self.state.lock();
         let is_taken = state.phase == Phase::On && state.walks.len() < WALKS_MAX;
@@ -222,7 +223,7 @@ impl Lender {
         (step.dir == dir && *step.name == *name).then(|| step.clone())
     }
 
-    /// Has to be called before the lookup thread's call is answered with a timeout. From here on, an invalidation of
+    /// It has to be called before the lookup thread's call is answered with a timeout. From here on, an invalidation of
     /// the name waits for the end of the call. Returns false if the mount does not cache names any more.
     pub(crate) fn lends(&self, now_ns: u64) -> bool {
         let state = &mut *self.state.lock();
@@ -405,7 +406,7 @@ mod tests {
         let root = rustix::fs::open(root.path(), OFlags::DIRECTORY, Mode::empty()).expect("its descriptor");
         std::thread::scope(|s| {
             let walker = s.spawn(|| lender.run_walker(&root, || 0));
-            // True when the walker has been woken from its wait.
+            // It is true when the walker has been woken from its wait.
             while !lender.to_walk.notify_one() {
                 assert!(!walker.is_finished(), "it has ended");
                 std::thread::yield_now();

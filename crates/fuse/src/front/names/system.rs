@@ -144,7 +144,7 @@ pub(crate) fn inode(fd: &OwnedFd) -> Option<Ino> {
 }
 
 /// The number of waits that a thread has begun, if it is looking a name up and waits for the lock of the directory or
-/// for another thread's lookup of the same name. `None` if it does not, or if the kernel does not tell.
+/// for another thread's lookup of the same name. Returns `None` if it does not, or if the kernel does not tell.
 pub(crate) fn waits_for_directory(tid: u32) -> Option<u64> {
     /// Functions of the kernel in which a lookup waits for nothing but these.
     const IN: &[&str] = &["walk_component", "lookup_slow", "__lookup_slow", "d_alloc_parallel", "d_wait_lookup"];

@@ -138,9 +138,9 @@ impl Known {
         }
     }
 
-    /// Has to be called before an answer that the kernel keeps if no other event crosses it. False if the kernel may
-    /// end up with another size; then nothing is noted. `is_changing`: whether a change of the file by this mount is
-    /// under way.
+    /// It has to be called before an answer that the kernel keeps if no other event crosses it. Returns false if the
+    /// kernel may end up with another size; then nothing is noted. `is_changing`: whether a change of the file by this
+    /// mount is under way.
     pub(super) fn shows(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         let from_ns = answer.counts_from_ns();
@@ -160,8 +160,8 @@ impl Known {
         is_safe
     }
 
-    /// As `shows`, for an answer that shows no size to a program. If the result is false, the answer has to be left
-    /// out, because it may be older than what was shown meanwhile.
+    /// Works as `shows`, for an answer that shows no size to a program. If the result is false, the answer has to be
+    /// left out, because it may be older than what was shown meanwhile.
     pub(super) fn shows_aside(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         if self.shows(answer, now_ns, is_changing) {
             return true;
@@ -203,7 +203,7 @@ impl Known {
         self.note(answer.tid, now_ns);
     }
 
-    /// Has to be called before an answer that the kernel caches whatever came in between. The result is false if the
+    /// It has to be called before an answer that the kernel caches whatever came in between. The result is false if the
     /// answer may be older than what a program was shown meanwhile.
     pub(super) fn fixes(&mut self, answer: Answer, now_ns: u64) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
@@ -217,7 +217,7 @@ impl Known {
         true
     }
 
-    /// Has to be called before the answer to a truncate, or to an operation that the kernel treats as one.
+    /// It has to be called before the answer to a truncate, or to an operation that the kernel treats as one.
     pub(super) fn cuts(&mut self, tid: u32, now_ns: u64) {
         self.cut.note(tid, now_ns);
     }
@@ -239,7 +239,7 @@ impl Known {
         }
     }
 
-    /// Has to be called before the answer to a write: the file ends at `end` or later.
+    /// It has to be called before the answer to a write: the file ends at `end` or later.
     pub(super) fn wrote(&mut self, tid: u32, end: u64, now_ns: u64) {
         let is_longer = self.size.is_none_or(|size| size < end);
         if is_longer && self.size.is_some() {

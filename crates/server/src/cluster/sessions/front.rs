@@ -201,7 +201,7 @@ impl<E: Env> Front<E> {
         self.worker.send(to, Lane::Urgent, Message::Sessions(Box::new(message)));
     }
 
-    /// Sends a query to a worker. `None` if the worker ends before it answers.
+    /// Sends a query to a worker. Returns `None` if the worker ends before it answers.
     pub(super) async fn ask(self: &Rc<Self>, worker: usize, question: Question) -> Option<Told> {
         if worker == usize::from(self.worker.index) {
             return Some(self.answer(question).await);

@@ -9,7 +9,7 @@ use amphi_wire::keys::Subtree;
 struct World {
     root: Ino,
     project: u32,
-    /// In the tree.
+    /// This name lies in the tree.
     dir: Ino,
     file: Ino,
     /// Outside, for everybody to read and write.

@@ -94,7 +94,7 @@ impl Lender {
         Some(lent.map_or(Answer::None, |lent| Answer::Same(lent.shows)))
     }
 
-    /// Has to be called before that LOOKUP is answered.
+    /// It has to be called before that LOOKUP is answered.
     pub(crate) fn taker_was_answered(&self, tid: u32) {
         if let Some(Taking { look, .. }) = self.state.lock().taking.get_mut(&tid) {
             look.asked = true;
