@@ -472,8 +472,8 @@ fn several_servers_are_full() {
     fill(3, 1, 3, 3, 8_200_000..8_200_000 + SEEDS);
 }
 
-/// The same as `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of tasks
-/// of a mount that is alone.
+/// The same as `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of
+/// tasks of a mount that is alone.
 #[test]
 fn some_targets_are_full() {
     fill(1, 2, 2, 3, 8_300_000..8_300_000 + SEEDS);
