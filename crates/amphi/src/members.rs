@@ -1,7 +1,7 @@
 //! The further servers of `amphi up --servers N`: child processes of the same binary on Unix sockets.
 //!
-//! Owns: their folders and sockets, and starting, watching and stopping them. Does not own: what a server does, the
-//! first server, which runs in this process and is the master.
+//! Owns: their folders and sockets, and starting, watching and stopping them. Does not own: the work of a server, and
+//! the first server, which runs in this process and is the master.
 //!
 //! Invariants: a member that ends by itself after it was ready is started again. No member outlives this process,
 //! because the kernel sends it a signal. A Ctrl-C of the terminal stops no member, because the mount still writes back

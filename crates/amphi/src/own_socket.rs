@@ -120,8 +120,8 @@ pub struct OwnSocket {
 }
 
 impl OwnSocket {
-    /// Serves the numbers of this process, until the result is dropped. A process that cannot have a socket goes on
-    /// without one, and logs why.
+    /// Serves the numbers of this process, until the result is dropped. A process that cannot have a socket continues
+    /// without one, and logs the reason.
     pub fn serve(owner: Owner, site: impl Site) -> Option<OwnSocket> {
         let dir = folder()?;
         match OwnSocket::at(&dir, owner, site) {

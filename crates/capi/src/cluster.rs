@@ -231,7 +231,7 @@ impl Cluster {
         Ok(open)
     }
 
-    /// A caller without the right to keep them takes set-user-id and set-group-id away with what it cuts.
+    /// If the caller has no right to keep set-user-id and set-group-id, a truncation removes them as well.
     fn after_cut(&self, ctx: &Ctx, attr: &Attr) -> Done<()> {
         if attr.has_set_id() && self.kills() {
             let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };

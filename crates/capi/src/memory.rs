@@ -32,7 +32,7 @@ type Arenas = RwLock<BTreeMap<usize, Arena>>;
 
 struct Arena {
     len: usize,
-    /// Nothing if it is from the client's buffers, which a server on this machine reads where they lie.
+    /// It is `None` if the memory is from the client's buffers, which a server on this machine can read directly.
     mapped: Option<(usize, usize)>,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Own {
     has_cluster: AtomicUsize,
     /// Address of the table of handles.
     pub(crate) registry: AtomicUsize,
-    /// Address of what is known of memory for direct I/O.
+    /// The address of the record of memory for direct I/O.
     pub(crate) arenas: AtomicUsize,
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn own_or_new() -> Done<&'static Own> {
         // SAFETY: as above.
         unsafe { madvise(page, PAGE, Advice::LinuxWipeOnFork) }
             .map_err(|_| Fail::new(libc::ENOSYS, "libamphi needs Linux 4.14 or later"))?;
-        // If two threads come here at once, the page of the second one is never freed.
+        // If two threads get to this point at once, the page of the second one is never freed.
         let _ = ROOT.compare_exchange(0, page as usize, SeqCst, SeqCst);
     }
     if let Some(own) = root() {

@@ -121,7 +121,7 @@ struct Finished {
     answer: Answer,
 }
 
-/// The client's thread leaves these for the thread that takes completions.
+/// The state that the client's thread shares with the thread that takes completions.
 struct Shared {
     done: ArrayQueue<Finished>,
     /// The number of completions that wakes the waiting thread; 0: none waits.
@@ -443,7 +443,7 @@ impl NodeQueue {
         };
         let Some(at) = self.free.pop() else { return fail(libc::EAGAIN) };
         self.flights[at] = Some(InRing { tag: request.tag, file, read });
-        // SAFETY: the program leaves the memory alone until it has taken the completion, and the descriptor is held.
+        // SAFETY: the program does not touch the memory until it has taken the completion, and the descriptor is held.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(at as u64)) };
         if pushed.is_err() {
             self.flights[at] = None;

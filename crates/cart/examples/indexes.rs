@@ -30,7 +30,7 @@ fn taken(layout: Layout) -> usize {
     (layout.size() + 8).next_multiple_of(16).max(32)
 }
 
-// SAFETY: every call goes to the system's allocator with the arguments that it came with.
+// SAFETY: every call is passed to the system's allocator with its own arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ASKED.fetch_add(layout.size(), Relaxed);

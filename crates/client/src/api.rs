@@ -305,7 +305,8 @@ pub struct Hints {
     pub stable: bool,
 }
 
-/// The place of a write in the file. What a front end knows of the call takes precedence over how the file was opened.
+/// The place of a write in the file. The front end's knowledge about the call takes precedence over how the file was
+/// opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteTo {
     /// The write goes to the offset of the call, or to the end of the file if the file was opened to append.
@@ -315,11 +316,12 @@ pub enum WriteTo {
     Offset,
     /// The write goes to the end of the file.
     End,
-    /// The write goes to the end of the file; the front end knows the end as long as no other mount has ever existed.
-    /// Until then the write goes to its offset, which is the end of the file, or was the end when the kernel chose it.
+    /// The write is made at the end of the file; the front end knows the end as long as no other mount has ever
+    /// existed. Until then the write is made at its offset, which is the end of the file, or was the end when the
+    /// kernel chose it.
     KnownEnd,
-    /// The write goes to the offset of the call, and only if that is the end of the file. If it is not, or if the end
-    /// is not known, `try_write` writes nothing.
+    /// The write is made at the offset of the call, and only if that is the end of the file. If it is not, or if the
+    /// end is not known, `try_write` writes nothing.
     OffsetAtEnd,
 }
 

@@ -119,7 +119,7 @@ impl Client {
         exports::export(&self.mount, file, make)
     }
 
-    /// The export of a file was given up, so its memory goes as far as this mount has it.
+    /// The export of a file was given up, so this mount drops its part of the export's memory.
     pub fn unexport(&self, ino: Ino) {
         exports::unexport(&self.mount, ino);
     }
@@ -152,8 +152,8 @@ impl Client {
         self.mount.tunables.get(Tunable::LendNames) != 0 && !self.is_alone()
     }
 
-    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. Answers
-    /// only from what is known under tokens, so that the call never waits; `None` if that is not sufficient.
+    /// The answer to a front end's own lookup thread about a name: an inode with its attributes, or `NoEnt`. The answer
+    /// uses only what is cached under tokens, so that the call never waits; it is `None` if that is not sufficient.
     pub fn known_name(&self, dir: Ino, name: &[u8]) -> Option<Result<Attr>> {
         let name = Name::new(name.to_vec()).ok()?;
         let known = lent_names::known(&self.mount, dir, &name)?;

@@ -1,8 +1,8 @@
 //! `IoHalf`: the half that owns the environment and the connection.
 //!
-//! Owns: the links to the servers (`links`), sending what the other half queues, background tasks, periodic work (age
-//! of dirty data, memory group), presenting opens and locks to a restarted server, and the end. Does not own: any state
-//! of files. This code only connects the other parts.
+//! Owns: the links to the servers (`links`), sending the messages that the other half queues, background tasks,
+//! periodic work (age of dirty data, memory group), presenting opens and locks to a restarted server, and the end. Does
+//! not own: any state of files. This code only connects the other parts.
 
 pub(crate) mod late_replies;
 pub(crate) mod links;
@@ -154,7 +154,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
 
     fn welcomed(&self, welcome: &Welcome) {
         // A server that does not know the session any more may have granted rights to other mounts: its welcome does
-        // not renew what it granted.
+        // not renew the rights that it granted before.
         if welcome.resumed {
             self.mount.coherence.sharing.leases.surely_heard(self.seat.lease(), self.mount.clock.boot_ns());
         }
@@ -184,13 +184,13 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             }
             self.mount.cluster.learn(recovery.welcome());
         } else if !recovery.welcome().resumed {
-            // The session has ended and was begun anew: only a mount that may continue in sole mode may send what it
-            // held before.
+            // The session has ended and was begun anew: only a mount that may continue in sole mode may send the
+            // changes that it had before.
             links.hear_master().await?;
         }
         links.catch_up(&recovery).await;
-        // The other servers still know what they granted. Until this session has presented what it holds, no mount
-        // changes a name.
+        // The other servers still have the record of the rights that they granted. Until this session has presented its
+        // locks and opens, no mount changes a name.
         let targets = links.targets_of(&self.seat, recovery.welcome().pool);
         tokens::lose(&self.mount, &targets).await;
         targets.iter().for_each(|target| locks::restoring(&self.mount, *target));
@@ -198,7 +198,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             targets.iter().for_each(|target| self.mount.writeback.grants.begin_anew(*target));
         }
         for target in targets {
-            // This comes before the message that tells the target that the session has presented everything.
+            // This is done before the message is sent that tells the target that the session has presented everything.
             file_locks::represent(&self.mount, &recovery, target).await?;
             represent(&self.mount, &recovery, target).await?;
         }

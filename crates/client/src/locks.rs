@@ -116,7 +116,7 @@ pub(crate) fn nameless(mount: &Mount, ino: Ino) {
             let stripes = layout.stripes_below(file.size().max(1)).min(u32::from(layout.pool));
             (0..stripes).map(|stripe| layout.target(ino, stripe)).collect()
         }
-        // A file that is not in the table is usually small, and has only the lock that came when it was made.
+        // A file that is not in the table is usually small, and has only the lock that was granted when it was made.
         None => BTreeSet::from([ino.target()]),
     };
     mount.coherence.locks.nameless.lock().extend(targets.into_iter().map(|target| (target, ino)));

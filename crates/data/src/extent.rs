@@ -127,7 +127,7 @@ impl Object {
 
     /// Number of bytes of a written block that lie below the object's end in every state that a crash can leave in
     /// which the block is mapped as now. The bytes behind them must stay zero, also on the disk. A crash may bring back
-    /// an earlier end, and a later growth of the object would then show what was written there in place.
+    /// an earlier end, and a later growth of the object would then show the bytes that were written there in place.
     pub fn filled(&self, file_block: u64) -> u64 {
         match self.outgrown.as_ref().and_then(|outgrown| outgrown.get(&file_block)) {
             Some(&bytes) => bytes,

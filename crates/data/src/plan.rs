@@ -98,8 +98,8 @@ impl WritePlan {
         head.into_iter().chain(tail).collect()
     }
 
-    /// Sets the checksums of what is written, one for each block of `aligned()`. Checksums are stored with the commit,
-    /// so the blocks must have been written when its record is appended (`points_at_new_data`).
+    /// Sets the checksums of the written bytes, one for each block of `aligned()`. Checksums are stored with the
+    /// commit, so the blocks must have been written when its record is appended (`points_at_new_data`).
     pub fn set_checksums(&mut self, checksums: Vec<Checksum>) {
         assert_eq!(checksums.len() as u64, self.aligned().len() / BLOCK);
         self.checksums = checksums;

@@ -33,8 +33,8 @@ impl DataStore {
     /// Blocks that `fresh` selects are not overwritten in place: until the commit all readers get the old bytes, even
     /// after a crash in the middle of the write. The blocks that the write adds come from the grant of `holder`.
     ///
-    /// Errors: `Stale` if a truncate came after the request was sent; `NoSpace` (nothing was taken); `FileTooBig`;
-    /// `Inval` for an empty range.
+    /// Errors: `Stale` if a truncate was executed after the request was sent; `NoSpace` (nothing was taken);
+    /// `FileTooBig`; `Inval` for an empty range.
     pub fn plan_write(
         &mut self,
         object: ObjectId,

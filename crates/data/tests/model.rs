@@ -7,8 +7,8 @@
 //! Blocks get checksums in some stretches of the operations. If a block has a checksum, its content matches the
 //! checksum in every state after a crash.
 //!
-//! Writes are also accepted into memory and flushed later. Records are kept only sometimes. A kill of the process
-//! forgets those that are not kept, and leaves the memory as it is. A crash of the machine destroys the memory.
+//! Writes are also accepted into memory and flushed later. Records are kept only sometimes. A kill of the process loses
+//! those that are not kept, and does not change the memory. A crash of the machine destroys the memory.
 
 use amphi_data::{
     Checksum, DataStore, Freed, Fresh, Memory, Overlay, PagePool, Preallocate, ReadPlan, Resize, complete_edges,
@@ -678,7 +678,7 @@ impl Bench {
         self.stable_model = self.model.clone();
         self.written.clear();
         self.keep();
-        // A start brings what the log had to the disk, and may be cut off before it is stable.
+        // A start writes the contents of the log to the disk, and may be interrupted before these are stable.
         if self.clock.is_multiple_of(2) {
             self.flush_all()?;
             self.stable();

@@ -15,7 +15,7 @@
 //! * A request waits only for held locks, or behind an earlier conflicting request. A request waits behind an earlier
 //!   request only if its owner holds no lock on the file. The request then waits only until its next check, one every
 //!   [`FileLockLimits::yield_ns`].
-//! * While every POSIX owner has at most one waiting request, owners never wait for each other in a cycle.
+//! * While every POSIX owner has at most one waiting request, no cycle of owners that wait for each other is possible.
 //!
 //! Numbers: 1,048,576 locks may be held, and 65,536 requests may wait. So every step is O(log n), plus the caller's own
 //! locks in the range, plus the requests that are checked again. Requests that wait for the same byte form a chain:
@@ -56,8 +56,8 @@ pub struct FileLockLimits {
     /// Most locks that are examined in search of a deadlock. If the search would need more steps, the request waits,
     /// and its caller can interrupt it.
     pub max_cycle_steps: usize,
-    /// A request that waits only behind earlier waiting requests passes them at its next check. Checks come in these
-    /// intervals; greater than zero.
+    /// A request that waits only behind earlier waiting requests passes them at its next check. The checks are made at
+    /// these intervals, which are greater than zero.
     pub yield_ns: u64,
 }
 
@@ -334,8 +334,8 @@ impl FileLocks {
         }
     }
 
-    /// Takes a lock, or converts what the owner holds of that range, in one step. This is `fcntl(F_SETLK, F_SETLKW)`
-    /// with `F_RDLCK` or `F_WRLCK`, and `flock` with `LOCK_SH` or `LOCK_EX`.
+    /// Takes a lock, or converts the locks that the owner has on that range, in one step. This is `fcntl(F_SETLK,
+    /// F_SETLKW)` with `F_RDLCK` or `F_WRLCK`, and `flock` with `LOCK_SH` or `LOCK_EX`.
     pub fn set(&mut self, now_ns: u64, lock: FileLock, asking: Asking) -> Result<Outcome, FileLockRefusal> {
         let table = lock.owner.family.table();
         let range = range_of(&lock)?;

@@ -46,8 +46,8 @@ pub struct LockLimits {
     pub crowd_locks: usize,
     /// On an object with many locks, a grant ends this many bytes after its start. 0: growth is not cut.
     pub crowd_growth_bytes: u64,
-    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two. 1 leaves them as
-    /// they are.
+    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two. The value 1 leaves
+    /// the requests unchanged.
     pub granularity_bytes: u64,
     /// Whether grants may be larger than their requests.
     pub grows: bool,

@@ -46,7 +46,7 @@ impl TokenNumber {
     }
 }
 
-/// The part of a reply that grants the right to cache what it shows.
+/// The part of a reply that grants the right to cache the values in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grant {
     /// The number of the grant.

@@ -49,7 +49,7 @@ pub enum DiskMode {
     ReadOnly,
 }
 
-/// Result of an operation that owns its buffer while it runs: the buffer always comes back.
+/// The result of an operation that owns its buffer while it runs: the buffer is always returned.
 pub type IoBuf<T> = (io::Result<T>, Buf);
 
 /// The outside world as one thread sees it. A cheap clone; never Send.
@@ -158,7 +158,7 @@ pub trait Kept: 'static {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
     /// Returns whether the memory can be found by its name. Costs less than 1 us.
     fn is_there(&self) -> bool;
-    /// Bytes that are left at present for this memory, shared with all other kept memory and other programs.
+    /// The bytes of this memory that are still available, shared with all other kept memory and other programs.
     fn room(&self) -> io::Result<u64>;
 }
 

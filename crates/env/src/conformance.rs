@@ -193,7 +193,7 @@ pub async fn disks<E: Env>(env: E, dir: &str) {
     disk.read(0, Buf::default()).await.0.expect("empty read");
     disk.write(0, Buf::default()).await.0.expect("empty write");
 
-    // Discarded blocks are zeros or what they were; their neighbours stay.
+    // Discarded blocks are zeros or have their old contents; their neighbours stay.
     disk.discard(135_168, 8192).await.expect("discard");
     let (r, buf) = disk.read(131_072, Buf::zeroed(16384)).await;
     r.expect("read");

@@ -1,6 +1,6 @@
 //! The production environment: Linux, io_uring through compio, one ring per thread.
 //!
-//! Owns: `RealEnv` and what it opens. Does not own: threads (`sched` makes them).
+//! Owns: `RealEnv` and the disks and connections that it opens. Does not own: threads (`sched` makes them).
 //!
 //! Invariants: a `RealEnv` lives inside one call of `RealEnv::run`. Everything that it spawned is dropped when that
 //! call returns. Blocking system calls on the thread are only those of opening, listing and binding.

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct SessionConfig {
     /// The source shown in the mount table and by `df`, without NUL.
     pub source: String,
-    /// Users other than the one who mounts may use the mount.
+    /// Other users than the one who mounts may use the mount.
     pub allow_other: bool,
     /// The kernel checks permissions by mode bits before it sends a request.
     pub default_permissions: bool,

@@ -47,7 +47,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(Arrival::default())
     }
 
-    /// Decides what is recorded of a request, before it is handled.
+    /// Decides which properties of a request are recorded, before it is handled.
     fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
         None
     }

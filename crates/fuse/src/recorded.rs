@@ -34,7 +34,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Notes of what the client does on this thread go to this call until the returned value is dropped.
+    /// Notes that the client makes on this thread are added to this call until the returned value is dropped.
     pub(crate) fn noting(&self) -> impl Drop + use<> {
         noting(self.notes.clone())
     }

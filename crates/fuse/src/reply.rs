@@ -147,7 +147,8 @@ impl<'a> ReplyTo<'a> {
         self.kind.map(|kind| (kind, self.began_ns))
     }
 
-    /// The answer is recorded, and so is what the client does on this thread until the returned value is dropped.
+    /// The answer is recorded, and so are the notes that the client makes on this thread until the returned value is
+    /// dropped.
     pub(crate) fn record(&self, mut recorded: Box<Recorded>) -> impl Drop + use<> {
         recorded.began(self.began_ns);
         let noting = recorded.noting();

@@ -445,7 +445,7 @@ pub enum TargetReply {
     Used(Amount),
     /// The usage of an account, and the share that the target keeps.
     Collected {
-        /// The use, including what requests under way hold.
+        /// The use, including the amounts that requests under way hold.
         used: Amount,
         /// Whether the usage may be lower in a moment.
         freeing: Freeing,

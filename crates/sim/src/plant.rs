@@ -149,7 +149,7 @@ pub(crate) async fn bad_write(
     }
 }
 
-/// A read as a bug does it; `None` leaves it to the caller.
+/// Makes a read with the effect of a bug; `None` leaves the read to the caller.
 pub(crate) async fn bad_read(
     client: &Client,
     ctx: &Ctx,

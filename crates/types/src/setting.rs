@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Goal: `*` and `?` mean what they mean to a shell; no other character is special.
+    /// Goal: `*` and `?` have the same meaning as in a shell; no other character is special.
     #[test]
     fn globs() {
         for (p, n, yes) in [

@@ -386,7 +386,7 @@ pub enum Request {
         cluster: u64,
         /// Numbers of new targets that the server wants to make.
         new_targets: u16,
-        /// Epoch of the map that it knows; 0 = it has none yet.
+        /// The epoch of the map that the sender has; 0 if it has none yet.
         epoch: u64,
     },
     /// Answered with `Told`: a question by a server to a target of another server.
@@ -414,7 +414,7 @@ pub enum Request {
         /// Name of the request.
         number: u64,
     },
-    /// Answered with `Done`: gives up what the owner holds of a range.
+    /// Answered with `Done`: releases the locks that the owner has on a range.
     FileLockUnlock {
         /// The file.
         ino: Ino,

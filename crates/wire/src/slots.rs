@@ -23,8 +23,8 @@ pub const NORMAL_CREDITS: u16 = 64;
 pub const URGENT_CREDITS: u16 = 32;
 /// Most connections of a session to one server.
 pub const LINKS_MAX: u16 = 32;
-/// Slots of each connection of a session among those of the session: what a target remembers of a request it remembers
-/// under the connection's number times this, plus the slot.
+/// The number of slots of each connection among those of the session: a target records a request under the connection's
+/// number times this, plus the slot.
 pub const LINK_SLOTS: u16 = 2 * CREDITS_MAX;
 const _: () = assert!(LINKS_MAX as u32 * LINK_SLOTS as u32 <= 1 << 16, "every slot of a session has a number");
 /// Of the urgent slots, a client reserves one in this many for answers to pushes.

@@ -21,7 +21,7 @@ use std::io;
 /// Bytes of an area, which holds the small records of some groups of the log. A record that does not fit is answered
 /// when it is on the disk.
 const AREA_BYTES: usize = 64 << 10;
-/// Areas: one for the group that is being written, one for the next.
+/// There are two areas: one for the group that is being written, and one for the next group.
 pub const AREAS: usize = 2;
 const MAGIC: [u8; 4] = *b"AKEP";
 /// Bytes in front of a record: checksum, length, number.

@@ -207,7 +207,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         Ok(false)
     }
 
-    /// Mends the group with this header in memory, if it needs that, or only its parity does; whether it is whole.
+    /// Mends the group with this header in memory, if it, or only its parity, is damaged; returns whether it is whole.
     async fn mend(&mut self, position: u64, header: &GroupHeader) -> Result<bool, ZoneError> {
         if !header.has_parity() {
             return Ok(true);

@@ -7,8 +7,9 @@
 //! structure's checksum is tried with each block rebuilt, which costs no more than computing it twice, because a
 //! checksum is linear. Invariant: rebuilt bytes are used only if the whole structure verifies with them.
 //!
-//! The number that drove the design: a page is one write of 64 KiB, a lone group one of 4 KiB that takes 60 us. A
-//! second copy elsewhere would be a second write; one more block in the same write is none, and 1/16 of the space.
+//! The number that drove the design: a page is one write of 64 KiB; a single group is one write of 4 KiB and takes 60
+//! us. A second copy elsewhere would be a second write; one more block in the same write is none, and 1/16 of the
+//! space.
 
 use crate::layout::block_crc;
 use crate::planted::{self, Mistake};

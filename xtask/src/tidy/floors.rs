@@ -3,8 +3,9 @@
 //! Owns: the order of the folders of each crate, the arrows that still point upward, and the largest circle
 //! of files that import each other. Does not own: imports between crates (`tidy`).
 //!
-//! Rule: a lower folder takes what it uses, or returns an action that the floor above carries out. The numbers here may
-//! only shrink: a check that finds fewer than are allowed fails as well and says which number to write.
+//! Rule: a lower folder gets the values that it uses as arguments, or returns an action that the floor above carries
+//! out. The numbers here may only shrink: a check that finds fewer than are allowed fails as well and says which number
+//! to write.
 
 use super::imports;
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,8 +7,8 @@
 //! without a gap; FILE defines FUNCTION; a step follows from a step before it, by a call or by the cause that is named
 //! before the colon:
 //!
-//! * ``, by the message `Request::Read` `` and the like: one before it has this word, in its function or in those of the
-//!   same file that this one calls.
+//! * ``, by the message `Request::Read` `` and the like: a step before it has this word, in its function or in those of
+//!   the same file that this one calls.
 //! * `, later` and `, by the kernel`: a timer, a queue or the kernel begins it, and nothing is checked.
 //!
 //! The order is that of the code, depth first: between a step and a later step that its function calls, there are only

@@ -258,8 +258,8 @@ mod tests {
         assert!(read(&file).is_err_and(|e| e.text.contains("is no calibration")));
     }
 
-    /// Goal: a folder has the limits of the disk that it lies on, and no others. Method: a folder on the disk of one of
-    /// two that were measured, and one elsewhere.
+    /// Goal: a folder has the limits of the disk on which it lies, and no other limits. Method: a folder on the disk of
+    /// one of two that were measured, and one elsewhere.
     #[test]
     fn disks_of_folders() {
         let place = tempfile::tempdir().expect("temporary folder");

@@ -25,7 +25,7 @@ pub(crate) enum Attack {
     Flip,
     Drop,
     Repeat,
-    /// The unit is sent after the one that follows it.
+    /// The unit is sent after its successor.
     Reorder,
     Cut,
 }

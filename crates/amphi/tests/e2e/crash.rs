@@ -18,7 +18,7 @@ fn mount(place: &Place) -> Daemon {
 
 /// Goal: Promise S9, S12: a server killed while programs write and make files loses nothing that was acknowledged, the
 /// programs' calls wait and continue, nothing is done twice. Method: one thread makes, renames, appends with fsync and
-/// removes. Meanwhile the server is killed and restarted several times. Then everything is compared with what the
+/// removes. Meanwhile the server is killed and restarted several times. After that everything is compared with what the
 /// thread knows.
 #[test]
 fn a_killed_server_loses_nothing() {

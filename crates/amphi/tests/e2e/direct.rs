@@ -137,9 +137,9 @@ fn odd_memory_and_vectors() {
     place.fsck();
 }
 
-/// Goal: concurrent requests in one file, all direct or some buffered, never fail and never change each other's bytes
-/// although they share blocks (sanity 119f, 119g, 241, 398b). Method: each thread has records of its own, and reads
-/// each of them back at once in the other mode.
+/// Goal: concurrent requests in one file, all of them direct or some of them buffered, never fail and never change each
+/// other's bytes although they share blocks (sanity 119f, 119g, 241, 398b). Method: each thread has records of its own,
+/// and reads each of them back at once in the other mode.
 #[test]
 fn both_ways_side_by_side() {
     const RECORD: usize = 9_001;

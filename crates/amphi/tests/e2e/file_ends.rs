@@ -53,7 +53,7 @@ fn appends_by_flags(here: &Path, there: &Path) {
         append_elsewhere(there, b"mn");
         assert_eq!(write_with(&fd, b"op", 3, ReadWriteFlags::APPEND), Ok(2));
         is(b"Z2345678abcdefghijklmnop", "RWF_APPEND");
-        // A write at what this mount's kernel takes for the end is none to the end.
+        // A write at an offset which this mount's kernel takes for the end is not treated as a write to the end.
         append_elsewhere(there, b"qr");
         assert_eq!(pwrite(&fd, b"OP", 22), Ok(2));
         assert_eq!(pwrite(&fd, b"QR", 24), Ok(2));

@@ -1,4 +1,4 @@
-//! `amphi job run`: file systems of jobs on this machine, and that nothing is left of them, however they end.
+//! `amphi job run`: file systems of jobs on this machine, and the proof that nothing is left of them, however they end.
 
 use crate::harness::{Place, amphi, eventually};
 use crate::json_shapes::described;

@@ -550,7 +550,7 @@ fn a_stopped_mount_shows_no_old_name() {
     server.stop();
 }
 
-/// A bind mount, which goes when it is dropped.
+/// A bind mount, which is removed when the value is dropped.
 struct Bind(PathBuf);
 
 impl Bind {

@@ -22,7 +22,7 @@ pub struct MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// A new one; nothing if this machine or this user has none to give.
+    /// Makes a new group; returns nothing if this machine or this user cannot make one.
     pub fn make(limit: u64) -> Option<MemoryGroup> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("amphi-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));

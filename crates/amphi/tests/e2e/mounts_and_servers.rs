@@ -171,7 +171,7 @@ fn mounts_come_and_go_under_load() {
 }
 
 /// Goal: Promise S19, S20, S21 with several servers: locks of applications exclude each other between mounts on every
-/// server, survive its restart, and go with a mount that is killed. Method: `flock` on files on all targets by two
+/// server, survive its restart, and end with a mount that is killed. Method: `flock` on files on all targets by two
 /// mounts.
 #[test]
 fn file_locks_hold_on_every_server() {

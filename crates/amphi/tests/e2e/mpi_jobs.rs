@@ -31,7 +31,7 @@ fn the_shim_reaches_the_ranks() {
     for mpi in ["openmpi", "mpich", "abi"] {
         std::fs::write(at(&format!("libamphi_mpiio_{mpi}.so")), "").unwrap();
     }
-    // The preload library, which comes behind the shim where it is installed.
+    // The preload library, which is listed behind the shim where it is installed.
     let other = folder.path().join("libamphi_preload.so");
     let print = "for word in \"$@\"; do echo \"[$word]\"; done; echo \"preload=$LD_PRELOAD\"";
     let launcher = |name: &str, version: &str| {
@@ -110,7 +110,7 @@ fn nodes_of_a_job_keep_their_locks() {
             nodes[run % 2].write_at(&[IoSlice::new(&memory[aligned..aligned + RUN])], (run * RUN) as u64).unwrap();
         }
         assert!(nodes.iter().all(|n| n.direct_requests() == 8), "blocks of a mount go direct");
-        // A part that is no whole block goes through the mount's cache, and its locks grow.
+        // A part that is no whole block uses the mount's cache, and its locks grow.
         for run in 0..16 {
             nodes[run % 2].write_at(&[IoSlice::new(&memory[..1000])], (run * RUN) as u64).unwrap();
         }

@@ -592,7 +592,7 @@ fn access_times_are_renewed() {
             reader.read(0, 100);
         }
         let writer = fs::OpenOptions::new().write(true).open(&file).expect("open");
-        // The write goes to another unit than the one that is read.
+        // The write is to another unit than the read.
         writer.write_all_at(&[round], 400_000).expect("write");
         drop(writer);
         let changed = fs::metadata(&file).expect("stat");

@@ -16,7 +16,7 @@ fn start(dir: &Path, script: &str) -> Child {
         .expect("bash starts")
 }
 
-/// Waits for a script; what it printed. Panics with its errors if it failed.
+/// Waits for a script, and returns its output. Panics with its errors if it failed.
 fn end(what: &str, child: Child) -> String {
     let out = child.wait_with_output().expect("wait");
     let (text, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));

@@ -34,7 +34,7 @@ fn gid(n: u32) -> Option<Gid> {
     Some(Gid::from_raw(n))
 }
 
-/// The result of a call: its errno, or what it returned.
+/// The result of a call: its errno, or the value that it returned.
 pub(crate) type Said = Result<String, Errno>;
 type Call = fn(&Path) -> Said;
 
@@ -497,9 +497,9 @@ fn capabilities_decide() {
     pair.stop();
 }
 
-/// Goal: a directory that is open is listed whatever becomes of its permissions and its owner: they count when it is
-/// opened. Method: a directory is opened by its owner. Then its permissions are removed, or it is given to another
-/// user, by this mount and by another one. After that it is listed from the start and once more. (Promise S8)
+/// Goal: a directory that is open can be listed, whatever happens to its permissions and its owner: these are checked
+/// when it is opened. Method: a directory is opened by its owner. Then its permissions are removed, or it is given to
+/// another user, by this mount and by another one. After that it is listed from the start and once more. (Promise S8)
 #[test]
 fn open_directories_are_listed_after_chmod() {
     if !can_change_user() {

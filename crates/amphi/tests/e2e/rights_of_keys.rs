@@ -1,6 +1,6 @@
-//! The calls of `rights` on mounts with keys: one that is bound to a tree, one whose root is squashed, one with all
-//! users squashed to one, a read-only one, and one with mappings of users. The results are compared with the machine's
-//! own file system, used as NFS would use it with the options of these names.
+//! The calls of `rights` on mounts with keys: a key that is bound to a tree, a key whose root is squashed, a key with
+//! all users squashed to one, a read-only key, and a key with mappings of users. The results are compared with the
+//! machine's own file system, used as NFS would use it with the options of these names.
 
 use crate::harness::Place;
 use crate::keys::{Cluster, done};

@@ -164,8 +164,8 @@ fn calls_are_timed() {
 }
 
 /// Goal: every mount and every server gives its numbers at a private socket, by the server's name, also while another
-/// server is away, and the socket goes with its process. Method: two servers and a mount; the list, `--socket` by name
-/// and by path, a scrape over HTTP; one server is stopped in between, and killed at the end.
+/// server is away, and the socket is removed when its process ends. Method: two servers and a mount; the list,
+/// `--socket` by name and by path, a scrape over HTTP; one server is stopped in between, and killed at the end.
 #[test]
 fn mounts_and_servers_have_sockets() {
     let place = Place::new();

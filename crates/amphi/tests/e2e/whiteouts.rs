@@ -1,4 +1,4 @@
-//! Renames that leave a whiteout, and what they are for: a directory of the mount as the upper layer of an overlay.
+//! Renames that leave a whiteout, and their purpose: a directory of the mount as the upper layer of an overlay.
 
 use crate::harness::{Daemon, Place, rerrno};
 use rustix::fs::{CWD, RenameFlags, renameat_with};

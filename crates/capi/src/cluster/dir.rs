@@ -1,6 +1,6 @@
 //! Open directories of a cluster.
 //!
-//! Owns: the position of a listing, and attributes that did not come with it. Does not own: the order of entries (the
+//! Owns: the position of a listing, and attributes that were not sent with it. Does not own: the order of entries (the
 //! servers).
 
 use super::{Cluster, shown};

@@ -31,8 +31,8 @@ async fn granted(mount: &Arc<Mount>, ino: Ino, taken: Result<TakenLock>) -> Resu
 
 /// Locks of applications: `flock`, `fcntl`. Owners are numbered by the front end.
 impl Client {
-    /// Takes a lock, or changes what the owner holds of the range, in one step. The caller gets the answer, then the
-    /// lock is [kept](TakenLock::keep).
+    /// Takes a lock, or changes the lock that the owner has on the range, in one step. The caller gets the answer, then
+    /// the lock is [kept](TakenLock::keep).
     ///
     /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if
     /// locks of the owner on the file were lost.

@@ -1,7 +1,7 @@
 //! Requests for an inode: its attributes, its size, and where it ends.
 //!
-//! Owns: the rule that joins the server's answer with what only this mount knows, the end of its own bytes. Does not
-//! own: when a request is due (`ops`), the tokens of the answer (`tokens`).
+//! Owns: the rule that joins the server's answer with the knowledge of this mount alone, which is the end of its own
+//! bytes. Does not own: when a request is due (`ops`), the tokens of the answer (`tokens`).
 
 use crate::coherence::tokens::{self, Told};
 use crate::conn::replies::inode_reply;
@@ -13,8 +13,8 @@ use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How often the size is requested in the hope that no change by this mount comes between request and answer. After
-/// that the server is asked to include this mount's own changes (`GetAttrNow`).
+/// The number of times that the size is requested in the hope that this mount makes no change between request and
+/// answer. After that the server is asked to include this mount's own changes (`GetAttrNow`).
 pub(crate) const TRIES: usize = 4;
 /// Requests an inode. Returns the server's answer, and the attributes joined with what only this mount knows.
 ///
@@ -84,8 +84,8 @@ pub(crate) async fn reload(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> 
     ask(mount, &Cred::root(), file.ino).await.map(|_| ())
 }
 
-/// The size of the file at the moment of the call or later. The size stays valid while the caller holds locks that keep
-/// others from changing it.
+/// The size of the file at the moment of the call or later. The size remains right while the caller holds locks that
+/// prevent others from changing it.
 pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<u64> {
     if tokens::is_sure(mount, file) || knows_end(mount, file) {
         return Ok(file.size());

@@ -22,7 +22,7 @@ pub(crate) fn asking(mount: &Mount) -> Asked {
     Asked { rule: mount.coherence.sharing.rule(), events: mount.coherence.bare.events.load(SeqCst) }
 }
 
-/// Notes what the answer to a request shows of an inode.
+/// Notes which attributes of an inode the answer to a request shows.
 pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
     if view.xattrs || asked.rule & 1 == 0 || mount.coherence.sharing.rule() != asked.rule {
         return;

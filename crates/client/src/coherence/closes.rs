@@ -8,8 +8,9 @@
 //! (`small_files`) are delayed to be sent together: until the next tick [1 s], a change of names, or a revocation by
 //! the target.
 //!
-//! Invariant: a close is in `Known::closing` from before it comes here until it is answered. So a restarted server gets
-//! the open of a file before it gets the close. A close whose server cannot be reached is sent when it can.
+//! Invariant: a close is in `Known::closing` from before it is passed to this module until it is answered. So a
+//! restarted server gets the open of a file before it gets the close. A close whose server cannot be reached is sent
+//! when it can.
 //!
 //! Bound: the number of opens of the files.
 

@@ -111,7 +111,7 @@ pub(crate) fn asking(mount: &Mount) -> Asked {
     Asked { rule, events: mount.coherence.directories.state.lock().events }
 }
 
-/// Notes what the answer to such a request shows of a directory. `sharded`: its names lie in shards.
+/// Notes which attributes of a directory the answer to such a request shows. `sharded`: its names lie in shards.
 pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr, sharded: bool) {
     let Asked { rule, events } = asked;
     if rule & 1 == 1 && mount.coherence.sharing.rule() == rule {

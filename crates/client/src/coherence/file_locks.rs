@@ -252,7 +252,7 @@ pub(crate) async fn take_interruptible(
         if !interrupt.has_fired() || went_down.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
         }
-        // Now `taking` has seen the interrupt, and has a turn or waits for one. So the caller's next request comes
+        // Now `taking` has seen the interrupt, and has a turn or waits for one. So the caller's next request is made
         // after this one.
         Poll::Ready(match taking.as_mut().poll(cx) {
             Poll::Ready(taken) => Some(taken),

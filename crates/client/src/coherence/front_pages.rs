@@ -70,7 +70,7 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
             tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
             file.signal.until(|| !file.pages.is_taking()).await;
         }
-        // Every request that relied on the lock has ended. A request that comes later does not rely on this lock.
+        // Every request that relied on the lock has ended. A later request does not rely on this lock.
         file.signal.until(|| !is_left() || !file.pages.taking.lock().protected.contains_key(&target)).await;
         let mut taking = file.pages.taking.lock();
         let is_protected = taking.protected.contains_key(&target);
@@ -252,7 +252,7 @@ pub(crate) async fn have_noted(mount: &Arc<Mount>, file: &Arc<Inode>, target: Ta
     noted.map(Some)
 }
 
-/// Makes the front end drop what it caches of these bytes of a file.
+/// Makes the front end drop the bytes of this range of a file that it caches.
 pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();

@@ -6,8 +6,8 @@
 //! A shard is a directory of its own to all of this mount's tables: tokens, names and attributes are cached of shards.
 //! Programs and the kernel see only the directory. The permissions and owners of the directory are its own, and each
 //! shard has a copy of them. Links and times of changes are joined. The result describes one moment only if all shards
-//! are known at the same time. In shared mode, a `stat` that is under way while a sub-directory is renamed from one
-//! shard to another may count it twice or not at all.
+//! are known at the same time. In shared mode, a `stat` during which a sub-directory is renamed from one shard to
+//! another may count it twice or not at all.
 
 use crate::api::Ctx;
 use crate::coherence::new_directories::Making;
@@ -47,7 +47,7 @@ pub(crate) async fn give(mount: &Arc<Mount>, cred: &Cred, dir: Ino, count: u16) 
     let view = inode_reply(told.take()?)?;
     let attr = told.keep_view(view);
     drop(told);
-    // The shards exist, whether this mount knows where they are or not.
+    // The shards exist, whether this mount knows their places or not.
     if let (Some(making), Ok(Some(shards))) = (&mut making, of(mount, cred, dir).await) {
         making.made(&shards);
     }

@@ -130,7 +130,7 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
         unlock_pages(mount);
     }
     let boot = sharing.boot.swap(welcome.boot, SeqCst);
-    // A server that was restarted counts mounts anew, also for sessions that it knows.
+    // A server that was restarted counts mounts from the beginning, also for sessions that it had before.
     let before = sharing.mounts.swap(welcome.mounts, SeqCst);
     if boot == 0 || !welcome.resumed {
         let same = boot == welcome.boot && welcome.mounts == before + 1;

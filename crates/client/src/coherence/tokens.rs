@@ -7,8 +7,8 @@
 //! the cache's lock shared and allocates nothing but the copy.
 //!
 //! Invariants: `FileSize::token_end_ns` is not 0 only while the attributes token of the file is held and `Inode::size`
-//! is the size under this token. The value changes only under the cache's lock. A value is stored only if no change of
-//! this mount came between request and answer.
+//! is the size under this token. The value changes only under the cache's lock. A value is stored only if this mount
+//! made no change between request and answer.
 
 use crate::coherence::lease;
 use crate::coherence::lent_names;
@@ -158,7 +158,8 @@ impl Told {
         mount.coherence.tokens.cache.write().store(mount.clock.boot_ns(), ask, key, wire_grant(grant), value);
     }
 
-    /// Caches the inode that the answer shows. Returns its attributes joined with what only this mount knows.
+    /// Caches the inode that the answer shows. Returns its attributes joined with the changes of this mount that the
+    /// server does not have.
     pub(crate) fn keep_view(&self, view: InodeView) -> Attr {
         self.keep_view_of(view, self.grants.attributes).0
     }
@@ -169,8 +170,8 @@ impl Told {
         self.grants.attributes.is_some()
     }
 
-    /// Works as `keep_view`. Also returns whether the size is right: no change of this mount came between request and
-    /// answer.
+    /// Works as `keep_view`. Also returns whether the size is right, which it is if this mount made no change between
+    /// request and answer.
     pub(crate) fn keep_size(&self, view: InodeView) -> (Attr, bool) {
         self.keep_view_of(view, self.grants.attributes)
     }
@@ -281,7 +282,7 @@ impl Question {
         lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }
 
-    /// Called when the answer has arrived. Changes with numbers up to this one came before the answer.
+    /// Called when the answer has arrived. Changes with numbers up to this one were made before the answer.
     fn ends(&mut self, number: Option<u64>) {
         if let Some(change) = self.change.take() {
             self.mount.coherence.tokens.cache.write().changed(change, number.map(TokenNumber));
@@ -351,7 +352,7 @@ pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
     }
 }
 
-/// `Push::Revoke`: drops what is revoked and answers, in one step.
+/// `Push::Revoke`: drops the values whose tokens are revoked, and answers, in one step.
 pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
     mount.stats.count(Count::TokenRevoke);
     if !mount.coherence.tokens.answering.lock().insert((target, id)) {
@@ -403,8 +404,8 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     opened_ahead::lose(mount, None);
 }
 
-/// Drops what is cached of these targets, because their server has forgotten what it granted. Returns when a front end
-/// caches none of their names any more.
+/// Drops the cached values of these targets, because their server has lost its record of the tokens. Returns when a
+/// front end caches none of their names any more.
 pub(crate) async fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     mount.coherence.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = mount.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
@@ -540,8 +541,8 @@ pub(crate) fn lacks_xattrs(mount: &Mount, ino: Ino) -> bool {
     matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
 }
 
-/// The attributes joined with what only this mount knows, unless its size belongs to another token, or the shards of a
-/// directory know better.
+/// The attributes joined with this mount's own changes, unless its size belongs to another token, or the shards of a
+/// directory have later values.
 fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     if view.sharded {
         return None;

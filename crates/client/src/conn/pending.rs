@@ -108,7 +108,7 @@ impl<T: Send + 'static> Pending<T> {
     /// Blocks the calling thread until the operation is done.
     ///
     /// Errors: those of the operation; `Intr` once `interrupt` has fired: the operation then finishes in the
-    /// background and what it opened is closed again.
+    /// background, and a file that it opened is closed again.
     pub fn wait(self, interrupt: Option<&Interrupt>) -> Result<T> {
         self.wait_for(interrupt, None).unwrap_or(Err(Errno::Canceled))
     }

@@ -5,8 +5,8 @@
 //! what starts them (bytes of write-back under way, read-ahead windows) and are always accepted, because they finish
 //! what has begun.
 //!
-//! A call made on the I/O half's own thread, by one of its tasks, bypasses the queue if the queue is empty. The call
-//! goes to the connection at once (`Shortcut`), which saves one turn of a task, 0.3 us. Calls in the queue keep their
+//! A call made on the I/O half's own thread, by one of its tasks, bypasses the queue if the queue is empty. The call is
+//! passed to the connection at once (`Shortcut`), which saves one turn of a task, 0.3 us. Calls in the queue keep their
 //! order.
 
 use amphi_env::Buf;

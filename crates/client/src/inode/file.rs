@@ -32,13 +32,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqC
 
 /// The result of applying a view.
 pub(crate) struct Adopted {
-    /// The attributes joined with what only this client knows.
+    /// The attributes joined with the changes that only this client has.
     pub(crate) attr: Attr,
-    /// `Inode::size` is the size in the answer joined with this mount's own changes: no change of this mount came in
-    /// between.
+    /// `Inode::size` is the size in the answer joined with this mount's own changes: this mount made no change between
+    /// request and answer.
     pub(crate) taken: bool,
-    /// Nothing of this mount has reached the server since the request: joined with what only this mount knows, the view
-    /// is complete.
+    /// Nothing of this mount has reached the server since the request: joined with the changes that only this mount
+    /// has, the view is complete.
     pub(crate) current: bool,
 }
 
@@ -167,8 +167,8 @@ impl Inode {
         self.flights.lock().overlap_upto(range, upto)
     }
 
-    /// The attributes joined with what only this client knows. In sole mode the client's own modification time is
-    /// right, even if it was set back; in shared mode another mount may have written later.
+    /// The attributes joined with the changes that only this client has. In sole mode the client's own modification
+    /// time is right, even if it was set back; in shared mode another mount may have written later.
     pub(crate) fn overlay(&self, mut attr: Attr, alone: bool) -> Attr {
         let known = self.known.lock();
         attr.size = self.size();
@@ -362,7 +362,7 @@ impl Inode {
         self.signal.notify();
     }
 
-    /// Waits until the file shows what the servers have, after a failure of write-back.
+    /// Waits until the file shows the contents that the servers have, after a failure of write-back.
     pub(crate) async fn settled(&self) {
         self.signal.until(|| !self.failures.settling.is_running()).await;
     }

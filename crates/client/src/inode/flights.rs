@@ -53,7 +53,7 @@ impl Flights {
         self.frozen.iter().min().copied()
     }
 
-    /// The number of the latest flight; all flights under way have this number or a lower one.
+    /// The number of the latest flight; no flight under way has a greater number.
     pub(crate) fn last(&self) -> u64 {
         self.last_number
     }

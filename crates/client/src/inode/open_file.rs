@@ -16,8 +16,8 @@ use std::sync::{Arc, Weak};
 
 /// The function of the mount that an open file, or an open that no program has taken over, calls when it is dropped.
 pub(crate) trait Closer: Send + Sync {
-    /// The last reference to an open file was dropped. `reads` says what was read through it; `ahead` is as in
-    /// `OpenFile`.
+    /// The last reference to an open file was dropped. `reads` describes the reads that were made through it; `ahead`
+    /// is as in `OpenFile`.
     fn closed(self: Arc<Self>, open: &OpenFile, reads: Reads, ahead: bool);
 
     /// An open of a file that the server counts is given up; `linger`: its close may wait for others to share a
@@ -183,7 +183,7 @@ impl OpenFile {
         self.told.exact.store(on, Relaxed);
     }
 
-    /// The program advises how it reads the file. The advice holds for all reads of the file on this mount, until
+    /// The program advises how it reads the file. The advice is valid for all reads of the file on this mount, until
     /// another program gives other advice or this one closes the file.
     pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
         self.told.reads.store(true, Relaxed);
@@ -209,7 +209,7 @@ impl OpenFile {
         Access { read: self.flags.read, write: self.flags.write }
     }
 
-    /// The reads since the counters were last read; a call that came in pieces counts as one.
+    /// The reads since the counters were last read; a call that was split into several requests counts as one.
     pub(crate) fn reads(&self) -> Reads {
         let (requests, bytes) = self.ledger.reads();
         Reads { requests: requests.saturating_sub(self.pieces.continued()), bytes }
@@ -240,8 +240,8 @@ impl OpenFile {
 
     /// Reports the failures that were not reported to this open file yet.
     ///
-    /// Errors: the latest of these failures. After that the file shows what the servers have, unless they could not be
-    /// reached anyway.
+    /// Errors: the latest of these failures. After that the file shows the contents that the servers have, unless they
+    /// could not be reached anyway.
     pub(crate) async fn tell_failures(&self) -> Result<()> {
         let told = self.take_error();
         if told.is_err_and(Errno::is_no_room) {

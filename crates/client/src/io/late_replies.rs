@@ -5,7 +5,8 @@
 //! such a lock, which this client does not know, until it evicts the mount. So the link requests these answers when
 //! there is a connection again (`LinkEvents::late`).
 //!
-//! Owns: giving back what they bring. Does not own: tokens, which every revocation ends (`tokens`).
+//! Owns: the return of the locks and opens that these replies grant. Does not own: tokens, which every revocation ends
+//! (`tokens`).
 
 use crate::inode::AskedAt;
 use crate::mount::Mount;

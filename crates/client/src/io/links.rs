@@ -1,8 +1,8 @@
 //! `Links`: the connections to the servers of the cluster, one or several for each server.
 //!
 //! Owns: the cluster map as this mount knows it, to which server a request is sent, opening connections on first use,
-//! and requesting a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what
-//! is presented to a restarted server (`io`).
+//! and requesting a newer map. Does not own: the life of one connection (`transport::Link`), the requests (`ops`), the
+//! state that is presented to a restarted server (`io`).
 //!
 //! Invariants: the master's connection is opened first and admits the session. The other connections use the same
 //! session and key. In shared mode a connection to each server exists, or is being opened. A map is replaced only by
@@ -47,7 +47,7 @@ pub(crate) struct Links<E: Env> {
     env: E,
     pub(crate) mount: Arc<Mount>,
     config: LinkConfig,
-    /// The master is in this process, so its connection does not come back.
+    /// The master is in this process, so a connection to it that is lost cannot be made again.
     local: bool,
     timeouts: Cell<Timeouts>,
     /// The value of the tunable when it was applied last.

@@ -5,8 +5,8 @@
 //! rules (`dlm`), which records come next (`pattern`).
 //!
 //! Invariants: a lock-ahead is granted exactly as requested or not at all, and calls no lock back. Bound: a mount has
-//! at most `AHEAD_MAX` requests under way. Each is one message, and they are sent one after the other without waiting
-//! for answers.
+//! at most `AHEAD_MAX` requests under way. Each of these requests is one message, and they are sent one after the other
+//! without waiting for answers.
 
 use super::{note_whole, pump, spans, wire_mode};
 use crate::conn::replies::unexpected;

@@ -1,4 +1,5 @@
-//! Group locks: a file belongs to a group of open files, on this and other mounts, until they leave the group.
+//! Group locks: a file belongs to a group of open files, on this mount and other mounts, until all of them leave the
+//! group.
 //!
 //! Owns: which group has a file on this mount, which open files are its members, and acquiring and returning the
 //! group's locks on all objects of the file. Does not own: the lock itself (`locks`, `dlm`), the I/O of members

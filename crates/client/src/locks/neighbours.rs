@@ -5,11 +5,11 @@
 //!
 //! A mount that reads a tree which this mount has written requests the locks of one small file after the other. Without
 //! this module, each of them would cost a callback, a flush and a message that returns one lock, while the reader
-//! waits. Inode numbers show which files come next, because the files of a tree were made one after the other. So from
-//! the third callback in a neighbourhood on the nearest idle locks are returned as well, more with each further
-//! callback, many in a message. Locks are returned by age in the same way, so the lock protocol is not affected by this
-//! rule. The rule does not depend on which mount calls the locks back, nor on the order. If a mount uses files of a
-//! directory at random, it finds more and more of their locks free.
+//! waits. Inode numbers show which files are likely to be next, because the files of a tree were made one after the
+//! other. So from the third callback in a neighbourhood on the nearest idle locks are returned as well, more with each
+//! further callback, many in a message. Locks are returned by age in the same way, so the lock protocol is not affected
+//! by this rule. The rule does not depend on which mount calls the locks back, nor on the order. If a mount uses files
+//! of a directory at random, it finds more and more of their locks free.
 //!
 //! Only locks of small, closed and unused files are returned, in the mode of the lock that was called back. So a wrong
 //! guess costs this mount one request for each such file that it uses again.

@@ -89,7 +89,7 @@ pub(crate) enum Under {
     Lock,
     /// A lock that the target takes for the request.
     TargetsLock,
-    /// No lock. Instead the target notes, under this number, what other mounts change below the pages.
+    /// No lock. Instead the target notes, under this number, which bytes below the pages other mounts change.
     Note(u64),
 }
 

@@ -240,7 +240,7 @@ pub(crate) async fn resize(
     file.size.bytes.store(size, SeqCst);
     explicit_time(mount, file, &view);
     file.size.turn();
-    // No other change of the file was under way on this mount, so the answer is as good as a new one would be.
+    // No other change of the file was under way on this mount, so the answer is as good as that to a new request.
     let adopted = file.adopt_change(view, told.asked_at, AskedAt::now(told.asked_at.rule()));
     drop(told);
     drop(pins);

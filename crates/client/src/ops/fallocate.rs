@@ -1,7 +1,7 @@
 //! fallocate: reserve, punch, zero.
 //!
-//! The order is that of a direct write: it takes the range lock, flushes and drops what is cached, sends the request to
-//! the targets, and then drops what fills of whole pages have brought meanwhile.
+//! The order is that of a direct write: the call takes the range lock, flushes and drops the cached bytes, sends the
+//! request to the targets, and then drops the bytes that fills of whole pages have read meanwhile.
 //!
 //! Each of them changes the time of the file even if there is nothing to do, as on local file systems. The targets take
 //! it with the request.

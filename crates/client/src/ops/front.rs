@@ -1,5 +1,4 @@
-//! Whether the kernel or the mount serves the reads of an open file, and what is learnt about the programs that read
-//! it.
+//! Whether the kernel or the mount serves the reads of an open file, and the knowledge about the programs that read it.
 //!
 //! Owns: collecting the inputs of `kernel_reads` for one open file, noting at its close how it was read, and which
 //! pages a front end may keep. Does not own: the rules (`policy::kernel_reads`), the knowledge about readers

@@ -215,8 +215,8 @@ async fn read_past(
     Ok(data)
 }
 
-/// Writes pages back, or through pages that stay. Returns what it holds, with the bytes and where they belong, if they
-/// may go into the cache.
+/// Writes pages back, or through pages that stay. Returns the locks that it holds, with the bytes and their places, if
+/// these may be put into the cache.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -269,7 +269,7 @@ async fn within_end(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> 
     Ok(ByteRange::new(range.start, range.end.min(end).max(range.start)))
 }
 
-/// Makes targets note what other mounts change, where no write lock of this mount prevents such changes.
+/// Makes targets note the changes of other mounts, where no write lock of this mount prevents such changes.
 async fn note_changes(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<()> {
     for (object, piece) in direct_pieces(file, range) {
         if !locks::permit(mount, file, LockMode::Write, piece) {
@@ -396,9 +396,9 @@ mod tests {
         }
     }
 
-    /// Goal: if a caller learns that its pages come without a lock, they are dropped after that. Method: two threads
-    /// request pages of their own while a third one repeatedly drops all pages. In each round, every such answer needs
-    /// a drop that began later.
+    /// Goal: if a caller is informed that its pages are read without a lock, they are dropped after that. Method: two
+    /// threads request pages of their own while a third one repeatedly drops all pages. In each round, every such
+    /// answer needs a drop that began later.
     #[test]
     fn pages_that_come_without_a_lock_are_taken_again() {
         const ROUNDS: usize = 2000;

@@ -102,7 +102,7 @@ pub(crate) async fn begin(mount: Arc<Mount>, open: Arc<OpenFile>, may_extend: bo
     Ok(Some(posting).filter(|_| is_right))
 }
 
-/// Returns whether writes by this open file go into the cache as they are, as far as that can be seen.
+/// Returns whether writes by this open file go into the cache unchanged, as far as that can be seen.
 fn may_begin(mount: &Mount, open: &OpenFile) -> bool {
     let (file, flags) = (&open.file, open.flags);
     let is_plain = flags.write && !flags.append && !flags.direct && !flags.sync && !flags.dsync;

@@ -64,7 +64,7 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
             Err(e) => Err(e),
         }
     };
-    // Other mounts find what was stored here, and may change it from now on.
+    // Other mounts can read the bytes that were stored here, and may change them from now on.
     front_pages::drop_left(&mount, file).await;
     open.tell_failures().await?;
     synced

@@ -1,7 +1,7 @@
 //! write: into the cache, or straight to the targets.
 //!
 //! In shared mode a write is atomic for all mounts. Either it holds one lock on its part of each object from before the
-//! first byte until the last byte is in the cache or on the target, or it goes to one object under the target's own
+//! first byte until the last byte is in the cache or on the target, or it is sent to one object under the target's own
 //! lock.
 
 use crate::api::{Ctx, Hints, WriteTo};
@@ -137,12 +137,12 @@ pub(crate) fn try_write(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     Offset,
-    /// The front end has found the end of the file, or the write is to go to its offset. So the write goes to its
-    /// offset; but if another mount has ever existed, it goes to the end of the file.
+    /// The front end has found the end of the file, or the write is to go to its offset. So the write is made at its
+    /// offset; but if another mount has ever existed, it is made at the end of the file.
     ToldEnd,
     /// The write goes to the end of the file.
     End,
-    /// The write goes to the offset of the call if that is the end of the file.
+    /// The write is made at the offset of the call if that is the end of the file.
     OffsetAtEnd,
 }
 
@@ -151,7 +151,7 @@ fn appends(aim: Aim) -> bool {
     matches!(aim, Aim::End | Aim::ToldEnd)
 }
 
-/// The place to which a write goes, as far as this is known now.
+/// The place of a write, as far as it is known now.
 fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     match hints.to {
         // Pages are always written back to their own offset, through whatever open file the kernel sends them.
@@ -524,7 +524,8 @@ async fn direct(
     let len = data.len();
     let cover = if may_be_early { Cover::Wanted } else { Cover::None };
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none(), cover };
-    // If another mount requests the size of the file meanwhile, it sees the old end or the new one, none in between.
+    // If another mount requests the size of the file meanwhile, it gets the old end or the new one, and no size in
+    // between.
     let end_first = pins.is_some() && (range.end > old_size || !tokens::is_sure(mount, file));
     let Sent { good_to, written_to, error } = send_all(mount, file, range, data, kind, end_first).await;
     assert!(good_to <= range.end, "{}: of {range:?} all up to {good_to} was written", file.ino);

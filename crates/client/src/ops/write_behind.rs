@@ -39,8 +39,8 @@ use std::sync::atomic::Ordering::SeqCst;
 /// the disk would take ten times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
 
-/// Most requests of this size that may be under way to a file that other mounts use too. This number keeps the disks
-/// busy. A mount that waits for one of their locks waits for a few requests at most.
+/// The most requests of this size that may be under way to a file that other mounts use too. This number keeps the
+/// disks busy. A mount that waits for one of their locks waits for a few requests at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
 /// The lock or token that keeps other mounts away from the bytes until they are on the target. Under commit consistency

@@ -172,7 +172,7 @@ pub(crate) async fn set(
         let text = std::str::from_utf8(&value).map_err(|_| Errno::Inval)?.trim_end_matches(['\0', '\n']);
         let op = match own {
             b"layout" => {
-                // A file with data keeps its layout: the server has to know what is written so far.
+                // A file with data keeps its layout: the server has to know the bytes that are written so far.
                 if let Some(known) = known::use_known(&mount, ino) {
                     flush::flush(&mount, known.file(), ByteRange::ALL).await;
                 }

@@ -1,8 +1,8 @@
 //! `Readers`: the sizes of the pieces in which programs read, and in which files and the files of a directory are read.
 //!
-//! Owns: what the mount has seen of reads that it served (`Habit`), and when it looks again at a program whose reads
-//! the kernel serves. Does not own: the use of this knowledge (`kernel_reads`), the counts of one open file
-//! (`inode::open_file`).
+//! Owns: the properties of the reads that the mount served (`Habit`), and the times at which it examines again a
+//! program whose reads the kernel serves. Does not own: the use of this knowledge (`kernel_reads`), the counts of one
+//! open file (`inode::open_file`).
 //!
 //! The size of the pieces is visible only where the mount serves the reads, because the kernel requests as much as it
 //! reads ahead. So from time to time the mount serves one open file of a program whose long streams go through the

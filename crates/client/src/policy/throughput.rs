@@ -3,7 +3,7 @@
 //! Owns: the rates and their comparison. Does not own: when they are used (`decision`: only for files without locality,
 //! from the small threshold on).
 //!
-//! A rate is the number of bytes that arrived in a *stretch* of elapsed time in which all requests went one way. So the
+//! A rate is the number of bytes that arrived in a *stretch* of elapsed time in which all requests used one way. So the
 //! work of the processors is included as well as that of network and disks. For reads and for writes there is one
 //! stretch at a time. A stretch consists of direct requests of one size, of reads that the cache answered, or of
 //! write-back. Reads are measured where they are answered, because read-ahead arrives in bursts, each at the speed of
@@ -13,8 +13,8 @@
 //!
 //! Invariants:
 //!
-//! * A stretch ends without a sample when too many bytes go another way, or when its user says that it shows nothing. A
-//!   stretch shows nothing in three cases: direct writes at the same time as write-back of earlier ones, direct reads
+//! * A stretch ends without a sample when too many bytes use another way, or when its user says that it shows nothing.
+//!   A stretch shows nothing in three cases: direct writes at the same time as write-back of earlier ones, direct reads
 //!   at the same time as read-ahead from before them, and write-back for which few or no programs wait.
 //! * Until both ways have a rate, the rule of the paper is used: direct. If only direct requests were measured,
 //!   requests are tried through the cache. Writes are tried only for a bounded number of bytes, because write-back
@@ -91,7 +91,7 @@ impl Rate {
     }
 }
 
-/// A stretch of time in which bytes went one way.
+/// A stretch of time in which bytes used one way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stretch {
     /// The index of the rate that is measured.
@@ -169,8 +169,8 @@ struct Side {
     meter: Meter,
     /// For each class, whether the cache was better at the last comparison.
     cached_wins: [bool; CLASSES],
-    /// Bytes that were sent through the cache as a trial while its rate was not known; when the last of them were sent;
-    /// and how many went direct since the trial was complete.
+    /// The bytes that were sent through the cache as a trial while its rate was not known; the time when the last of
+    /// them were sent; and the number of direct bytes since the trial was complete.
     tried_bytes: u64,
     tried_ns: u64,
     rested_bytes: u64,

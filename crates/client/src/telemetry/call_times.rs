@@ -148,8 +148,8 @@ mod tests {
         assert_eq!((bucket(last), bucket(last + 1), bucket(u64::MAX)), (BOUNDS - 1, BOUNDS, BOUNDS));
     }
 
-    /// Goal: the output shows exactly what was counted, from all threads, and a reset removes it. Method: calls of two
-    /// threads.
+    /// Goal: the output shows exactly the calls that were counted, from all threads, and a reset removes them. Method:
+    /// calls of two threads.
     #[test]
     fn shown_is_what_was_counted() {
         let times = CallTimes::new();

@@ -1,4 +1,5 @@
-//! Notes about a call that is being recorded: why the hybrid decision chose its way, and what it waited for.
+//! Notes about a call that is being recorded: the reason why the hybrid decision chose its way, and the events for
+//! which it waited.
 //!
 //! Owns: these notes, and how they follow a call from the thread that serves it to the task that finishes it. Does not
 //! own: the recording (`record`), and the places that decide or wait and write these notes.

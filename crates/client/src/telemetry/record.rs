@@ -1,7 +1,7 @@
 //! Recordings: the calls of one job, kept until the recording program fetches them.
 //!
 //! Owns: the recordings and the rights to them, the rings of calls, and the blocks that are made of them
-//! (`amphi_trace`). Does not own: which calls belong to a recording and what they were (front ends), and the file,
+//! (`amphi_trace`). Does not own: which calls belong to a recording and their properties (front ends), and the file,
 //! which the recording program writes.
 //!
 //! Invariants:

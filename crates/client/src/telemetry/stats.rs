@@ -379,8 +379,8 @@ impl Stats {
 mod tests {
     use super::*;
 
-    /// Goal: both forms of output show what was counted, and a reset sets it to zero. Method: a few samples, then the
-    /// text and JSON.
+    /// Goal: both forms of output show the values that were counted, and a reset sets them to zero. Method: a few
+    /// samples, then the text and JSON.
     #[test]
     fn prints_follow_the_counts() {
         let s = Stats::new(5);

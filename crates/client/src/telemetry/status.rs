@@ -36,7 +36,7 @@ fn last_heard(answers: &[Option<Reply>], id: u64) -> Option<&ServerStatus> {
 }
 
 /// One line of JSON. `answers` are the servers' answers to `Request::Status`, in the order of the map. A server that is
-/// down has no answer there. Sessions are the master's, with what they hold on all servers.
+/// down has no answer there. Sessions are those of the master, with their locks and opens on all servers.
 pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
     let (mut targets, mut uptimes) = (Vec::new(), Vec::new());
     let mut sessions: BTreeMap<SessionId, SessionStatus> = BTreeMap::new();

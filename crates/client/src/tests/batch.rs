@@ -1,5 +1,5 @@
-//! Small files that are written back together: what is sent when, the result for each file, and that all other files
-//! are unaffected.
+//! Small files that are written back together: the bytes and the time of each message, the result for each file, and
+//! the fact that all other files are unaffected.
 
 use super::world::World;
 use crate::OpenFile;
@@ -66,8 +66,8 @@ fn a_full_batch_leaves_at_once() {
     w.check_clean();
 }
 
-/// Goal: files that are old leave in one batch, with those that wait for company, and those of other targets in
-/// another. Method: time passes between files; two directories on different targets.
+/// Goal: old files are sent in one batch, together with files that wait for others; those of other targets are sent in
+/// another batch. Method: time passes between files; two directories on different targets.
 #[test]
 fn old_files_take_others_along() {
     let mut w = World::new(12, &[]);

@@ -271,7 +271,7 @@ fn a_mount_evicted_by_one_server_is_over() {
     });
 }
 
-/// Goal: a lock goes back also if its file was made on a smaller cluster and is not known to the mount any more.
+/// Goal: a lock is returned even if its file was made on a smaller cluster and is not in the mount's tables any more.
 /// Method: the lock of an empty file is kept, the cluster grows, and the other mount writes the file.
 #[test]
 fn locks_of_a_smaller_cluster_go_back() {

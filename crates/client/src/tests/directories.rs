@@ -90,7 +90,7 @@ fn alone_what_was_seen_of_a_directory_is_kept() {
             let seen = a.getattr(&root(), dir).await;
             (calls(&a) - before, seen.map(|attr| attr.nlink))
         };
-        // A listing shows what is on the target of the directory listed.
+        // A listing shows the entries that are on the target of the directory listed.
         let d = dir_on(&a, Ino::ROOT.target().0).await;
         let listed = async || {
             let listing = a.readdir(&root(), Ino::ROOT, 0, 100, true).await.expect("list");

@@ -24,8 +24,8 @@ fn count(client: &Client, way: Way, reason: Reason) -> u64 {
     client.mount.stats.io_of(way, reason).0
 }
 
-/// Both mounts write adjacent records, one every millisecond, until one of them goes direct. Returns how many records
-/// went through their caches, and whether one went direct.
+/// Both mounts write adjacent records, one every millisecond, until one of the mounts uses direct I/O. Returns how many
+/// records used their caches, and whether one mount used direct I/O.
 async fn ping_pong(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
     let fa = create(a, Ino::ROOT, "f").await;
     let fb = open(b, Ino::ROOT, "f").await;

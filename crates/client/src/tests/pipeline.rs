@@ -43,7 +43,7 @@ fn begin(w: &World, file: &Arc<OpenFile>, at: u64, byte: u8, hints: Hints) -> (c
     (op, done)
 }
 
-/// A file that the owner knows to have bytes elsewhere, so that no question comes first.
+/// A file of which the owner knows that it has bytes elsewhere, so that no question is sent first.
 fn spread(w: &mut World, flags: OpenFlags) -> Arc<OpenFile> {
     let file = w.create("f", flags);
     let op = w.client.write(&Ctx::root(), &file, 0, filled(8 * MIB, b'0'), Hints::default());

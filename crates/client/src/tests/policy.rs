@@ -400,8 +400,9 @@ fn write_back_by_size_and_age() {
     w.check_clean();
 }
 
-/// Goal: a file that is not read again goes direct in the window, with probes (H5), also while all reads were
-/// prefetched. Method: a file is streamed through a small cache in requests of the window, with and without read-ahead.
+/// Goal: requests in the window are direct for a file that is not read again, with probes (H5), also while all reads
+/// were prefetched. Method: a file is streamed through a small cache in requests of the window, with and without
+/// read-ahead.
 #[test]
 fn files_without_locality_go_direct() {
     for ahead in ["0", "64M"] {

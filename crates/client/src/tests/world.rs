@@ -85,7 +85,7 @@ impl World {
             crate::locks::callback(&self.client.mount, self.client.mount.target_of(object), object, id);
         }
         for number in self.server.file_locks.take_news() {
-            // Sometimes the report comes twice, as it does after a connection was lost.
+            // Sometimes the report is sent twice, as it is after a connection was lost.
             (0..=self.rand(2)).for_each(|_| self.client.mount.coherence.file_locks.news(number));
         }
         let busy = !self.calls.is_empty() || !self.tasks.is_empty();

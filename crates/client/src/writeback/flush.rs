@@ -39,7 +39,7 @@ const _: () = assert!(WRITE_MAX <= amphi_types::limits::PAYLOAD_MAX as u64, "a r
 pub(crate) struct Left {
     /// The bound of bytes under way was reached.
     pub(crate) by_bound: bool,
-    /// A truncate is under way, or another task is determining what is sent there.
+    /// A truncate is under way, or another task is determining which bytes are sent there.
     pub(crate) held_up: bool,
 }
 

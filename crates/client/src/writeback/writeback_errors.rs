@@ -1,8 +1,9 @@
-//! Bytes that could not be written back: what this mount shows afterwards, and which callers get the failure.
+//! Bytes that could not be written back: the contents that this mount shows afterwards, and the callers that get the
+//! failure.
 //!
-//! Owns: as soon as bytes of a file were lost, the file shows what the servers have. Does not own: the losses, for
-//! callers that sync all files (`tables::writeback::errors`), and which open files got one file's failures
-//! (`inode::failures`).
+//! Owns: the rule that the file shows the contents that the servers have as soon as bytes of it were lost. Does not
+//! own: the losses, for callers that sync all files (`tables::writeback::errors`), and which open files got one file's
+//! failures (`inode::failures`).
 //!
 //! The cache drops lost bytes at once, so that this mount and others show the same. A task of the file updates the
 //! size, and the front end's pages of these bytes. A caller that gets the failure waits for that task.
@@ -46,7 +47,7 @@ pub(crate) fn refused(mount: &Arc<Mount>, target: TargetId, id: u64, ino: Ino) {
     if mount.writeback.errors.is_news(target, id) {
         note_refused(mount, ino);
     }
-    // If the client gives up before the answer arrives, the message comes again.
+    // If the client gives up before the answer arrives, the message is sent again.
     drop(mount.send(Lane::Answer, target, &Cred::root(), Request::WriteFailedKnown { id }, None, 0));
 }
 

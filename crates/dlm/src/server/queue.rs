@@ -5,8 +5,8 @@
 //!
 //! A request waits for every conflicting granted lock and every earlier conflicting request. The request watches only
 //! one of these. When that lock or request is gone, the request is checked again, and either watches another one or is
-//! granted. So the return of a lock costs what it wakes, not the length of the queue. A watched request that is granted
-//! stays watched, because it still conflicts.
+//! granted. So the return of a lock costs time for the requests that it wakes, not for the length of the queue. A
+//! watched request that is granted stays watched, because it still conflicts.
 
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 impl LockSpace {
     /// Requests a lock. It is granted at once or later, always through [`LockSpace::poll_action`]. Conflicting requests
-    /// are granted in the order in which they came.
+    /// are granted in the order of their arrival.
     pub fn enqueue(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
         self.enter(now_ns, request, true)
     }
@@ -354,7 +354,7 @@ impl LockSpace {
         self.actions.push_back(Action::Callback { id, session, object, wanted_mode, wanted_range, contended });
     }
 
-    /// Removes locks and requests, and then checks the requests that watched them, in the order in which they came.
+    /// Removes locks and requests, and then checks the requests that watched them, in the order of their arrival.
     fn remove(&mut self, now_ns: u64, ids: &BTreeSet<LockId>) {
         let mut woken = BTreeSet::new();
         let mut left = BTreeSet::new();

@@ -125,7 +125,7 @@ impl<V> TokenCache<V> {
         Ask { id: self.last_ask, sent_ns: now_ns }
     }
 
-    /// Stores what a reply shows, if it may still be cached. Returns whether it was stored.
+    /// Stores the values that a reply shows, if they may still be cached. Returns whether it was stored.
     pub fn store(&mut self, now_ns: u64, ask: Ask, key: TokenKey, grant: Grant, value: V) -> bool {
         let sent_ns = ask.sent_ns;
         #[cfg(test)]

@@ -240,9 +240,9 @@ impl TokenSpace {
         self.history.is_shared(now_ns, dir)
     }
 
-    /// Grants a token for what a reply shows. This has to be called in the same step that reads the value, with nothing
-    /// in between. `written`: another session has the file open for writing, so its size and times change without a
-    /// change here.
+    /// Grants a token for the values that a reply shows. This has to be called in the same step that reads the value,
+    /// with nothing in between. `written`: another session has the file open for writing, so its size and times change
+    /// without a change here.
     pub fn grant(&mut self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Result<Grant, NoGrant> {
         let limits = self.limits;
         if limits.life_ns == 0 {
@@ -292,8 +292,9 @@ impl TokenSpace {
         TokenNumber::new(self.generation, self.counts.grants)
     }
 
-    /// The session answered: it has dropped what the revocation names, and does not use it any more. Answers to unknown
-    /// revocations (answered before, or the session was dropped) are ignored. Returns whether the revocation was known.
+    /// The session answered: it has dropped the values that the revocation names, and does not use them any more.
+    /// Answers to unknown revocations (answered before, or the session was dropped) are ignored. Returns whether the
+    /// revocation was known.
     pub fn revoked(&mut self, session: SessionId, id: RevokeId) -> bool {
         if self.revoking.pending.get(&id).is_none_or(|pending| pending.revoke.session != session) {
             return false;

@@ -339,7 +339,7 @@ fn give_back(back: GiveBack) {
     lock(store_at(back.at)).gave_back(back);
 }
 
-/// The number of bytes of buffers so far whose memory came new from the system, for the first time or after it had been
+/// The number of bytes of buffers so far whose memory was new from the system, for the first time or after it had been
 /// returned. Measurements of their use include page faults, of up to 10 us for each 4 KiB on a machine that gets its
 /// own memory from a host.
 pub(super) fn new_bytes() -> u64 {

@@ -1,8 +1,8 @@
 //! The identity of the other end of a Unix socket.
 //!
 //! Owns: asking the kernel for user, group and supplementary groups of the process that connected, as they were then.
-//! Its entry in `/proc` would show what the process has become since then. For example, it may have started a
-//! set-user-id program.
+//! Its entry in `/proc` would describe the process after it has executed another program. For example, it may have
+//! started a set-user-id program.
 
 use amphi_types::Cred;
 use amphi_types::limits::GROUPS_MAX;

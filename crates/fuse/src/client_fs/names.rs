@@ -129,7 +129,7 @@ impl ClientFs {
             lender.lends_not();
         } else {
             match lent.shows {
-                // The program that asks next may be the one that makes the name.
+                // The program that sends the next request may be the one that makes the name.
                 NameShows::Nothing => self.names.asked.begins_anew(dir, name),
                 _ => self.names.asked.wants_again(dir, name),
             }

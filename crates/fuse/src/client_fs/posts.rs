@@ -68,7 +68,7 @@ impl ClientFs {
     pub(super) fn take_posts(&self, caller: &Caller<'_>, request: &Request<'_>) -> Result<Arrival<'_>> {
         let (posts, ino) = (&self.handles.posts, request.ino);
         let need = need(&request.op);
-        // This comes before it is known whether there are any posts, because a program may be about to be admitted.
+        // This is done before it is known whether there are any posts, because a program may be about to be admitted.
         let barrier = if need == Need::Exclusion { posts.exclude(ino) } else { Arrival::default() };
         if !posts.any() && !matches!(request.op, Op::Open { .. }) {
             return Ok(barrier);
@@ -96,8 +96,8 @@ impl ClientFs {
         }
     }
 
-    /// The close of a descriptor, whose handle has a new generation: what was posted under the former one is carried
-    /// out.
+    /// The close of a descriptor, whose handle has a new generation: the writes that were posted under the former
+    /// generation are carried out.
     pub(super) fn close_posts(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         self.settle(caller, self.handles.posts.drain(ino, false))
     }

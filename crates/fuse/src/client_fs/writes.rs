@@ -132,7 +132,7 @@ impl ClientFs {
         }
     }
 
-    /// Sets the size and the other attributes that the request names. If that takes long, the answer comes later and
+    /// Sets the size and the other attributes that the request names. If that takes long, the answer is sent later and
     /// the returned value is ignored. If the server refuses the request, the caller's rights are read again, as in
     /// `asked`. The caller waits in this call, so its thread can still be looked at.
     pub(super) fn truncate(
@@ -209,7 +209,7 @@ impl ClientFs {
         }
     }
 
-    /// The place to which a write goes. `OffsetAtEnd`: the write goes to its offset if that is the end of the file.
+    /// The place to which a write goes. `OffsetAtEnd`: the write is made at its offset if that is the end of the file.
     /// Otherwise the client has to find out whether the offset or the end was meant.
     fn aim(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow) -> WriteTo {
         let appends = how.flags & libc::O_APPEND as u32 != 0;

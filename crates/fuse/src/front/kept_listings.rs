@@ -24,7 +24,7 @@
 //! thread that holds a page of a listing may itself wait for a page of a file.
 //!
 //! A listing without attributes is not used again, because each lookup that follows it would cost a message. The same
-//! is true of a listing that is older than the tokens that came with it.
+//! is true of a listing that is older than the tokens that were granted with it.
 //!
 //! Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
 
@@ -85,7 +85,7 @@ struct Kept {
 pub(crate) enum Mark {
     /// The kernel caches nothing that it reads through this open directory.
     No,
-    /// The kernel drops its cached listing, and caches what it reads through this open directory.
+    /// The kernel drops its cached listing, and caches the entries that it reads through this open directory.
     Anew,
     /// The kernel uses its cached listing.
     Keep,
@@ -188,8 +188,8 @@ impl KeptListings {
         directories.get(&attr.ino).is_some_and(|directory| directory.is_open() && directory.shown.ctime != attr.ctime)
     }
 
-    /// Waits until the kernel has taken all answers with names whose requests came before now. Answers to thread `tid`
-    /// count as taken.
+    /// Waits until the kernel has taken all answers with names whose requests arrived before now. Answers to thread
+    /// `tid` count as taken.
     pub(crate) fn names_arrive(&self, ino: Ino, tid: u32) {
         let (before, end_ns) = (self.asked.load(SeqCst), monotonic_ns() + NAMES_WAIT.as_nanos() as u64);
         while self.are_names_coming(ino, before, tid, monotonic_ns()) && monotonic_ns() < end_ns {

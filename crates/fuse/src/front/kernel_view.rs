@@ -244,7 +244,7 @@ impl<V: Deref<Target = KernelView>> Changing<V> {
         let alone = !self.beside && slot.changes == 1 && slot.changed <= self.since.0;
         slot.changes -= 1;
         slot.changed = self.view.ended.fetch_add(1, SeqCst) + 1;
-        // No other change came in between, so the answer is as good as one that is requested now.
+        // No other change was made in between, so the answer is as good as one that is requested now.
         if alone { Since(slot.changed) } else { self.since }
     }
 }

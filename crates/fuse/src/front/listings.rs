@@ -60,7 +60,7 @@ pub(crate) struct Listings {
 
 struct Opened {
     opener: Cred,
-    /// The kernel caches what it reads through this open directory.
+    /// The kernel caches the entries that it reads through this open directory.
     marked: bool,
     /// Entries with attributes since the program last used a name.
     shown: usize,

@@ -2,7 +2,7 @@
 //!
 //! Owns: the ring of each file that programs post to, the check who may post, and the rule that posted writes are
 //! carried out before any request for the file is served. Does not own: the rules of a ring (`amphi_shm`), when a file
-//! may be posted to and what a write does (the client), which requests need what (`client_fs/posts`).
+//! may be posted to and the steps of a write (the client), which requests wait for which posts (`client_fs/posts`).
 //!
 //! A ring belongs to a file, so its writes are carried out in the order of its positions. Each write names the handle
 //! of an open file, and the program of that open file must have requested a ring here for that file. So a program that

@@ -5,8 +5,8 @@
 //! outdated, and the bytes behind it may be those of other mounts (promise S17). The request looks like a program's own
 //! `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
 //!
-//! Owns: which handles had a failed write, and how to tell the two kinds of truncates apart. Does not own: what a
-//! failed write leaves in the file (`amphi_client`).
+//! Owns: which handles had a failed write, and how to tell the two kinds of truncates apart. Does not own: the bytes of
+//! a failed write that stay in the file (`amphi_client`).
 //!
 //! Invariants: without a failed write no thread is looked at, and each failed call explains one truncate only.
 
@@ -81,7 +81,7 @@ impl Rollbacks {
 }
 
 /// Returns whether the thread is in a truncating call of its program. If that cannot be seen, the answer is no, to
-/// protect what other mounts have written.
+/// protect the bytes that other mounts have written.
 fn is_truncating(tid: u32) -> bool {
     Syscall::of(tid).is_some_and(|call| TRUNCATES.contains(&call.number))
 }

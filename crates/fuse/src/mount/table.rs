@@ -21,8 +21,8 @@ pub(super) fn device_at(path: &Path) -> Option<u64> {
 /// `STATX_MNT_ID_UNIQUE`.
 const OWN_NUMBER: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// The unique number of what is mounted at `path`, if the kernel gives one (Linux 6.8). The process that serves the
-/// mount is not asked.
+/// The unique number of the mount at `path`, if the kernel gives one (Linux 6.8). The process that serves the mount is
+/// not asked.
 pub(super) fn own_number_at(path: &Path) -> Option<u64> {
     let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let seen = rustix::fs::statx(rustix::fs::CWD, path, flags, OWN_NUMBER).ok()?;

@@ -175,7 +175,7 @@ impl Reader {
                     count.reading = false;
                     return;
                 }
-                // A signal came, or the request was interrupted before it was read.
+                // A signal arrived, or the request was interrupted before it was read.
                 Err(Raw::INTR | Raw::AGAIN | Raw::NOENT) => continue,
                 Err(e) => {
                     if e != Raw::NODEV {

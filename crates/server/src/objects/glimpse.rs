@@ -67,9 +67,9 @@ async fn glimpse<E: Env>(
     sum
 }
 
-/// Adds what writers of one object know. It begins at the highest lock and continues down to a holder that reports a
-/// byte at or above its lock's start. Returns whether all answers describe one moment: when that holder answered, no
-/// holder above it had written anything.
+/// Adds the sizes that writers of one object report. It begins at the highest lock and continues down to a holder that
+/// reports a byte at or above its lock's start. Returns whether all answers describe one moment: when that holder
+/// answered, no holder above it had written anything.
 async fn ask_all<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

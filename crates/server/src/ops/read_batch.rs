@@ -316,7 +316,7 @@ impl<E: Env> RequestCx<E> {
             self.target.overlay(&w.plan, &mut buf[at..at + blocks(w)]).ok()?;
             at += blocks(w);
         }
-        // The files one behind the other, without what fills their last blocks.
+        // The bytes of the files, one behind the other, without the bytes that fill their last blocks.
         let (mut from, mut to) = (0, 0);
         for w in wanted {
             let len = w.plan.range.len() as usize;

@@ -275,7 +275,7 @@ fn who_does_not_answer_is_evicted() {
         let env = place.sim.node("client");
         let (begun, evicted) = (env.now(), Cell::new(None));
         let busy = async {
-            // The client learns this when it comes back.
+            // The client is informed of this when it has connected again.
             while b.held.restarts.get() == 0 {
                 env.sleep(Duration::from_millis(100)).await;
             }

@@ -23,7 +23,8 @@ pub(crate) fn take_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) {
     }
 }
 
-/// From now on payloads may lie in the memory of this process that the server at the other end has. Returns that end.
+/// From now on payloads may lie in the part of this process's memory that the server at the other end has. Returns that
+/// end.
 pub(crate) fn passed_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) -> Option<OtherEnd> {
     let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb) else { return None };
     (tx.beside, rx.beside) = (Beside::Passed, Beside::Passed);

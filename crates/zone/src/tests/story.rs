@@ -108,8 +108,9 @@ fn records_become_stable_in_time() {
     }
 }
 
-/// Goal: records that point at fresh data cost no sync as long as they take little of the log; `sync` takes two and
-/// one mark for all of them, one for records without data, and callers share. Method: count operations.
+/// Goal: records that point at fresh data cost no sync as long as they take little of the log; for all of them
+/// together, `sync` takes two syncs and one mark, and for records without data one sync; callers share these. Method:
+/// count operations.
 #[test]
 fn fresh_records_share_two_syncs() {
     let sim = sim(8);

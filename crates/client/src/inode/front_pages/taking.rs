@@ -24,7 +24,7 @@ pub(crate) struct Taking {
     pub(crate) free: usize,
     /// For each target, the number of these requests that rely on a lock which is being returned.
     pub(crate) protected: BTreeMap<TargetId, usize>,
-    /// Targets that keep a note of what others change, and the numbers of their notes.
+    /// The targets that record the changes of other mounts, and the numbers of their notes.
     pub(crate) notes: BTreeMap<TargetId, u64>,
     /// The targets among these whose locks are returned without waiting for pages any longer.
     pub(crate) left: BTreeSet<TargetId>,

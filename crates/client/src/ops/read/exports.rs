@@ -4,7 +4,7 @@
 //! reads that the mount did not see. Does not own: the memory (`amphi_shm`), when its content becomes invalid
 //! (`inode::exported`), which programs get the memory (the front end).
 //!
-//! After a read that came as a system call, a unit is copied into the export if a cache hit on it would be possible now
+//! After a read that was a system call, a unit is copied into the export if a cache hit on it would be possible now
 //! (`Hit`). For a stream, more and more units are copied ahead, up to 1 MiB, so that it makes one system call for each
 //! MiB. For random reads the unit is copied when it is read a second time, since copying 64 KiB (5 us) for one read of
 //! 4 KiB does not pay.
@@ -100,7 +100,7 @@ pub(crate) fn show(mount: &Arc<Mount>, open: &OpenFile, offset: u64, len: u64) {
     shared.read_to.store(end, Relaxed);
     let at_once = goes_on || size <= SMALL_UNITS * UNIT;
     let (first, behind) = (offset / UNIT, end.div_ceil(UNIT).max(offset / UNIT + 1) + ahead);
-    // A read of more bytes than the export holds would evict what it has just copied there.
+    // A read of more bytes than the export has room for would evict the bytes that it has just copied there.
     let behind = behind.min(first + export.slots() as u64).min(size.div_ceil(UNIT).max(1));
     let mut shown_to = end;
     for unit in first..behind {
@@ -135,7 +135,7 @@ fn access(mount: &Mount, open: &OpenFile, export: &Export) {
 /// Shows the valid bytes of a unit that are around `near`, and where the file ends. Returns the range that was copied.
 fn show_unit(mount: &Arc<Mount>, open: &OpenFile, export: &Export, unit: u64, near: ByteRange) -> Option<ByteRange> {
     let file = &open.file;
-    // This comes before anything is looked up, so that later events invalidate what is copied here.
+    // This is done before anything is looked up, so that later events invalidate the bytes that are copied here.
     let ticket = export.ticket();
     let alone = mount.coherence.sharing.is_alone();
     let hit = Hit::begin(mount, open, unit * UNIT, UNIT_BYTES, Hints::default())?;

@@ -45,7 +45,7 @@ pub(crate) fn checksums_of(text: &str) -> Option<DataChecksums> {
     [DataChecksums::Auto, DataChecksums::On, DataChecksums::Off].into_iter().find(|c| checksums_text(*c) == text)
 }
 
-/// The word for when other mounts see what is written.
+/// The word that says when other mounts see written data.
 pub(crate) fn consistency_text(asked: Consistency) -> &'static str {
     match asked {
         Consistency::Posix => "posix",
@@ -53,7 +53,7 @@ pub(crate) fn consistency_text(asked: Consistency) -> &'static str {
     }
 }
 
-/// Reads when other mounts see what is written.
+/// Reads the setting that says when other mounts see written data.
 pub(crate) fn consistency_of(text: &str) -> Option<Consistency> {
     [Consistency::Posix, Consistency::Commit].into_iter().find(|c| consistency_text(*c) == text)
 }

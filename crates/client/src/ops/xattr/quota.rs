@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use amphi_types::Amount;
 
-    /// Goal: words change only what they name, and errors are explained. Method: a table.
+    /// Goal: words change only the settings that they name, and errors are explained. Method: a table.
     #[test]
     fn words_make_limits() {
         let before = Limits { hard: Amount { blocks: 5, inodes: 6 }, soft: Amount::default(), grace_s: 9 };

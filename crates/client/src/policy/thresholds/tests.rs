@@ -64,8 +64,8 @@ struct Program {
     way: Way,
     is_reused: bool,
     now_ns: u64,
-    /// The time of the requests by the way that they went, and the time that they would have taken by the default and
-    /// by the better way.
+    /// The time of the requests in the way in which they were served, and the time that they would have taken by the
+    /// default and by the better way.
     took_ns: [f64; 3],
 }
 

@@ -37,7 +37,7 @@ const DIRECTORIES_MAX: usize = 4096;
 #[derive(Default)]
 struct Entry {
     under_way: usize,
-    /// The answer to one of the changes under way brought no attributes, or another event came in between.
+    /// The answer to one of the changes under way had no attributes, or another event happened in between.
     spoiled: bool,
     /// The attributes that the latest of them brought, with its place in the target's log.
     last: Option<(u64, Attr)>,

@@ -1,4 +1,5 @@
-//! `Leases`: when the last message from each server arrived, and so whether what it granted may be used.
+//! `Leases`: the time when the last message from each server arrived, and therefore whether the rights that it granted
+//! may be used.
 //!
 //! Owns: the time of the last message of each server. Does not own: cached data, connections, and the request to a
 //! server that was silent (`coherence::lease`).

@@ -19,7 +19,7 @@
 //!   that answer and made names in it. Therefore the directories of all names that are sent while any directory is
 //!   being made are noted, and a directory that is among them is not recorded.
 //! * Only answers to requests of the same time of sole mode count (`rule`). Nothing is kept if the mode changes or if a
-//!   server has lost its record of what it granted (`forget_all`).
+//!   server has lost its record of the rights that it granted (`forget_all`).
 //!
 //! Bound: 1,024 directories and 131,072 names, about 3 MiB. The oldest directories are dropped first.
 

@@ -1,7 +1,7 @@
 //! `JointStreams`: strided streams of several open files that together read one sequence.
 //!
 //! Owns: recognising such streams, and the window ahead of all of them. Does not own: the streams of one open file
-//! (`readahead`), fetching, what is cached already.
+//! (`readahead`), fetching, or which bytes are cached already.
 //!
 //! Processes that read a shared file in turn each read every n-th record. Taken by itself, each of them is a strided
 //! stream. For such a stream single records are fetched ahead, each with its own request. Two processes that read
@@ -151,7 +151,7 @@ impl Joint {
             return plan;
         }
         if self.ahead_to < front || self.ahead_to > front + self.window + NEAR_STRIDES * read.stride {
-            // The sequence begins, it has overtaken what was fetched, or it has begun anew.
+            // The sequence begins, it has read beyond the bytes that were fetched, or it has begun anew.
             (self.ahead_from, self.ahead_to, self.window) = (front, front, 0);
         }
         // Refill when half of the window is used, so that fetching continues while the programs read.
@@ -179,8 +179,8 @@ mod tests {
     const FILE: Ino = Ino(7);
 
     /// Reads records in turn for `ranks` processes, of which `own` are on this mount; the order drifts by a few
-    /// records. Returns what was fetched ahead, and the number of reads that it did not cover, except the first ten of
-    /// each process.
+    /// records. Returns the number of bytes that were fetched ahead, and the number of reads that these did not cover,
+    /// except the first ten of each process.
     fn read(joint: &JointStreams, ranks: u64, own: u64, records: u64) -> (Vec<ByteRange>, u64) {
         let (size, stride) = (records * ranks * RECORD, ranks * RECORD);
         let (mut fetched, mut missed): (Vec<ByteRange>, u64) = (Vec::new(), 0);

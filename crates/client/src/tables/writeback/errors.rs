@@ -1,7 +1,7 @@
 //! `WritebackErrors`: what could not be written back, for callers that sync all files.
 //!
-//! Owns: how many losses there were, and up to which one has been reported. Does not own: what a file shows after a
-//! loss (`writeback::writeback_errors`), to whom the failures of one file were reported (`inode::failures`).
+//! Owns: how many losses there were, and up to which one has been reported. Does not own: the contents of a file after
+//! a loss (`writeback::writeback_errors`), or to whom the failures of one file were reported (`inode::failures`).
 //!
 //! Invariant: each loss is reported once to a caller that syncs all files, as `syncfs` of Linux does, however many
 //! `fsync` calls have reported it before.

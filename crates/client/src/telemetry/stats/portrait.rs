@@ -1,6 +1,6 @@
 //! A summary of the requests of a file: how large, how aligned, in which order, and how often they were synced.
 //!
-//! Owns: counting it, and its JSON. Does not own: what is concluded from it (`amphi explain`).
+//! Owns: counting it, and its JSON. Does not own: the conclusions from it (`amphi explain`).
 //!
 //! The summary covers requests for which a decision was made, not reads that the cache serves; and the kernel splits
 //! programs' calls into pieces of at most its largest request. The order is that of the requests of one open file.

@@ -75,7 +75,7 @@ fn late_revocation_spares_later_grants() {
     assert_eq!(cache.get(0, key), Some(&"new"));
 }
 
-/// Goal: a client does not use what it knew before its own change, neither while the change is under way nor from a
+/// Goal: a client does not use values from before its own change, neither while the change is under way nor from a
 /// reply that the answer to the change has overtaken. The answer itself may be cached. Method: example.
 #[test]
 fn own_change_overtakes_own_read() {

@@ -98,7 +98,7 @@ pub(super) struct Known {
     given: Given,
     /// As `given`, only for answers with another size than `size` whose threads have not sent a request since.
     other: Given,
-    /// As `given`, but only for answers that the kernel caches whatever came in between.
+    /// The same as `given`, but only for answers that the kernel caches whatever happened in between.
     fixed: Given,
     /// When truncates were answered, and writes that made the file longer. Until the thread has taken the answer to
     /// such a change, the kernel keeps no other answer.
@@ -370,8 +370,8 @@ mod tests {
         assert_eq!(aside(6, NOW + 1), (true, None));
     }
 
-    /// Goal: after the kernel was seen to have a size, answers with this size are given, unless another event came in
-    /// between. Method: one check that overlaps an answer, and one that does not.
+    /// Goal: after the kernel was seen to have a size, answers with this size are given, unless another event happened
+    /// in between. Method: one check that overlaps an answer, and one that does not.
     #[test]
     fn a_size_that_was_seen_is_known() {
         let mut known = Known::new(Ino(7));

@@ -184,8 +184,8 @@ fn promises_wait_for_their_coordinator() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: the lock on moving directories that is granted to a server which has given the move up goes back. Method: the
-/// lock is held at the master while another server, whose client moves a directory, waits for it and is cut off for
+/// Goal: the lock on moving directories that is granted to a server which has given up the move is returned. Method:
+/// the lock is held at the master while another server, whose client moves a directory, waits for it and is cut off for
 /// longer than it waits. Then the lock becomes free, and directories move again.
 #[test]
 fn a_move_given_up_keeps_no_lock() {

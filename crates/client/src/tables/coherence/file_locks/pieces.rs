@@ -58,8 +58,8 @@ impl Pieces {
         }
     }
 
-    /// Removes what the server may release before it answers a request for `lock`. Returns the pieces that were held
-    /// before.
+    /// Removes the locks that the server may release before it answers a request for `lock`. Returns the pieces that
+    /// were held before.
     pub(crate) fn give_up_for(&mut self, lock: &FileLockSpec) -> Pieces {
         let before = self.clone();
         for p in &before.0 {
