@@ -1,11 +1,11 @@
 //! `cargo xtask performance`: docs/PERFORMANCE.md and a page for each run, made from the committed results of `amphi
 //! bench --json` in docs/results.
 //!
-//! Owns: which files are written, what the page of performance may hold outside its tables, and when a result counts as
-//! old. Does not own: measuring and the form of a table (`amphi_bench::report`), the rows of the table of goals
-//! (`docs/results/goals.json`, read by `goals`). Invariants: each goal of a committed result stands in exactly one row;
-//! no digit stands outside the tables that are made here; a result whose commit is more than `OLD_COMMITS` commits old
-//! is marked.
+//! Owns: which files are written, the contents that the page of performance may have outside its tables, and when a
+//! result counts as old. Does not own: measuring and the form of a table (`amphi_bench::report`), the rows of the table
+//! of goals (`docs/results/goals.json`, read by `goals`). Invariants: each goal of a committed result stands in exactly
+//! one row; no digit stands outside the tables that are made here; a result whose commit is more than `OLD_COMMITS`
+//! commits old is marked.
 
 mod goals;
 

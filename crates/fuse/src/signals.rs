@@ -1,4 +1,4 @@
-//! `Signals`: what the pending signals of a thread demand of a call in which it waits.
+//! `Signals`: the effect that the pending signals of a thread have on a call in which it waits.
 //!
 //! The kernel sends an INTERRUPT whenever a waiting thread is woken as for a signal, even if the program never sees a
 //! signal. An example: while a thread starts a process, it blocks all signals for a moment. If another child ends just

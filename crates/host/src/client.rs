@@ -1,6 +1,6 @@
 //! A client of servers elsewhere, and the thread of its I/O half.
 //!
-//! Owns: how a client is configured from a command line, its start and its end. Does not own: what it does
+//! Owns: how a client is configured from a command line, its start and its end. Does not own: the work of the client
 //! (`amphi_client`).
 
 use crate::clock::Machine;
@@ -57,7 +57,7 @@ fn is_of_servers(name: &str) -> bool {
 
 /// Sets those tunables of `--set` that are the servers', on all servers of the cluster that `client` has joined.
 ///
-/// Errors: what a server refuses; those before it are set.
+/// Errors: tunables that a server refuses; those before the refused one are set.
 pub fn set_on_servers(client: &Client, tunables: &[String]) -> Outcome {
     let root = amphi_client::Ctx::root();
     let read = |name: &str| {
@@ -160,7 +160,7 @@ pub fn start_client(
     config: ClientConfig,
     ended: mpsc::Sender<()>,
 ) -> Outcome<Running> {
-    // This comes before the first buffer is needed, because a server on this machine is passed the memory of this
+    // This is done before the first buffer is needed, because a server on this machine is passed the memory of this
     // process's buffers.
     if addrs.iter().any(|addr| amphi_transport::is_unix(addr)) && !amphi_env::buf::pass_memory() {
         tracing::debug!("payloads go through sockets");

@@ -1,6 +1,7 @@
 //! Files with identities: key pairs of servers, hosts and administrators.
 //!
-//! Owns: making, reading and changing such a file. Does not own: what is in it (`amphi_transport::identity`).
+//! Owns: making, reading and changing such a file. Does not own: the contents of the file
+//! (`amphi_transport::identity`).
 //!
 //! Invariant: a file with a secret is made with mode 0600 and under its name only when it is whole.
 

@@ -26,7 +26,7 @@ pub fn ready(what: &str) {
     tell(&format!("READY=1\nSTATUS=Serving {}", line(what)), PATIENCE);
 }
 
-/// Reports that the process ends in order, and what it still does before.
+/// Reports that the process ends in order, and the work that it still does before.
 pub fn stopping(what: &str) {
     tell(&format!("STOPPING=1\nSTATUS={}", line(what)), PATIENCE);
 }

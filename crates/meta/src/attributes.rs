@@ -8,8 +8,8 @@
 //! kept once more. Values of up to 64 bytes never go, because little would be won; nor do access control lists and the
 //! lists of shards, which checks need that cannot wait.
 //!
-//! Invariants: the length of a value is known, so that limits can be checked without the value. A value goes only in
-//! `trim`, which is called when the record of the change that put it in has been made.
+//! Invariants: the length of a value is known, so that limits can be checked without the value. A value is removed only
+//! in `trim`, which is called when the record of the change that put it in has been made.
 //!
 //! The number that drove the design: a value may have 64 KiB, and all values of an inode 128 KiB, ten thousand times as
 //! much as the inode itself.

@@ -23,7 +23,7 @@ impl EarlyNames {
         self.0.extend(value);
     }
 
-    /// The entries, in the order in which they came.
+    /// The entries, in the order in which they were read.
     fn iter(&self) -> impl Iterator<Item = (u64, u64, &[u8])> {
         let mut rest = self.0.as_slice();
         std::iter::from_fn(move || {

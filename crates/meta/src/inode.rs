@@ -256,7 +256,7 @@ impl Inode {
 }
 
 /// The facts for plans and permission checks. They can be sent to other targets, so a plan may combine inodes of
-/// several targets. The parts of the plan check again what it assumed.
+/// several targets. The parts of the plan check again the conditions that it assumed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// Inode number.

@@ -5,8 +5,8 @@
 //! (`server`).
 //!
 //! A *shard* is a directory without a name, whose number contains its place (`Ino::shard`). Entries, link count and
-//! times of changes are its own. Everything that permission checks and new inodes take from a directory is a copy of
-//! what the directory has, and one operation changes all copies. So every operation on names works on a shard as on any
+//! times of changes are its own. Everything that permission checks and new inodes use of a directory is a copy of the
+//! directory's values, and one operation changes all copies. So every operation on names works on a shard as on any
 //! other directory.
 //!
 //! Invariants: a directory with shards has no entries itself, and never becomes one without shards. It has the flag

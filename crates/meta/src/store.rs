@@ -271,9 +271,9 @@ impl MetaStore {
         if inode.kind == Kind::Dir { Ok(inode.dir.parent) } else { Err(Errno::NotDir) }
     }
 
-    /// Walks upward from directory `from`, which comes first, as long as this target owns the directories. Calls
-    /// `visit` for each. `Ok(Some(next))` is the first directory of another target, and `Ok(None)` means that the root
-    /// was reached.
+    /// Walks upward from directory `from`, which is the first of the result, as long as this target owns the
+    /// directories. Calls `visit` for each. `Ok(Some(next))` is the first directory of another target, and `Ok(None)`
+    /// means that the root was reached.
     ///
     /// Errors: `Stale`, `NotDir`, what `visit` returns, `Loop` beyond 2^20 steps.
     pub fn ancestors(&self, from: Ino, mut visit: impl FnMut(Ino) -> Result<()>) -> Result<Option<Ino>> {

@@ -600,7 +600,7 @@ plain! {
     amphi_mpiio_group_join(group: u64) -> c_int = |f| code(f.local().join_group(group));
     /// Joins it again, if the node has left it for a program outside the job.
     amphi_mpiio_group_rejoin() -> () = |f| f.local().rejoin_group();
-    /// Calls of this node give each page back as soon as they have done with it, or not; all ranks call.
+    /// Sets whether calls of this node give each page back as soon as they no longer need it; all ranks call this.
     amphi_mpiio_relax(on: c_int) -> () = |f| f.local().relax(on != 0);
     /// Takes leave of the other nodes; the file serves no call of this rank any more.
     amphi_mpiio_part() -> () = |f| f.part();

@@ -313,7 +313,7 @@ impl CachedFile {
         self.locks.pace.committed();
     }
 
-    /// Called when the rank can be waited for no longer: what it holds is never released.
+    /// Called when the rank has ended or can no longer be reached: the locks that it holds are never released.
     pub fn give_up(&self) {
         self.segment().header().ended.store(self.segment().rank() + 1, SeqCst);
     }
@@ -356,7 +356,7 @@ impl CachedFile {
         &self.settings
     }
 
-    /// Releases what the present call holds.
+    /// Releases the locks that the present call holds.
     pub fn release(&mut self) {
         self.keep_pages();
         for (page, mode) in std::mem::take(&mut self.held) {

@@ -16,7 +16,7 @@ use std::path::Path;
 /// Most processes, and most descriptors of each, that are examined.
 const LOOKS_MAX: usize = 1 << 20;
 
-/// Finds what the jobs on this machine cache of the file; one entry for each job and node of a job.
+/// Finds the parts of the file that the jobs on this machine cache; there is one entry for each job and node of a job.
 pub fn find(path: &Path) -> std::io::Result<Vec<Snapshot>> {
     let file = fs::metadata(path)?;
     let wanted = (file.dev(), file.ino());

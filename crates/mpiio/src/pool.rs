@@ -55,7 +55,7 @@ impl Pool {
         self.free.push(frame);
     }
 
-    /// Makes free frames come in ascending order, so that pages that are read together lie together.
+    /// Orders the free frames by their numbers, so that pages that are read together lie together.
     pub fn sort_free(&mut self) {
         self.free.sort_unstable_by(|a, b| b.cmp(a));
     }

@@ -86,7 +86,7 @@ pub struct Stats {
     pub copies: u64,
     /// Copies that this rank made other nodes give up, to write the page.
     pub recalls: u64,
-    /// Pages that this node gave away because it did much more for others than the node that asked.
+    /// The pages that this node gave away because it did much more work for others than the node that asked.
     pub relieved: u64,
 }
 

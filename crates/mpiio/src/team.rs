@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! * A call locks its pages in ascending order over all nodes and releases none before it has locked all, as on one
-//!   node. If a page has moved, the request goes to the node where it went; the call holds all earlier pages.
+//!   node. If a page has moved, the request is sent to the node that has it now; the call holds all earlier pages.
 //! * The length and the shared pointer of node 0 count. The other nodes know a length that is never too large: between
 //!   collective calls a file only grows. A write tells node 0 of a new length before it releases its locks.
 //! * With one node, calls go directly to the node's cache, and nothing of this module runs.
@@ -232,7 +232,7 @@ impl Team {
     }
 
     /// Divides the remaining part of a request, after its first `done` bytes, into steps in ascending order. Each step
-    /// goes to the node that has the pages, as far as this node knows, and no page is in two steps.
+    /// is sent to the node that has the pages, as far as this node knows, and no page is in two steps.
     fn steps(&self, request: &Request<'_>, limit: u64, done: u64) -> Vec<Step> {
         let page_bytes = u64::from(self.local.memory().geometry().page_bytes);
         let mut steps: Vec<Step> = Vec::new();
@@ -538,8 +538,8 @@ impl Team {
         if self.node == 0 { Ok(()) } else { self.ask(0, Kind::Grow, size, &[], &[]).map(|_| ()) }
     }
 
-    /// The counters of this rank, with those of its proxies, before it leaves: nothing is written in the background
-    /// any more.
+    /// The counters of this rank, with those of its proxies, at the end of the rank: nothing is written in the
+    /// background any more.
     pub fn stats(&mut self) -> [u64; NAMES.len()] {
         self.looker.iter_mut().for_each(Looker::stop);
         let mut all = self.own_stats();

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: turns come in the order of arrival, as many as fit and at least one; small transfers do not wait; a
+    /// Goal: turns are given in the order of arrival, as many as fit and at least one; small transfers do not wait; a
     /// dropped turn is skipped, whether it was granted or not. Method: the test requests and drops the turns itself.
     #[test]
     fn turns_come_in_order() {

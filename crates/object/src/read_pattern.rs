@@ -1,6 +1,7 @@
 //! `ReadPattern`: the relation of small reads of an object to earlier ones, by any mounts.
 //!
-//! Owns: the last reads of the objects that were read last. Does not own: the consequences of what it reports.
+//! Owns: the last reads of the objects that were read last. Does not own: the consequences of the patterns that it
+//! reports.
 //!
 //! A mount sees only its own reads. If mounts read the records of a shared file in turn, each mount has every n-th
 //! record, and only the server sees that together they are a sequence.

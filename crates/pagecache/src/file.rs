@@ -1,4 +1,4 @@
-//! `CachedFile`: what the cache has to know about a file, and its counters for the file.
+//! `CachedFile`: the properties of a file that the cache uses, and its counters for the file.
 //!
 //! Owns: the contract with the owner of the files; how much of a file is cached, how much of that is dirty and where,
 //! how well the bytes were used. Does not own: the bytes (the root of the crate), when dirty bytes are written back.

@@ -99,9 +99,9 @@ impl<F: CachedFile> Shard<F> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Any,
-    /// The unit goes into the slab that it continues.
+    /// The unit is placed in the slab that it continues.
     GoesOn,
-    /// The unit goes into the slab that it continues, or is the first one of a new slab.
+    /// The unit is placed in the slab that it continues, or is the first one of a new slab.
     Begins,
 }
 

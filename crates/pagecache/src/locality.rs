@@ -1,7 +1,7 @@
 //! `Locality`: whether the bytes of a file that enter the cache are used again.
 //!
-//! Owns: the counts and the rule, for each file. Does not own: when pages come and go, what follows from the rule
-//! (buffered or direct, which the client decides).
+//! Owns: the counts and the rule, for each file. Does not own: when pages are cached and dropped, and the decision that
+//! follows from the rule (buffered or direct, which the client makes).
 //!
 //! A file lacks locality if too few of the pages of the last window were used again before they left the cache. Too few
 //! means fewer than one in 16, or more if direct requests were measured to be so much faster that this reuse does not
@@ -9,9 +9,9 @@
 //! locality is detected by *probes*: requests that use the cache although the verdict is "direct", and whose pages are
 //! counted as soon as they are used again. At least as many pages as a window of requests brings in decide, and a
 //! quarter must be used again. Pages of probes stay in the cache only because direct requests evict nothing. So their
-//! use counts only if it comes before the number of bytes that the cache holds has passed, buffered or direct; later
-//! use does not count. A direct request brings no pages into the cache. So requests that go direct for contention or
-//! memory change no verdict, and cost no probe.
+//! use counts only if it happens before as many bytes as the cache holds have been transferred, buffered or direct;
+//! later use does not count. A direct request brings no pages into the cache. So requests that go direct for contention
+//! or memory change no verdict, and cost no probe.
 //!
 //! The same is counted over all files of the mount, with a window four times as large. A file of which nothing is known
 //! yet begins with that verdict. Otherwise, in a stream of files larger than the cache, each file would have to prove
@@ -189,7 +189,7 @@ impl Locality {
         self.is_lacking()
     }
 
-    /// Notes that a request for this many pages went direct for lack of locality.
+    /// Notes that a request for this many pages was direct for lack of locality.
     pub fn went_direct(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.passed.fetch_add(pages, Relaxed);
@@ -213,7 +213,7 @@ impl Locality {
         if left >= rule.window_pages {
             let reused = self.reused.swap(0, Relaxed);
             self.left.store(0, Relaxed);
-            // While there is no locality, pages that leave came before it was lost, or with probes.
+            // While there is no locality, the pages that are evicted were cached before it was lost, or by probes.
             self.decide(self.is_lacking() || !pays(REUSE_FRACTION, reused, left));
         }
         let sample = (rule.window_pages / rule.probe.max(1)).max(SAMPLE_MIN_PAGES);
@@ -345,7 +345,7 @@ mod tests {
         }
     }
 
-    /// Goal: pages count as used again only if the cache would still contain them. Method: a page comes with and
+    /// Goal: pages count as used again only if the cache would still contain them. Method: a page is cached with and
     /// without the time being recorded, then others are cached or bypass the cache.
     #[test]
     fn what_the_cache_would_not_hold_is_no_reuse() {

@@ -43,11 +43,11 @@ impl Rng {
     }
 }
 
-/// Goal: the cache returns what was put in, keeps dirty bytes until they are on the server, and its counters are right.
-/// Method: random operations on three units: writes (also of whole units whose memory the cache keeps), fills,
-/// write-back in steps, reads without a copy, drops and evictions. The result is compared byte by byte with a server
-/// that is one vector, and with a model of what must be read. Memory that is given out, to readers or for write-back,
-/// must not change.
+/// Goal: the cache returns the bytes that were put in, keeps dirty bytes until they are on the server, and its counters
+/// are right. Method: random operations on three units: writes (also of whole units whose memory the cache keeps),
+/// fills, write-back in steps, reads without a copy, drops and evictions. The result is compared byte by byte with a
+/// server that is one vector, and with a model of the bytes that must be read. Memory that is given out, to readers or
+/// for write-back, must not change.
 #[test]
 fn cache_matches_bytes() {
     matches_bytes(200_000, 0..30, 1500);
@@ -72,7 +72,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
         let mut truth = server.clone();
         let mut flights: Vec<(ByteRange, Buf, Vec<u8>)> = Vec::new();
         let mut lent: Vec<(Loans, Vec<u8>)> = Vec::new();
-        // Memory that is passed to the cache and comes back, like a reader's.
+        // Memory that is passed to the cache and returned, like a reader's.
         let mut unit = Buf::scratch(UNIT as usize);
         for step in 0..steps {
             let (a, b) = (w.rand(size), w.rand(size));

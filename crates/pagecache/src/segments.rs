@@ -1,4 +1,4 @@
-//! `Segments`: the bytes that a read returns, in the buffers in which they came.
+//! `Segments`: the bytes that a read returns, in the buffers in which they arrived.
 //!
 //! Owns: a list of buffers that contain the bytes in order; each buffer is separate memory or memory of the cache. Does
 //! not own: sending them. A front end sends them with one vectored write, so the bytes of a read over several targets
@@ -16,7 +16,7 @@ pub fn scratch_for(range: ByteRange) -> Buf {
     Buf::scratch_padded((range.start % limits::BLOCK) as usize, range.len() as usize)
 }
 
-/// Memory of the cache, unchangeable as long as this exists: a later write into the cache goes to a copy.
+/// Memory of the cache, unchangeable as long as this exists: a later write into the cache is made to a copy.
 #[derive(Clone, Debug)]
 pub struct Loan {
     pub(crate) whole: Arc<Buf>,

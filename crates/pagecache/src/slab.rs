@@ -34,7 +34,7 @@ impl Slabs {
         self.rest_bytes.load(Relaxed)
     }
 
-    /// Sets what the cache may take. Returns whether that changed.
+    /// Sets the most memory that the cache may use. Returns whether that changed.
     #[inline]
     pub(super) fn set_limit(&self, limit_bytes: u64) -> bool {
         self.limit_bytes.load(Relaxed) != limit_bytes && self.limit_bytes.swap(limit_bytes, Relaxed) != limit_bytes

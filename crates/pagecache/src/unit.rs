@@ -50,7 +50,7 @@ impl Default for Spare {
 }
 
 impl Spare {
-    /// Sets what the cache may take.
+    /// Sets the most memory that the cache may use.
     pub(crate) fn set_limit(&self, limit_bytes: u64) {
         let most = (limit_bytes / SPARE_PART / UNIT).clamp(1, SPARE_MAX as u64) as usize;
         self.most.store(most, Relaxed);
@@ -80,8 +80,8 @@ impl Spare {
 
 /// Memory of a unit.
 enum Memory {
-    /// Separate memory, perhaps a part of a slab. While readers or write-back use it, it is read only, and a change
-    /// goes to a copy.
+    /// Separate memory, perhaps a part of a slab. While readers or write-back use it, it is read only, and a change is
+    /// made to a copy.
     Own(Arc<Buf>),
     /// Part of what the server sent for several units; read only. It counts as the unit's own memory. If the clock hand
     /// leaves such a unit in the cache, the unit gets separate memory, so that one unit does not keep all of the
@@ -201,9 +201,9 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Memory that the unit costs, in bytes. For a small file that includes what the allocator rounds up and what the
-    /// mount keeps for the file and the unit, which is as much as the bytes. For other units these are less than one
-    /// part in ten, and are left out.
+    /// Memory that the unit costs, in bytes. For a small file that includes the bytes that the allocator adds, and the
+    /// records that the mount keeps for the file and the unit, which take as much as the bytes. For other units these
+    /// are less than one part in ten, and are left out.
     pub(crate) fn cost(&self) -> u64 {
         match &self.memory {
             Memory::Own(buf) if buf.capacity() > 0 && buf.capacity() < UNIT as usize => {

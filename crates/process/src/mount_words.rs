@@ -1,6 +1,7 @@
 //! Options of a mount as mount(8) names them.
 //!
-//! Owns: the words, and which of two opposites counts. Does not own: what they do (`amphi_fuse`, `amphi_client`).
+//! Owns: the words, and which of two opposites counts. Does not own: the effects of the words (`amphi_fuse`,
+//! `amphi_client`).
 
 use clap::ValueEnum;
 
@@ -45,7 +46,7 @@ pub enum MountWord {
 pub struct MountWords(pub Vec<MountWord>);
 
 impl MountWords {
-    /// The one of the two words that came last; `None` if neither came.
+    /// The last of the two words in the list; `None` if it has neither.
     pub fn said(&self, yes: MountWord, no: MountWord) -> Option<bool> {
         self.0.iter().rev().find(|w| [yes, no].contains(w)).map(|w| *w == yes)
     }

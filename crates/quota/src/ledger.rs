@@ -2,9 +2,9 @@
 //!
 //! Owns: the decision how much a target gets. Does not own: the messages, the items in which limits last (the server).
 //!
-//! The limits are durable, the shares are not: after a restart the ledger knows no shares, so it collects from all
-//! targets before it gives out any. Its messages are numbered. Numbers of a later start are larger, because they begin
-//! with the count of starts.
+//! The limits are durable, the shares are not: after a restart the ledger has no record of shares, so it collects from
+//! all targets before it gives out any. Its messages are numbered. Numbers of a later start are larger, because they
+//! begin with the count of starts.
 
 use crate::shares::Share;
 use amphi_types::{Account, Amount, Limits, TargetId};
@@ -115,8 +115,8 @@ impl Ledger {
         self.accounts.iter().map(|(account, entry)| (*account, entry.standing))
     }
 
-    /// Sets or replaces the stored state of an account; without limits it is removed. All targets have to drop what
-    /// they have recorded of it.
+    /// Sets or replaces the stored state of an account; without limits it is removed. All targets have to drop their
+    /// record of it.
     pub fn set(&mut self, account: Account, standing: Standing) {
         if standing.limits.is_none() {
             self.accounts.remove(&account);
@@ -146,7 +146,8 @@ impl Ledger {
     }
 
     /// A target on which the account uses `used`, including what requests under way reserve, needs `wanted` more.
-    /// `collected`: the other targets have just returned what they do not use. `targets`: the number of targets.
+    /// `collected`: the other targets have just returned the unused parts of their shares. `targets`: the number of
+    /// targets.
     pub fn ask(&mut self, account: Account, target: TargetId, need: Need, now_s: u64) -> Answer {
         self.number += 1;
         let number = self.number;
@@ -166,7 +167,7 @@ impl Ledger {
         }
         entry.is_known |= collected;
         // By now the target may have used up its share. If it does not get all that it needs, it gets all that is left;
-        // but a share that no request waits for is not taken from what other targets may need.
+        // but a share for which no request waits is not taken from the amount that other targets may need.
         let has = entry.shares.get(&target).map_or(used, |given| given.share);
         let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
         let share = if refused && ahead { has.min(free) } else { needs.plus(extra).max(has).min(free) };
@@ -176,7 +177,7 @@ impl Ledger {
         Answer::Is { number, share: Share::UpTo(share), refused }
     }
 
-    /// A target has answered the call of this number: it has returned what the account does not use there, and uses
+    /// A target has answered the call of this number: it has returned the unused part of the account's share, and uses
     /// `used`. The answer is ignored if the target has been given more since.
     pub fn collected(&mut self, account: Account, target: TargetId, number: u64, used: Amount) {
         if let Some(entry) = self.accounts.get_mut(&account) {
@@ -195,7 +196,7 @@ pub struct Need {
     pub used: Amount,
     /// How much more the target needs.
     pub wanted: Amount,
-    /// The other targets have just returned what they do not use.
+    /// The other targets have just returned the unused parts of their shares.
     pub collected: bool,
     /// No request waits for it yet: it is refused without collecting.
     pub ahead: bool,

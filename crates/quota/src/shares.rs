@@ -1,7 +1,7 @@
 //! `Shares`: how much of limits one target may use up without asking.
 //!
-//! Owns: the shares that the ledger has given to this target, and how much of them requests under way hold. Does not
-//! own: what accounts use on this target (the caller passes it), the messages.
+//! Owns: the shares that the ledger has given to this target, and the parts of them that requests under way hold. Does
+//! not own: what accounts use on this target (the caller passes it), the messages.
 //!
 //! While no account of the cluster is limited, nothing is looked up (`is_on`). Otherwise a target learns of an account
 //! when it is first charged: whether it is limited at all, and its share.
@@ -107,7 +107,7 @@ impl Shares {
         }
     }
 
-    /// Called when the request has ended, or when what it adds is counted from now on.
+    /// Called when the request has ended, or when the amount that it adds is counted from now on.
     pub fn release(&mut self, owner: Owner, amount: Amount) {
         for account in owner.accounts() {
             if let Some(held) = self.accounts.get_mut(&account) {
@@ -138,9 +138,10 @@ impl Shares {
         }
     }
 
-    /// The ledger takes the unused part of the account's share on this target: the share becomes what the account uses.
-    /// Returns that, including what requests under way hold. A call that is older than the last answer or call takes
-    /// nothing, and the present share is returned: it may be more than what is used, if files were removed since.
+    /// The ledger takes the unused part of the account's share on this target: the share becomes equal to the use of
+    /// the account. Returns that, including what requests under way hold. A call that is older than the last answer or
+    /// call takes nothing, and the present share is returned: it may be greater than the use, if files were removed
+    /// since.
     pub fn give_back(&mut self, account: Account, number: u64, used: Amount) -> Amount {
         let held = self.accounts.entry(account).or_default();
         let kept = used.plus(held.held);

@@ -118,8 +118,8 @@ fn open_dir(dir: &Path) -> Result<OwnedFd, String> {
         .map_err(|e| format!("{}: {e}", dir.display()))
 }
 
-/// Makes in the empty directory `dir` what the plan needs before its first call: files of their sizes, with bytes where
-/// they are read. Everything that was made is on stable storage on return.
+/// Makes in the empty directory `dir` the files that the plan needs before its first call: files of their sizes, with
+/// bytes where they are read. Everything that was made is on stable storage on return.
 ///
 /// Errors: what cannot be made, and why; too little space.
 pub fn make(plan: &Plan, dir: &Path) -> Result<(), String> {
@@ -224,8 +224,8 @@ struct Shared {
     zero_ns: u64,
 }
 
-/// Makes the calls of a plan in `dir`, where [`make`] has made what they need. Files stay open until the end if they
-/// were not closed in the trace.
+/// Makes the calls of a plan in `dir`, where [`make`] has made the files that they need. Files stay open until the end
+/// if they were not closed in the trace.
 ///
 /// Errors: the directory cannot be opened, or there are too many threads. Calls that fail are in the report.
 pub fn replay(plan: Arc<Plan>, dir: &Path, options: Options) -> Result<Report, String> {

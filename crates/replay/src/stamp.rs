@@ -29,8 +29,8 @@ pub(crate) fn fill(file: u64, offset: u64, bytes: &mut [u8]) {
     pieces(file, offset, bytes.len(), |at, stamp| bytes[at].copy_from_slice(stamp));
 }
 
-/// The place of the first byte that is not what was written there. With `holes`, zeros count as bytes that were never
-/// written.
+/// The place of the first byte that differs from the byte that was written there. With `holes`, zeros count as bytes
+/// that were never written.
 pub(crate) fn first_wrong(file: u64, offset: u64, bytes: &[u8], holes: bool) -> Option<u64> {
     let mut wrong = None;
     pieces(file, offset, bytes.len(), |at, stamp| {

@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Messages that a receiver takes in one go before it lets other tasks of its worker run.
+/// Messages that a receiver takes at once before it lets other tasks of its worker run.
 const BURST_MAX: u32 = 64;
 
 /// A name for one of the two rings of a pair.
@@ -123,8 +123,8 @@ impl<M: Send> MeshTx<M> {
         self.bells.len()
     }
 
-    /// Sends to worker `to` without waiting. The caller holds a credit, so a full ring is asserted against in
-    /// debug builds; the message comes back if it could not be sent.
+    /// Sends to worker `to` without waiting. The caller holds a credit, so a full ring is asserted against in debug
+    /// builds; the message is returned if it could not be sent.
     pub fn send(&self, to: usize, lane: Lane, message: M) -> Result<(), SendError<M>> {
         let result = self.try_send(to, lane, message);
         debug_assert!(!matches!(result, Err(SendError::Full(_))), "worker {} overdrew its credits at {to}", self.id);

@@ -35,7 +35,7 @@ pub type IsRotating = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 /// Reads a small text file such as `/proc/meminfo`; `None` if it cannot be read.
 pub type ReadFile = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// Memory of a target for what it reads, if the machine's memory is not known, bytes.
+/// The memory of a target for its read cache if the size of the machine's memory is not known, in bytes.
 const READ_CACHE_BYTES: u64 = 16 << 20;
 /// If no size is configured, the read cache gets one part in this many of the memory. A server has four targets by
 /// default.
@@ -257,7 +257,7 @@ impl ServerConfig {
         Ok(())
     }
 
-    /// The key that this server and its peers prove to each other.
+    /// The key of which this server and its peers prove the possession to each other.
     pub fn cluster_key(&self) -> Result<Option<ClusterKey>, ServerError> {
         Ok(self.auth()?.key)
     }

@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! * Only its own worker uses a target's state. Workers exchange messages and share nothing else.
-//! * A change, its answer and what it frees are one log record. The answer is sent when the record is kept, and a
-//!   request that is sent again gets the same answer.
+//! * A change, its answer and the blocks that it frees are one log record. The answer is sent when the record is kept,
+//!   and a request that is sent again gets the same answer.
 //! * No client sees an operation over several targets half done, neither before nor after a crash.
 //! * A state change and its record are made without an await in between.
 //!

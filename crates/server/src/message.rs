@@ -147,8 +147,8 @@ pub enum TargetRequest {
     Trim(Cut),
     /// `DoneAt`: remove the objects of an inode that is going.
     Destroy(Ino),
-    /// `Objects`: the joined state of the objects of a file on this target. For a session, the answer includes what
-    /// other mounts have not written back yet.
+    /// `Objects`: the joined state of the objects of a file on this target. For a session, the answer includes bytes
+    /// that other mounts have not written back yet.
     Objects(Ino, Option<SessionId>),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
@@ -164,7 +164,7 @@ pub enum TargetRequest {
     /// `Done`: from its own server to a target. Tokens are granted from now on, or are not granted any more. The
     /// request with the largest number is valid.
     Company(bool, u64),
-    /// `Sessions`: sessions of an earlier run that have not presented what they hold.
+    /// `Sessions`: sessions of an earlier run that have not presented their state.
     Absent,
     /// `Done`: the session has a new connection, so messages that it has not answered are sent to it again.
     PushAgain(SessionId),
@@ -173,7 +173,7 @@ pub enum TargetRequest {
     MoveLock,
     /// `Done`: the next operation may move directories.
     MoveUnlock(u64),
-    /// `OpenReport`: what the target found when it was opened.
+    /// `OpenReport`: the facts that the target found when it was opened.
     OpenReport,
     /// Sessions whose answered changes may be lost have ended everywhere.
     LossesTold,
@@ -357,7 +357,7 @@ impl TargetRequest {
 pub enum Decision {
     /// The operation happens.
     Committed,
-    /// The operation does not happen: it was given up, or the coordinator does not know it.
+    /// The operation does not happen: it was given up, or the coordinator has no record of it.
     Aborted,
     /// The operation still runs.
     Undecided,
@@ -374,7 +374,7 @@ pub struct OpenReport {
     pub sessions: Vec<(SessionId, SessionRecord)>,
     /// Whether answered changes that were not stable may be lost (`Recovered::lost`).
     pub lost: bool,
-    /// Whether sessions were cut off a short time ago and may still use what they were granted.
+    /// Whether sessions were cut off a short time ago and may still use the rights that were granted to them.
     pub cut_off: bool,
     /// The server to which the target belongs; `None` if the target was never used.
     pub home: Option<HomeRecord>,

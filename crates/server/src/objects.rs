@@ -45,8 +45,8 @@ pub(crate) fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> 
     all.into_iter().filter(|t| *t != own).collect()
 }
 
-/// The joined state of all objects of a file. If there is an `asker`, the result includes what other mounts have not
-/// written back yet.
+/// The joined state of all objects of a file. If there is an `asker`, the result includes bytes that other mounts have
+/// not written back yet.
 pub async fn gather<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

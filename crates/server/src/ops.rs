@@ -54,8 +54,8 @@ use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
 use std::rc::Rc;
 
-/// How often an operation over several targets is planned again when what it was planned for has changed meanwhile.
-/// Each time another operation made progress; 64 failures in a row were never seen.
+/// How often an operation over several targets is planned again when the state for which it was planned has changed
+/// meanwhile. Each time another operation made progress; 64 failures in a row were never seen.
 const PLAN_TRIES: usize = 64;
 
 /// Returns whether a request leaves no recorded state, so that it may simply be executed again.

@@ -114,7 +114,7 @@ pub fn session_key(session: SessionId) -> Key {
     key
 }
 
-/// Key of a mark, without a value, that a session was cut off and may still use what it was granted.
+/// The key of a mark, without a value, that a session was cut off and may still use its tokens.
 pub fn cut_off_key(session: SessionId) -> Key {
     let mut key = session_key(session);
     key.push(KIND_CUT_OFF);

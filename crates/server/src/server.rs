@@ -1,6 +1,6 @@
 //! `Server`: the targets, workers and listeners of one process: start, serve, stop.
 //!
-//! Owns: the order in which a server starts and stops. Does not own: what it does while it serves.
+//! Owns: the order in which a server starts and stops. Does not own: the work of the server while it serves.
 //!
 //! Start: open every zone and load it; check that all zones belong to one server; join the cluster, or be its master.
 //! Only then write to zones that existed before: finish what a crash interrupted, end sessions that had ended before,
@@ -355,7 +355,7 @@ impl<E: Env> Server<E> {
     /// Returns whether no target has work that continues in the background. A target that cannot say so has failed.
     async fn is_idle(&self) -> bool {
         let mut idle = true;
-        // All targets are closed concurrently, since one may wait for what another has to sync.
+        // All targets are closed concurrently, since one may wait for bytes that another has to sync.
         for target in self.worker.routes.local() {
             let told = self.worker.ask(*target, TargetRequest::Idle).await;
             idle &= !matches!(told, Ok(TargetReply::Outcome(false)));
@@ -428,7 +428,7 @@ fn know_cluster<E: Env>(
     Ok((Cluster::new(worker.clone(), me, map, connections.clone()), has_map))
 }
 
-/// Makes front and cluster known to each other and to the worker.
+/// Gives front, cluster and worker references to each other.
 fn attach<E: Env>(worker: &Rc<Worker<E>>, manager: &Rc<SessionManager<E>>, cluster: &Rc<Cluster<E>>) {
     let clients: Weak<SessionManager<E>> = Rc::downgrade(manager);
     worker.set_clients(clients);

@@ -359,7 +359,7 @@ impl Client {
         self.link.call(Lane::Normal, call, payload, pad).await.map_err(|e| e.errno())
     }
 
-    /// Answers a push that came while it was deaf.
+    /// Answers a push that arrived while the client did not answer.
     async fn reply(&self, push: &Push) {
         let call = self.held.answer(push, self.link.welcome().pool);
         self.link.call(Lane::Urgent, call, None, 0).await.unwrap().0.result.unwrap();

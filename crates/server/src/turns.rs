@@ -58,7 +58,7 @@ impl Drop for Turn {
             next
         };
         if let Some(waiter) = next {
-            // If a waiter has gone, its turn comes back as an error; dropping that gives the turn to the next one.
+            // If a waiter has ended, its turn is returned as an error; dropping that gives the turn to the next one.
             drop(waiter.send(Turn(self.0.clone())));
         }
     }

@@ -107,7 +107,7 @@ pub const fn ring_messages(workers: usize) -> usize {
 }
 
 impl<E: Env> Worker<E> {
-    /// A worker with its targets, or with what it could open before the failure.
+    /// A worker with its targets, or with those that it could open before the failure.
     #[expect(clippy::too_many_arguments, reason = "made in one place from parts of different origin")]
     pub fn new(
         env: E,

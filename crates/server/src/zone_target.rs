@@ -108,7 +108,7 @@ pub struct Target<E: Env> {
     pub queues: TargetQueues,
     /// Sessions that the target knows.
     pub sessions: KnownSessions,
-    /// Sessions of an earlier run that have not presented what they hold.
+    /// Sessions of an earlier run that have not presented their locks and opens.
     pub reclaim: Reclaim,
     /// Which inodes are open, and for which sessions.
     pub files: OpenFiles,
@@ -191,7 +191,8 @@ impl<E: Env> Target<E> {
         lsn
     }
 
-    /// Most blocks that one record can name, if each were an extent of its own, including what it replaces.
+    /// The most blocks that one record can name, if each were an extent of its own, including the blocks that it
+    /// replaces.
     pub fn record_blocks_max(&self) -> u64 {
         (self.zone.record_bytes_max() / DELAYED_SHARE * (DELAYED_SHARE - 1))
             .saturating_sub(RECORD_SPARE_BYTES)
@@ -211,8 +212,8 @@ impl<E: Env> Target<E> {
     }
 
     /// Registers a change that another target executes here for a session, as `RequestCx::land` does. Returns `None` if
-    /// everything that this begin of the session held is released. A session that is only stopped may still finish what
-    /// it has begun on other targets.
+    /// everything that this begin of the session held is released. A session that is only stopped may still finish
+    /// operations that it has begun on other targets.
     pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<InFlight> {
         (self.sessions.begin_of_any(session) == Some(begin)).then(|| self.queues.in_flight.start(session))
     }
@@ -239,7 +240,7 @@ impl<E: Env> Target<E> {
         });
     }
 
-    /// Waits until every session of an earlier run has presented what it holds, or has ended.
+    /// Waits until every session of an earlier run has presented its locks and opens, or has ended.
     pub async fn recovered(&self) {
         self.reclaim.over().await;
     }

@@ -1,8 +1,8 @@
 //! `Generator`: which call a program makes next.
 //!
-//! Owns: the choice, weighted by a temper that is drawn once per program, so that runs differ in what they stress. Does
-//! not own: what the call should return. Most calls succeed, according to the state of the reference; the rest are
-//! refused, for reasons of every kind.
+//! Owns: the choice, weighted by a temper that is drawn once per program, so that runs differ in the calls that they
+//! make most. Does not own: what the call should return. Most calls succeed, according to the state of the reference;
+//! the rest are refused, for reasons of every kind.
 
 use crate::dice::Dice;
 use crate::op::{Handle, Name, Op, Stamp};

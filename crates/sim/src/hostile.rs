@@ -104,7 +104,7 @@ const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Sends `inputs` frames in one guise.
 ///
-/// Errors: what was not as it must be.
+/// Errors: a description of the property that did not hold.
 pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
     let config = SimConfig { max_steps: u64::MAX, ..SimConfig::default() };
     let sim = Sim::new(seed, config);
@@ -151,7 +151,7 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         honest.end().await;
         server.stop().await.map_err(|e| e.line)?;
         drop(server);
-        // Requests that wait for something hold what they are about until their process ends.
+        // Requests that wait for something keep their objects locked until their process ends.
         sim.crash("server", CrashKind::Process);
         let env = sim.node("server");
         if guise != Guise::Server {

@@ -73,7 +73,7 @@ struct Args {
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
-    /// Prints what the product logs, from this level on: error, warn, info, debug, trace.
+    /// Prints the log of the product, from this level on: error, warn, info, debug, trace.
     #[arg(long)]
     log: Option<tracing_subscriber::filter::LevelFilter>,
     /// Continues after a failing seed.

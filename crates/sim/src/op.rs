@@ -1,7 +1,7 @@
-//! `Op` and `Outcome`: one call on the mount and what it returned, as data.
+//! `Op` and `Outcome`: one call on the mount and its result, as data.
 //!
 //! Owns: the vocabulary in which programs, the reference and the history speak. Does not own: which calls are made
-//! (`generate`), how (`perform`) or what they should return (`reference`).
+//! (`generate`), how (`perform`) or which results they should have (`reference`).
 //!
 //! Calls name inodes by number and open files by a number of the program, so that an operation means the same to the
 //! file system and to the reference.

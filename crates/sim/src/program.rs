@@ -263,7 +263,7 @@ impl Reference {
 
 /// Makes the calls of a program until it has none left or is asked to rest, then closes its files.
 ///
-/// Each call goes to one of the mounts, which sees all earlier changes by other mounts.
+/// Each call is made on one of the mounts, which sees all earlier changes by other mounts.
 pub async fn run(env: SimEnv, mounts: Vec<Client>, program: SharedProgram) {
     let mut files = Files::new();
     program.borrow_mut().rests = false;

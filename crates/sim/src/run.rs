@@ -35,7 +35,7 @@ use std::time::Duration;
 /// Virtual time without a finished call after which a run counts as stuck: beyond every time-out of the product.
 const STUCK: Duration = Duration::from_secs(240);
 
-/// How long a mount may use what it cached after its session has ended, and some time more.
+/// The time for which a mount may use its cached values after its session has ended, and some time more.
 const LIFE: Duration = Duration::from_secs(40);
 
 /// Which faults a run may have.

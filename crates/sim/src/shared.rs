@@ -59,7 +59,7 @@ struct FoughtNames {
     lies_in: BTreeMap<&'static str, Ino>,
 }
 
-/// The file of records, and what was written into it.
+/// The file of records, and the records that were written into it.
 struct RecordArea {
     file: Ino,
     records: Vec<Record>,
@@ -178,7 +178,7 @@ impl Shared {
     }
 }
 
-/// Makes the area; what it holds must be made stable before the tasks begin.
+/// Makes the area; its contents must be made stable before the tasks begin.
 pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Result<()> {
     let ctx = Ctx::root();
     let root = client.mkdir(&ctx, Ino::ROOT, DIR.as_bytes(), 0o755).await?.ino;

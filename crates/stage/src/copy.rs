@@ -66,7 +66,7 @@ pub(crate) struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// Copies what is to be copied of all files; returns when it is durable.
+    /// Copies the missing parts of all files; returns when they are durable.
     pub(crate) fn run(&self, threads: usize) {
         let is_todo = |n: &u32| self.files[*n as usize].state().verdict == Verdict::Todo;
         let mut todo: Vec<u32> = (0..self.files.len() as u32).filter(is_todo).collect();

@@ -160,7 +160,7 @@ impl Tree {
     }
 }
 
-/// The path by which calls that take only paths reach just what the descriptor has open.
+/// The path by which calls that take only paths reach exactly the file that the descriptor has open.
 pub(crate) fn by_descriptor(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }

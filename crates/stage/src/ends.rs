@@ -1,4 +1,4 @@
-//! Source and target of a stage as they are found: what may be copied where.
+//! Source and target of a stage as they are found: which may be copied to which.
 //!
 //! Owns the refusals before anything is changed: no source, no folder for the target, one inside the other, a target
 //! that exists.

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 /// The known state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The file, or what is missing of it, has to be copied.
+    /// The file, or its missing part, has to be copied.
     Todo,
     /// The file is copied as it is in the source.
     Whole,
@@ -49,7 +49,7 @@ pub(crate) struct FileState {
 }
 
 impl FileState {
-    /// A file with what the journal has recorded of it.
+    /// A file with the journal's record of it.
     pub(crate) fn new(entry: u32, known: Option<KnownFile>) -> FileState {
         let (identity, number, pieces) = match known {
             Some(known) => (known.identity, Some(known.number), known.pieces),

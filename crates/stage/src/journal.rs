@@ -100,7 +100,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens or creates a journal, locks it and reads what is in it.
+    /// Opens or creates a journal, locks it and reads its contents.
     pub(crate) fn open(dir: impl AsFd, name: &OsStr, create: bool) -> Result<(Journal, Known), NoJournal> {
         let create = if create { OFlags::CREATE } else { OFlags::empty() };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;

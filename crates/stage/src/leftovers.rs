@@ -34,7 +34,7 @@ pub(crate) fn journal(target: &OsStr, id: StageId) -> OsString {
     name
 }
 
-/// Names what other stages left.
+/// Names the files that other stages left.
 pub(crate) fn tell(target: &End, ids: &[StageId], progress: &Progress) {
     for id in ids {
         let path = target.path.with_file_name(temporary(&target.name, *id));

@@ -124,7 +124,7 @@ pub struct Call {
     pub result: i64,
     /// Bits of [`flags`].
     pub flags: u32,
-    /// How it went inside the mount.
+    /// The way in which the mount served the call.
     pub course: Course,
     /// The inode that was found or made, the second directory, or the source of a copy.
     pub other: u64,

@@ -197,7 +197,7 @@ pub struct Trace {
 pub const CALLS_MAX: usize = 25_000_000;
 
 impl Trace {
-    /// Reads as far as it goes.
+    /// Reads until the end of the trace or the first damage.
     ///
     /// Errors: not even a header can be read, or there are more than [`CALLS_MAX`] calls.
     pub fn read(from: impl Read) -> Result<Trace, Fault> {

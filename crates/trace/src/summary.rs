@@ -30,7 +30,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Notes what a call shows.
+    /// Notes the names and inodes that a call shows.
     pub fn note(&mut self, call: &Call) {
         if let Some(ino) = call.found()
             && self.under.len() < NAMES_MAX
@@ -177,7 +177,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Reads a trace as far as it goes.
+    /// Reads a trace until its end or the first damage.
     ///
     /// Errors: not even its header can be read.
     pub fn read(from: impl Read) -> Result<Summary, Fault> {

@@ -1,9 +1,9 @@
-//! Identities: the key pair of a server, a host or an administrator, and what it proves in the handshake.
+//! Identities: the key pair of a server, a host or an administrator, and the proof that it gives in the handshake.
 //!
 //! Owns: `Identity`, its text in a file, the signatures of both ends. Does not own: reading files and their modes
 //! (`amphi_host::identity_file`), what the owner of a key may do (the server's registry).
 //!
-//! A signature covers both nonces, both public keys, the channel (`secure`) and the message that it comes with. So it
+//! A signature covers both nonces, both public keys, the channel (`secure`) and the message in which it is sent. So it
 //! is valid for this one connection to this one server: a server cannot present it to another server as its own. Each
 //! end has its own label, so that a signature of one end is not valid for the other.
 //!

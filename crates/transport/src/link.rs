@@ -111,9 +111,9 @@ impl Numbered {
 pub trait LinkEvents<E: Env>: 'static {
     /// The server has sent a push. Must not block.
     fn push(&self, push: Push);
-    /// The server has restarted, or does not know the session any more (`Welcome::resumed`). Present again what the
-    /// session holds, by `recovery.call`. Other requests are held back until this returns. If the connection breaks
-    /// meanwhile, the future is dropped, and this is called again on the next connection. An error fails every
+    /// The server has restarted, or does not know the session any more (`Welcome::resumed`). Present the session's
+    /// locks and opens again, by `recovery.call`. Other requests are held back until this returns. If the connection
+    /// breaks meanwhile, the future is dropped, and this is called again on the next connection. An error fails every
     /// outstanding call with `LinkError::Lost` and closes the link.
     fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
     /// Called when a call that was given up because no server could be reached was answered after all. No caller waits

@@ -113,7 +113,8 @@ impl DataChecksums {
     }
 }
 
-/// When other mounts see what a mount has written to a file (docs/SEMANTICS.md, "Commit consistency").
+/// The time when other mounts see the bytes that a mount has written to a file (docs/SEMANTICS.md, "Commit
+/// consistency").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Consistency {
     /// Writes are visible to other mounts from the return of each write on.
@@ -178,7 +179,7 @@ impl Advice {
         }
     }
 
-    /// When other mounts see what is written.
+    /// The time when other mounts see written bytes.
     pub fn consistency(self) -> Consistency {
         if (self.0 / 27).is_multiple_of(2) { Consistency::Posix } else { Consistency::Commit }
     }

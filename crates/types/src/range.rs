@@ -93,7 +93,7 @@ impl RangeSet {
         self.ranges.partition_point(|r| r.end < at)
     }
 
-    /// Adds `range`, joining what it overlaps or touches.
+    /// Adds `range`, joining it with ranges that it overlaps or touches.
     pub fn insert(&mut self, range: ByteRange) {
         if range.is_empty() {
             return;

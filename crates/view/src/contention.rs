@@ -6,7 +6,7 @@
 use crate::change::Change;
 use serde_json::{Value, json};
 
-/// Waits and what they are for, all a second.
+/// The waits and the objects for which calls wait, all in a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Contention {
     /// Calls of this mount that waited for a lock.

@@ -1,4 +1,4 @@
-//! `Snapshot`: what a mount and its servers say of themselves at one moment.
+//! `Snapshot`: the report of a mount and its servers about themselves at one moment.
 //!
 //! Owns: the shapes of their JSON. Does not own: rates (`change`).
 
@@ -162,7 +162,7 @@ pub struct HotFile {
     pub dirty_bytes: u64,
 }
 
-/// Bytes and requests of a job that went one way for one reason.
+/// Bytes and requests of a job that were served in one way for one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct JobCounter {

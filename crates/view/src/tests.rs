@@ -309,8 +309,8 @@ fn busy_files() {
     assert_eq!(report::json("m", &change)["files"][0]["file"], "/mnt/log");
 }
 
-/// Goal: a calibration counts where and while it is true, and only for what was measured; shares are of the limit.
-/// Method: one for a cluster, asked for by it, another one, another machine, and too late.
+/// Goal: a calibration is used only where and while it is valid, and only for rates that were measured; shares are
+/// shares of the limit. Method: one for a cluster, asked for by it, another one, another machine, and too late.
 #[test]
 fn limits_of_a_machine() {
     let calibration = Calibration {

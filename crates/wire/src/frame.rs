@@ -411,8 +411,8 @@ impl Head {
         head[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Writes header and body to the front of `out` and returns their length. `body_len` of the header is
-    /// ignored, the other fields are taken as they are.
+    /// Writes header and body to the front of `out` and returns their length. `body_len` of the header is ignored, the
+    /// other fields are taken unchanged.
     pub fn encode<T: Serialize + ?Sized>(&self, body: &T, out: &mut [u8]) -> Result<usize, EncodeError> {
         if self.payload_len as usize > self.kind.payload_max() {
             return Err(EncodeError::TooLarge);

@@ -228,7 +228,7 @@ impl Answer {
 /// Messages that a server sends unasked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Push {
-    /// Give a lock back: flush what is dirty under it, then send `LockCancel` to `target`.
+    /// Give a lock back: flush the dirty bytes under it, then send `LockCancel` to `target`.
     Callback {
         /// The target that asks for the lock.
         target: TargetId,
@@ -277,7 +277,7 @@ pub enum Push {
         lock: u64,
     },
     /// A request for a file lock that was answered `FileLock(false)` may now be granted: send it again. The message may
-    /// come twice, and is not repeated if it was lost with a connection.
+    /// arrive twice, and is not repeated if it was lost with a connection.
     FileLockNews {
         /// Name of the request.
         number: u64,

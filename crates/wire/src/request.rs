@@ -342,7 +342,7 @@ pub enum Request {
         /// The time of the last write that the client knows of.
         mtime: Timespec,
     },
-    /// Answered with `Locks`: after a restart of the server: what the session has open and locked on this target.
+    /// Answered with `Locks`: after a restart of the server, the opens and locks of the session on this target.
     Represent {
         /// Open inodes of this target.
         opens: Vec<(Ino, Access)>,
@@ -494,8 +494,8 @@ pub enum Request {
         left: u64,
     },
     /// Answered with `Written`; the payload has the bytes of pages that were left behind. The target locks the range
-    /// for the request, and leaves out what other sessions have changed since the pages were read. Errors: `Stale` if
-    /// that is not known any more.
+    /// for the request, and leaves out the bytes that other sessions have changed since the pages were read. Errors:
+    /// `Stale` if that is not known any more.
     PagesWrite {
         /// Object.
         object: ObjectId,
@@ -510,8 +510,8 @@ pub enum Request {
         /// The same as in `Write`.
         checksums: DataChecksums,
     },
-    /// Answered with `Done`: the mount has read `Push::Company`, and what it cached in the old mode is still in use. It
-    /// is sent to the master.
+    /// Answered with `Done`: the mount has read `Push::Company`, and entries that it cached in the old mode are still
+    /// in use. It is sent to the master.
     CompanyKept {
         /// Number of the change.
         change: u64,

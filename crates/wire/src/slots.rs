@@ -297,7 +297,7 @@ pub enum Begin<'a, T> {
     Execute,
     /// The request was executed: this was the reply.
     Replay(&'a T),
-    /// The request is being executed: the reply goes to the connection that sent it last.
+    /// The request is being executed: the reply is sent over the connection that sent it last.
     InProgress,
     /// A later request of the slot was seen: the client has this reply already. Do nothing.
     Old,

@@ -266,9 +266,9 @@ mod tests {
     use amphi_types::item::{Key, Txn};
     use std::collections::BTreeMap;
 
-    /// Goal: the map has of each key the last change, in the order of keys, and knows what they cost; memory of
-    /// outdated changes is bounded. Method: random changes of few and of many keys, one the prefix of another, beside
-    /// an ordered map.
+    /// Goal: the map has the last change of each key, in the order of keys, and knows their sizes; memory of outdated
+    /// changes is bounded. Method: random changes of few and of many keys, one the prefix of another, beside an ordered
+    /// map.
     #[test]
     fn it_is_an_ordered_map() {
         for (seed, keys, rounds) in [(1, 3, 2000), (2, 300, 5000), (3, 30_000, 20_000)] {

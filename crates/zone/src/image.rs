@@ -24,7 +24,7 @@ pub enum Copies {
 pub struct Damage {
     /// The state of the two copies of the superblock.
     pub copies: Copies,
-    /// Blocks of segments and log: what they have to be.
+    /// The right contents of blocks of segments and log.
     pub mended: MendedBlocks,
 }
 

@@ -4,8 +4,8 @@
 //! its disk write has begun or is about to, and takes a hundred times as long. A loss of power loses it like any record
 //! that is not synced.
 //!
-//! Owns: the form of that memory, which record goes where, reading it after a kill. Does not own: when a record counts
-//! as safe (`state`), or how what is found gets into the log (`zone`).
+//! Owns: the form of that memory, the place of each record, and reading it after a kill. Does not own: when a record
+//! counts as safe (`state`), or how what is found gets into the log (`zone`).
 //!
 //! Invariants: records of a group go to one of two areas, which is used by no other group that is not on the disk yet;
 //! a record in this memory is overwritten only when its group is on the disk. The memory names the opening that wrote

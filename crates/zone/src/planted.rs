@@ -29,11 +29,12 @@ pub enum Mistake {
     TailTooShort,
     /// A read of an item does not see records that are queued.
     QueueUnread,
-    /// A read does not see what a running checkpoint has taken.
+    /// A read does not see the changes that a running checkpoint has taken.
     FrozenUnread,
-    /// A scan goes on in segments that a checkpoint has replaced, without the changes that it took.
+    /// A scan continues in segments that a checkpoint has replaced, without the changes that it took.
     ScansOld,
-    /// A read of an item does not look whether it changed meanwhile, or whether what it read was overwritten.
+    /// A read of an item does not check whether the item changed meanwhile, or whether the bytes that it read were
+    /// overwritten.
     ReadsOld,
     /// The index of a segment lacks the last key of each page.
     IndexWrong,

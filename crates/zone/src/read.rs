@@ -215,7 +215,7 @@ impl<E: Env> Shared<E> {
         SegmentReader::from(&*self.disk, self.geometry, self.ids.zone, segment, place, memory).await
     }
 
-    /// Keeps the memory of a reader for the next one, and reports what was damaged.
+    /// Keeps the memory of a reader for the next one, and reports damaged pages.
     fn end_reading(&self, mut reader: SegmentReader<'_, E::Disk>) {
         for (address, mended) in std::mem::take(reader.mended()) {
             // The next merge of the segment writes the page anew; until then each read of the page finds the damage.

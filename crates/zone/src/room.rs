@@ -1,6 +1,6 @@
 //! Space for what an operation will add: in the log, and among the items.
 //!
-//! Owns: the decision whether an operation may be planned, and what is done before if it may not: more of the region
+//! Owns: the decision whether an operation may be planned, and the steps before it if it may not: more of the region
 //! gets storage (`backing`), a checkpoint merges segments, the log frees space. Does not own: how a group that is
 //! written waits for log space (`commit`), or how many bytes the items take (`state`).
 

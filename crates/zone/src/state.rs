@@ -96,7 +96,7 @@ impl State {
         self.log.head.position - self.reached.synced_position
     }
 
-    /// Returns whether all that is queued survives the process as it is.
+    /// Returns whether all queued records survive the process.
     pub fn is_all_kept(&self) -> bool {
         self.reached.kept_lsn >= self.waiting.appended_lsn
     }

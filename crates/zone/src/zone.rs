@@ -72,8 +72,8 @@ impl<E: Env> Found<E> {
         self.image.geometry.data_blocks
     }
 
-    /// Reads every item of the target: `take` gets key and value, in the order of keys, and stores what it needs. It
-    /// may be called only once. The stored items are valid only if the zone can then be opened.
+    /// Reads every item of the target: `take` gets key and value, in the order of keys, and stores the parts that it
+    /// needs. It may be called only once. The stored items are valid only if the zone can then be opened.
     ///
     /// Errors: `Corrupt`, `Io`; nothing was changed.
     pub async fn items(&mut self, take: impl FnMut(&[u8], &[u8])) -> Result<(), ZoneError> {

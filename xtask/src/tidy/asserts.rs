@@ -1,8 +1,8 @@
 //! How many invariants the release program states.
 //!
-//! Owns: the least number of assertions for a thousand lines, by crate. Does not own: where they stand. An assertion
-//! belongs at a seam, where a module relies on what another one does, and costs next to nothing. It never checks
-//! something that a peer, a disk or a user may cause: that is an error.
+//! Owns: the least number of assertions for a thousand lines, by crate. Does not own: the places of the assertions. An
+//! assertion belongs at a seam, where a module relies on what another one does, and costs next to nothing. It never
+//! checks something that a peer, a disk or a user may cause: that is an error.
 
 /// Crates that hold state on which data depends.
 const CRATES: &[&str] = &["server", "client", "zone", "meta", "fuse"];

@@ -1,8 +1,8 @@
 //! How often code reaches through other rooms: chains of three and more fields, such as `mount.coherence.locks.caches`.
 //!
-//! Owns: how chains are counted, and how many each crate may have. Does not own: how they go. Code that needs something
-//! so far away calls a method of a module, whose name says what it returns, or receives the value as an argument. The
-//! bounds may only shrink; the goal is 60 of all crates.
+//! Owns: how chains are counted, and how many each crate may have. Does not own: how a chain is made shorter. Code that
+//! needs something so far away calls a method of a module, whose name says what it returns, or receives the value as an
+//! argument. The bounds may only shrink; the goal is 60 of all crates.
 
 use std::collections::BTreeMap;
 

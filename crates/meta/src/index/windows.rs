@@ -2,11 +2,11 @@
 //!
 //! Owns: which parts are kept. Does not own: the entries, which are in the trees in the order of names.
 //!
-//! A window has all entries of a directory with cookies in a range. A client that lists the directory goes through a
-//! window, and then needs the next one. Every change of the directory changes its windows too, so a window is never
-//! stale. A window is dropped when a client has read the last entry of the directory from it. A listing that is
-//! abandoned leaves its window behind, until the directory is removed or new windows need the memory: then the window
-//! that was used longest ago is dropped first.
+//! A window has all entries of a directory with cookies in a range. A client that lists the directory reads one window
+//! and then needs the next one. Every change of the directory changes its windows too, so a window is never stale. A
+//! window is dropped when a client has read the last entry of the directory from it. A listing that is abandoned leaves
+//! its window behind, until the directory is removed or new windows need the memory: then the window that was used
+//! longest ago is dropped first.
 //!
 //! The numbers that drove the design: making a window of a part of a directory takes two walks over the directory, and
 //! making one of all of it takes one walk, at about 50 ns for each entry. So a directory of a million entries is walked

@@ -130,8 +130,8 @@ proptest! {
 }
 
 /// Goal: removing a large directory while it is listed costs a walk for each window, not one for each page. Method: a
-/// directory of several windows is removed in pages from the last cookie, and in pages from the beginning; walks are
-/// counted by what they visit.
+/// directory of several windows is removed in pages from the last cookie, and in pages from the beginning; the cost of
+/// a walk is the number of entries that it visits.
 #[test]
 fn removal_of_a_large_directory_is_not_quadratic() {
     for from_the_start in [false, true] {

@@ -1,4 +1,4 @@
-//! Directories whose names lie in shards: cookies, attributes in common, what the checker finds.
+//! Directories whose names lie in shards: cookies, attributes in common, and the errors that the checker finds.
 
 use super::harness::{dump, recover};
 use crate::inode::InodeFlags;
@@ -106,7 +106,7 @@ fn shards_agree_with_their_directory() {
 }
 
 /// Goal: a directory goes with its shards, and only when all are empty; names get into none of them afterwards. Method:
-/// a removal that asks every shard beside one that leaves one out.
+/// a removal that asks every shard, and one that leaves out a shard.
 #[test]
 fn removal_asks_every_shard() {
     let (mut store, dir, shards) = sharded(4);

@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_char, c_int};
 /// The smallest page: smaller pages would need too much metadata, and a page is the unit in which files are read.
 const PAGE_BYTES: u64 = 1 << 20;
 
-/// The largest preferred unit of a file system that is taken for one.
+/// The largest preferred unit of a file system that is taken as the size of a page.
 const LARGEST_UNIT: u64 = 64 << 20;
 
 /// File systems whose clients may cache data that others have changed since (`f_type`): NFS, SMB, CIFS, SMB2, 9P, AFS.

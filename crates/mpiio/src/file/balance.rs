@@ -6,7 +6,7 @@
 //! The node of a page follows from its number, so of any long range all nodes have equally many. This does not help a
 //! node whose pages all nodes use in turn: no single node refers to any of its pages several times in a row, so no page
 //! moves. So here each reference of a rank of another node counts as load of the serving node, and the request contains
-//! the load of the requesting node. A page to which two consecutive references of other nodes have come moves to the
+//! the load of the requesting node. A page to which two consecutive references of other nodes were made moves to the
 //! second one's node, if that has far less load. The load moves with the pages, and the rule ends when no node has much
 //! more than those that send requests to it.
 //!

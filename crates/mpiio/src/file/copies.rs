@@ -47,8 +47,8 @@ impl CachedFile {
             && self.segment().find_meta(page).is_some_and(|meta| meta.frame.load(SeqCst) != 0)
     }
 
-    /// Returns whether what this node has of a locked page is a copy that one of its ranks may read. A proxy does not
-    /// use it: the rank that asks it has wrong information about the place of the page.
+    /// Returns whether this node's part of a locked page is a copy that one of its ranks may read. A proxy does not use
+    /// it: the rank that asks it has wrong information about the place of the page.
     pub(super) fn has_whole_copy(&self, page: u64) -> Outcome<bool> {
         if !self.keeps_copies() || self.moves.client.is_some() {
             return Ok(false);

@@ -1,9 +1,9 @@
 //! The group lock of AmphiFS: the mounts of the job share one lock, and any other process that needs the file makes the
 //! job write out its data.
 //!
-//! Owns when the node is a member and what it does before it leaves. Does not own the descriptors (`backend`). All
-//! ranks and proxies of a node use the descriptors of its first rank, so that this rank joins and leaves the group for
-//! all.
+//! Owns: the times when the node is a member, and the work that it does before it leaves. Does not own the descriptors
+//! (`backend`). All ranks and proxies of a node use the descriptors of its first rank, so that this rank joins and
+//! leaves the group for all.
 //!
 //! While the node is a member, no process outside the job reads or writes the file, on any mount. The idle thread of
 //! the node (`idle`) checks several times a second whether another process waits. Then it writes all dirty bytes and

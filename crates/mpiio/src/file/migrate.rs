@@ -4,7 +4,7 @@
 //! own the messages (`team`). Within a node nothing moves, because all of its ranks access each page in the same way.
 //!
 //! The lock of a page moves together with the page. A rank that gets the lock of a page on a node that has given the
-//! page away detects that (`hold_here`) and asks the node to which it went. A hand-over works as follows. The giver
+//! page away detects that (`hold_here`) and asks the node that got the page. A hand-over works as follows. The giver
 //! (the proxy of a rank of the other node) holds the page exclusively. `offer` makes a copy. The taker puts it into a
 //! frame of its own node and records its node as the place (`take_over`). Only then does the giver drop the page
 //! (`handed_over`) and release the lock.
@@ -149,7 +149,7 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Locks a page for the present call, as `hold`, if this node has it, or has a copy of it and the call reads.
+    /// Locks a page for the present call, as `hold` does, if this node has it, or has a copy of it and the call reads.
     /// Otherwise holds nothing.
     pub(super) fn hold_here(&mut self, page: u64, mode: Mode) -> Outcome<bool> {
         self.hold(page, mode)?;
@@ -168,7 +168,7 @@ impl CachedFile {
         job.nodes.load(Relaxed) <= 1 || self.node_of(page) == job.node.load(Relaxed) as usize
     }
 
-    /// The client's node as it is counted, or none when this rank works for its own node.
+    /// The number of the client's node, or none when this rank works for its own node.
     fn client(&self) -> Option<u32> {
         self.moves.client.map(|node| node as u32 + 1)
     }

@@ -56,8 +56,8 @@ impl CachedFile {
             let size = self.size();
             self.locks.pace.point();
             let result = self.read_pages(extents, memory, total, size);
-            // Here the call holds every lock. If a write has made the file longer meanwhile, it came before this read
-            // in some of its pages, so the read has to see all of it.
+            // Here the call holds every lock. If a write has made the file longer meanwhile, it precedes this read in
+            // some of its pages, so the read has to see all of it.
             let grown = self.size() > size && wanted > size;
             if result.is_ok() && !grown {
                 self.locks.pace.committed();
@@ -74,7 +74,7 @@ impl CachedFile {
     }
 
     pub(super) fn read_pages(&mut self, extents: &[Extent], memory: &mut [u8], total: u64, size: u64) -> Outcome<u64> {
-        // The rank may read what it writes.
+        // The rank may read the bytes that it writes.
         self.once = 0;
         let page_bytes = self.page_bytes();
         let absent = Absent { past: total > self.settings.bypass_bytes, first: self.is_stream(extents, total) };

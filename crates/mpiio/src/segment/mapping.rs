@@ -22,8 +22,8 @@ pub struct Mapping {
     length: usize,
 }
 
-// SAFETY: the mapping belongs to the value until it is dropped; what lies in it is reached through atomics or, for
-// frames, through `&mut` views that the page locks keep apart.
+// SAFETY: the mapping belongs to the value until it is dropped; its contents are accessed through atomics or, for
+// frames, through `&mut` views of which the page locks prevent two at a time.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

@@ -108,7 +108,7 @@ const KINDS: [Kind; 21] = [
     Kind::Recalled,
 ];
 
-/// A message as it came.
+/// A message in the form in which it was received.
 #[derive(Debug)]
 pub struct Message {
     /// The kind of the message.

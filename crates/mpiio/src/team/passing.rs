@@ -59,7 +59,7 @@ const PAUSE_LEADER: Duration = Duration::from_millis(10);
 /// The interval at which a leader checks for questions, which can wait.
 const QUESTIONS_LOOK: Duration = Duration::from_millis(50);
 
-/// A pause is this part of the time since the last message came.
+/// A pause is this part of the time since the last message arrived.
 const PAUSE_PART: u32 = 8;
 
 /// How long the last end of a connection waits for an answer that is on its way and of no interest any more.

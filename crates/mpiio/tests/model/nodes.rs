@@ -46,8 +46,8 @@ enum Planted {
     CopyLate,
 }
 
-/// After how many references in a row pages move; 0: never. Whether nodes keep copies of what they read. How much
-/// busier than another node a node is when it gives pages to that node; with 0 it gives none.
+/// After how many references in a row pages move; 0: never. Whether nodes keep copies of the pages that they read. How
+/// much more load than another node a node must have before it gives pages to that node; with 0 it gives none.
 #[derive(Clone, Copy, Debug)]
 struct Paging {
     references: u32,
@@ -253,7 +253,7 @@ fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool,
     };
     let mut extents = random_extents(random, FILE_BYTES);
     for _ in 0..10 {
-        // Programs come back to where they were, or continue behind it.
+        // Programs return to their earlier place, or continue behind it.
         match random.below(4) {
             0 => extents = random_extents(random, FILE_BYTES),
             1 => go_on(&mut extents, FILE_BYTES),
@@ -280,7 +280,7 @@ fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool,
     }
 }
 
-/// Compares the file with what the calls should have made of it.
+/// Compares the file with the contents that the calls should have made.
 fn check_file(backend: &MemoryFile, scheduler: &Scheduler, seed: u64) {
     let (file, model) = (backend.bytes(), scheduler.locked().model.clone());
     let wrong = file.iter().zip(&model).position(|(a, b)| a != b);

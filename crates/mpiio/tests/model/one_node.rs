@@ -711,8 +711,8 @@ fn an_eviction_asks_for_no_metadata() {
     assert!([20, 4, 5].iter().all(|page| backend.bytes()[page * 16..][..16] == [*page as u8; 16]));
 }
 
-/// Goal: a sync that has failed is not called a success later: the system may have dropped what it could not write.
-/// Method: a sync fails once; then the file is written and synced again.
+/// Goal: a sync that has failed is not called a success later: the system may have dropped the bytes that it could not
+/// write. Method: a sync fails once; then the file is written and synced again.
 #[test]
 fn a_failed_sync_stays() {
     let backend = MemoryFile::default();

@@ -427,7 +427,8 @@ impl<E: Env> Cluster<E> {
         self.as_follower.knows(session)
     }
 
-    /// Releases what a stopped session holds on this server. `stopped`: its client is known to use nothing any more.
+    /// Releases the locks and opens of a stopped session on this server. `stopped`: its client is known to use nothing
+    /// any more.
     pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerReply> {
         self.note_ended(ended);
         self.land(ended).await?;
@@ -435,7 +436,7 @@ impl<E: Env> Cluster<E> {
         let is_known = self.is_known(ended);
         self.forget_targets(ended, stopped).await?;
         if stopped && !is_known && self.as_follower.begin_of(ended.0).is_none() {
-            // The list of existing sessions came first, and it does not say how a session has ended.
+            // The list of existing sessions arrived first, and it does not say how a session has ended.
             for target in self.worker.routes.local() {
                 self.worker.tell(*target, TargetRequest::SessionUsesNothing(ended.0)).await?;
             }

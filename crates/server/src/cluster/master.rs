@@ -267,7 +267,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Releases what a stopped session holds on other servers.
+    /// Releases the locks and opens of a stopped session on other servers.
     pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
         let start = self.as_master.forget_begin(session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {

@@ -4,11 +4,11 @@
 //! long the master's last answer is valid (`membership::lease`), beats and sessions (`follower`), whether there is one
 //! mount (`sessions::company`, at the master).
 //!
-//! Targets of this server grant tokens unless three things hold: the master has said within `ALONE_LEASE` that the only
-//! mount knows that it is the only one; this server knows no other session; and no session that was cut off may still
-//! use what was granted on this server. So a server grants tokens from its start on. If a server is not informed of a
-//! second mount, it begins to grant tokens by itself before that mount is admitted. The master waits for the server's
-//! answer or for the end of this lease. Granting tokens to a sole mount costs only messages.
+//! Targets of this server grant tokens unless three conditions hold: the master has said within `ALONE_LEASE` that the
+//! only mount knows that it is the only one; this server has no other session; and no session that was cut off may
+//! still use tokens that were granted on this server. So a server grants tokens from its start on. If a server is not
+//! informed of a second mount, it begins to grant tokens by itself before that mount is admitted. The master waits for
+//! the server's answer or for the end of this lease. Granting tokens to a sole mount costs only messages.
 //!
 //! Several mounts are served for `WITHOUT_MASTER` after the last message from the master, because the master may have
 //! ended one of their sessions. A mount that is the only one on this server is served without a limit, because it can
@@ -172,7 +172,7 @@ impl<E: Env> Cluster<E> {
                 }
                 for session in reclaim_pending.into_iter().filter(|s| !manager.is_connected(*s)) {
                     for target in cluster.worker.routes.local() {
-                        // A target that fails keeps what the session holds.
+                        // A target that fails keeps the locks of the session.
                         let _ = cluster.worker.tell(*target, TargetRequest::SessionAbsent(session)).await;
                     }
                 }
@@ -182,7 +182,7 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    /// Sessions of the earlier run that have not presented to every target what they hold.
+    /// Sessions of the earlier run that have not presented their state to every target.
     async fn reclaim_pending(self: &Rc<Self>) -> BTreeSet<SessionId> {
         let mut all = BTreeSet::new();
         for target in self.worker.routes.local() {

@@ -1,9 +1,10 @@
 //! `Cluster`: the other servers, as the worker with the connections sees them.
 //!
 //! Owns: the cluster map in force, sending requests to targets of other servers, and answering those of other servers.
-//! Does not own: which servers may join (`membership::map`), what the master does (`master`), what the other servers do
-//! (`follower`), what targets answer (`dispatch`). `links` has the connections to other servers, `membership::callers`
-//! the incoming ones, and `master_lease` does the work that depends on when the master's last message arrived.
+//! Does not own: which servers may join (`membership::map`), the work of the master (`master`), the work of the other
+//! servers (`follower`), the answers of targets (`dispatch`). `links` has the connections to other servers,
+//! `membership::callers` the incoming ones, and `master_lease` does the work that depends on when the master's last
+//! message arrived.
 //!
 //! A request to another server occupies a slot of a link, so requests that wait for names must leave slots for the
 //! requests that end this wait. So the normal lane is for requests that wait for names, and their number is bounded
@@ -94,7 +95,7 @@ impl<E: Env> Peers for Cluster<E> {
 }
 
 impl<E: Env> Cluster<E> {
-    /// The cluster as a server knows it when it comes up.
+    /// The cluster as a server knows it when it starts.
     pub fn new(worker: Rc<Worker<E>>, me: ServerInfo, map: ClusterMap, connections: Rc<Connections>) -> Rc<Cluster<E>> {
         let boot = worker.env.rand() | 1;
         worker.routes.follow(map.pool(), map.epoch);

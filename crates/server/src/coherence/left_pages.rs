@@ -41,7 +41,7 @@ impl LeftPages {
         LeftPages { last_token: starts << 40, left: BTreeMap::new() }
     }
 
-    /// Begins to note what other mounts change in a file. Returns the number of the note.
+    /// Begins to note which bytes other mounts change in a file. Returns the number of the note.
     ///
     /// Errors: `NoMem` for a session that has too many.
     pub fn begin(&mut self, ino: Ino, session: SessionId) -> Result<u64> {

@@ -262,8 +262,8 @@ async fn forget_session<E: Env>(
     session: SessionId,
     stopped: bool,
 ) -> Result<TargetReply> {
-    // This is done even if the disk has failed, because what the target holds for a client that has gone blocks other
-    // clients.
+    // This is done even if the disk has failed, because the locks that the target holds for a client that has ended
+    // block other clients.
     let room = target.zone.reserve(0).await;
     // From here on no new change of the session begins.
     target.queues.in_flight.landed(session).await;

@@ -38,7 +38,7 @@ impl ZoneData {
     }
 }
 
-/// A block that is not what was written.
+/// A block that does not have the bytes that were written to it.
 struct Damaged {
     object: ObjectId,
     file_block: u64,

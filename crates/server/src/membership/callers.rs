@@ -168,8 +168,8 @@ impl Callers {
         }
     }
 
-    /// Called when the caller has got a lock on moving directories. Returns false if the caller will not come back, or
-    /// has given the request up.
+    /// Called when the caller has got a lock on moving directories. Returns false if the caller will not connect again,
+    /// or has given up the request.
     pub(crate) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session).filter(|caller| caller.answers.is_last(ticket.id));

@@ -1,8 +1,8 @@
-//! Rules of the registry of keys: what an entry may contain, what a change does to it, and from which addresses a key
-//! is accepted.
+//! Rules of the registry of keys: the allowed contents of an entry, the effects of a change, and the addresses from
+//! which a key is accepted.
 //!
 //! Owns: these rules, as plain functions. Does not own: where the registry is stored and which servers get it
-//! (`cluster::keys`), what a request of a key's session may do (`cluster::sessions::gate`).
+//! (`cluster::keys`), which requests a session with a key may make (`cluster::sessions::gate`).
 //!
 //! Invariants: a name belongs to one key, and a public key to one name. In the maps of users and groups, each number of
 //! a client maps to one number of the servers, and the other way round. A key has no settings that are useless for its

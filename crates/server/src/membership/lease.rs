@@ -9,15 +9,15 @@ use crate::membership::beats::{BEAT, DOWN_AFTER};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// How long a server may grant no tokens after it asked whether there is one mount: three beats.
+/// The time for which a server may grant no tokens after it asked whether there is one mount: three beats.
 pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
 const _: () = assert!(ALONE_LEASE.as_nanos() > 2 * BEAT.as_nanos() && ALONE_LEASE.as_nanos() < DOWN_AFTER.as_nanos());
 
 /// The state of one server.
 #[derive(Default)]
 pub(crate) struct MasterLease {
-    /// When the last beat was sent for which it is known that no request is accepted from sessions that had ended
-    /// before it, monotonic ns.
+    /// The time, in monotonic ns, at which the last of those beats was sent after which no request is accepted from
+    /// sessions that had ended before the beat.
     heard_ns: Cell<u64>,
     /// The last switch to shared mode of which this server was informed.
     company: Cell<u64>,

@@ -80,7 +80,7 @@ pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), Stri
     Ok(())
 }
 
-/// Adds a server with its targets, or updates what it reports about itself. Returns `None` if the map has that already.
+/// Adds a server with its targets, or updates its description. Returns `None` if the map has that already.
 ///
 /// Errors: the reason for the refusal, as text for the administrator.
 pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMap>, String> {

@@ -1,4 +1,4 @@
-//! Glimpses to the writers of a file, for what they have not written back yet.
+//! Glimpses to the writers of a file, for the bytes that they have not written back yet.
 //!
 //! Owns: in which order holders of an object's locks get a glimpse, and how their answers are combined. Does not own:
 //! unanswered glimpses (`coherence::glimpse`), holders of locks (`coherence::locks`), the state of the objects
@@ -35,7 +35,8 @@ pub async fn gathered_with_writers<E: Env>(
     for one in join_all(objects.iter().map(|&object| glimpse(worker, target, object, asker))).await {
         sum.join(&one);
     }
-    // The sum leaves out the sizes that this target has now: they may contain a part of what was written since.
+    // The sum leaves out the sizes that this target has now: they may contain a part of the bytes that were written
+    // since.
     sum.join(&Gathered { size: 0, ..target.gathered(ino) });
     sum
 }

@@ -39,7 +39,7 @@ pub const NOBODY: SessionId = SessionId(0);
 type Before = Option<(u64, u64)>;
 
 /// The view of an inode of this target for a client, with the token to cache it. If the objects may have newer sizes,
-/// the function collects these, and for an `asker` also what other mounts have not written back yet.
+/// the function collects these, and for an `asker` also the sizes that other mounts have not written back yet.
 pub async fn view<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

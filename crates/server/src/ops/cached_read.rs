@@ -106,7 +106,7 @@ impl<E: Env> RequestCx<E> {
     pub(super) fn kept_or_fetched(&self, plan: &ReadPlan, base: usize) -> std::result::Result<Buf, Vec<Fetch>> {
         let (counters, runs) = (&self.worker.counters, runs_of(plan));
         // Files of a directory that are read together are adjacent on the disk. If each of them were recorded, they
-        // would displace what is known about reads of large files.
+        // would displace the records about reads of large files.
         let way = self.read_way(plan, &runs, ReadAdvice::Normal, || Beside::Neighbour);
         if way == ReadWay::Kept {
             let mut buf = Buf::scratch(plan.aligned().len() as usize);

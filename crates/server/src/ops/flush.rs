@@ -52,7 +52,7 @@ struct Gap {
 }
 
 impl<E: Env> Target<E> {
-    /// Flushes what is delayed of these units. An error of one does not keep the others from being flushed.
+    /// Flushes the delayed bytes of these units. An error of one does not keep the others from being flushed.
     pub async fn flush_units(&self, units: Vec<UnitKey>) -> Result<()> {
         let mut result = Ok(());
         let mut flushes = futures_util::stream::iter(units)

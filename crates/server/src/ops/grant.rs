@@ -1,7 +1,7 @@
 //! Grants of space: how many blocks a session may have dirty in its cache without finding the target full.
 //!
-//! Owns: how much is granted to which session, and requesting grants back. Does not own: the grants and what writes
-//! take from them (`amphi_data`), what a mount counts against its grant (the client).
+//! Owns: how much is granted to which session, and requesting grants back. Does not own: the grants and how writes use
+//! them (`amphi_data`), how a mount counts its grant (the client).
 //!
 //! A session has to request a grant only once. Later its own writes renew its share. The blocks that a write takes are
 //! granted again in the same record. So nothing changes and nothing is logged, as long as the share has not become

@@ -41,7 +41,7 @@ pub struct Opening<'a> {
     pub access: Access,
     /// Whether the inode is opened to be executed.
     pub exec: bool,
-    /// The client named the inode, and has dropped what it cached of it if it opens for writing.
+    /// The client named the inode, and has dropped its cached entries of it if it opens for writing.
     pub known: bool,
     /// The request of the session at another target. The open is counted once for each request, because the requesting
     /// target may have been restarted in between, and so may this target.
@@ -60,9 +60,8 @@ impl Opening<'_> {
     }
 }
 
-/// Opens an inode of this target. Returns what is seen of it, the number of the change if it is opened for writing, and
-/// the right to cache. A session that may write changes attributes from now on without notice: no other session may
-/// cache them.
+/// Opens an inode of this target. Returns its view, the number of the change if it is opened for writing, and the right
+/// to cache. A session that may write changes attributes from now on without notice: no other session may cache them.
 pub async fn open_here<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -299,8 +298,8 @@ impl<E: Env> RequestCx<E> {
     /// `Request::Discard`.
     pub fn discard(&self, ino: Ino, opens: u32) -> Result<Reply> {
         let Ok(nlink) = self.target.meta.borrow().inode(ino).map(|i| i.nlink) else { return Ok(Reply::Done) };
-        // A session that has not come back yet may have it open as well, and an operation that holds it may be about to
-        // give it a name.
+        // A session that has not connected again yet may have it open as well, and an operation that holds it may be
+        // about to give it a name.
         let held = self.target.queues.names.is_held_alone(&NameKey::Inode(ino));
         if nlink > 0 || held || !self.target.reclaim.is_over() {
             return Err(Errno::Busy);
@@ -355,7 +354,7 @@ impl<E: Env> RequestCx<E> {
         }
         // This is done in the step in which the session becomes a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
-        // If the session was evicted meanwhile, other sessions may have used what it held.
+        // If the session was evicted meanwhile, other sessions may have used the locks that it held.
         let ids = match self.target.reclaim.is_eligible(self.session) {
             true => {
                 let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };

@@ -7,8 +7,8 @@
 //! an inode or changes its owner. A write with a grant was accepted by its mount, so it is not refused. Mounts are
 //! informed in time that they must not accept more (`Grant::limits`).
 //!
-//! Invariants: what is admitted is reserved until it is counted (`Admitted`). A write waits for the ledger's answer
-//! while it holds its span; collecting shares takes no span.
+//! Invariants: an amount that is admitted is reserved until it is counted (`Admitted`). A write waits for the ledger's
+//! answer while it holds its span; collecting shares takes no span.
 
 pub(crate) mod accounts;
 pub(crate) mod counting;

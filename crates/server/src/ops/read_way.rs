@@ -51,7 +51,7 @@ pub(super) enum ReadWay {
     DirectOff,
     /// From the disk, without keeping anything: the read is large.
     DirectLarge,
-    /// From the disk, without keeping anything: the mount keeps what it reads.
+    /// The bytes are read from the disk, and nothing is kept: the mount caches the bytes that it reads.
     DirectAlone,
     /// From the disk, without keeping anything: there was no other read nearby.
     DirectFirst,

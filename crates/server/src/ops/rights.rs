@@ -1,7 +1,7 @@
 //! The objects that a session may access: those of files that it has open.
 //!
-//! Owns: the checks before a request on file data. Does not own: opens (`crate::session::opens`), what a target has
-//! learnt about sessions that access its stripes of other targets' files (`crate::session::rights`), locks.
+//! Owns: the checks before a request on file data. Does not own: opens (`crate::session::opens`), a target's record of
+//! sessions that access its stripes of other targets' files (`crate::session::rights`), locks.
 //!
 //! Stripe 0 is on the target of its inode, which checks its own opens. The target of another stripe asks the inode's
 //! target when a session first accesses the file, and remembers the answer until the session ends or the objects of the
@@ -25,7 +25,7 @@ use amphi_env::Env;
 use amphi_types::{Errno, Ino, Kind, ObjectId, Result, SessionId};
 use std::time::Duration;
 
-/// How often the request is repeated because the answer was outdated when it came.
+/// How often the request is repeated because the answer was outdated when it arrived.
 const TRIES: usize = 3;
 /// Pause before the inode's target is asked again whether a session has reconnected to it, at first and at most.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(160));

@@ -5,8 +5,8 @@
 //!
 //! It reads the objects in their order, a chunk of `CHUNK_BLOCKS` at a time and never more than
 //! `server.scrub_bytes_per_s`, and begins again `PAUSE` after its end. Blocks that were written without checksums get
-//! the checksum of what is read, if they would get one when written now. Nobody can know whether they are as they were
-//! written, but later changes are detected.
+//! the checksum of the bytes that are read, if they would get one when written now. Nobody can know whether they are as
+//! they were written, but later changes are detected.
 //!
 //! Invariant: a chunk is locked as by a reader until the record with its new checksums is appended. So no block of the
 //! chunk is written meanwhile, and the record follows all writes of these blocks.

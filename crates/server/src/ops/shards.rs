@@ -1,4 +1,5 @@
-//! Directories whose names lie in shards: giving a directory shards, and changing what they have in common.
+//! Directories whose names lie in shards: giving a directory shards, and changing the attributes that these have in
+//! common.
 //!
 //! Owns: these two operations, and the rule when clients are informed of shards. Does not own: what a shard is
 //! (`amphi_meta`), the steps over several targets (`tx`), and which shard a client uses.
@@ -43,7 +44,7 @@ impl<E: Env> RequestCx<E> {
         if !self.target.reclaim.is_over() && !planted::is(Mistake::ShardsToldAtStart) {
             self.target.recovered().await;
         }
-        // The two waits come one after the other, because a task that holds the second key then takes the first one.
+        // The two waits follow one another, because a task that holds the second key then takes the first one.
         if !planted::is(Mistake::ShardsToldEarly) {
             self.target.settle(vec![NameKey::Shards(dir)]).await;
         }

@@ -86,7 +86,7 @@ impl<E: Env> RequestCx<E> {
         self.tree.is_none_or(|tree| owner.is_ok_and(|owner| tree.has(owner.project)))
     }
 
-    /// A close of what was opened before the key was bound to the tree brings no access time forward.
+    /// A close of a file that was opened before the key was bound to the tree brings no access time forward.
     fn leave_times_out(&self, op: &mut Request) {
         let check = |ino: Ino, atime: &mut Option<Timespec>| {
             if atime.is_some() && !self.is_within_here(ino) {

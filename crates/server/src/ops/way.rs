@@ -77,7 +77,7 @@ pub(super) enum Way {
     ThroughExtents,
     /// The file system below the target has little space left.
     ThroughRoom,
-    /// The write goes to the disk together with others.
+    /// The write is made to the disk together with others.
     ThroughTogether,
     /// The worker is the bottleneck, and the disk is faster.
     ThroughBusy,

@@ -1,7 +1,7 @@
 //! `OpenFiles`: which inodes of a target are open, and for which sessions.
 //!
-//! Owns: open inodes and what is recorded with them: rights of sessions on stripes, opens on behalf of other targets,
-//! and opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
+//! Owns: open inodes and the records that belong to them: rights of sessions on stripes, opens on behalf of other
+//! targets, and opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
 
 use crate::session::opens::Opens;
 use crate::session::rights::Rights;

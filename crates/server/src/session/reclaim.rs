@@ -1,11 +1,11 @@
-//! `Reclaim`: sessions of an earlier run of a target, and what they have presented of their state.
+//! `Reclaim`: sessions of an earlier run of a target, and the parts of their state that they have presented.
 //!
 //! Owns: which sessions have not presented their opens yet, whose locks are still accepted, which sessions have
 //! presented their state before, and the tasks that wait for all of this to end. Does not own: the presented state
 //! (`ops::open`), when a session that does not reconnect is given up (`cluster::master_lease`).
 //!
 //! A session is *pending* until it has presented its opens, or has ended. A session is *eligible* as long as no other
-//! session can have got what it held. It is *done* once it has presented its state. If it presents it again because the
+//! session can have got its locks. It is *done* once it has presented its state. If it presents it again because the
 //! answer was lost, nothing was granted to others meanwhile.
 //!
 //! Bound: the sessions of the earlier run.
@@ -31,7 +31,7 @@ pub struct Reclaim {
 }
 
 impl Reclaim {
-    /// The state in which all these sessions may reclaim what they held.
+    /// The state in which all these sessions may reclaim their locks and opens.
     pub fn of(sessions: impl Iterator<Item = SessionId>) -> Reclaim {
         let sessions: BTreeSet<SessionId> = sessions.collect();
         Reclaim {
@@ -82,8 +82,8 @@ impl Reclaim {
         }
     }
 
-    /// A session presents what it holds. Returns whether others did not wait for it, so that they may have had what it
-    /// held.
+    /// A session presents its locks and opens. Returns whether others did not wait for it, so that they may have had
+    /// its locks.
     pub fn begin_saying(&self, session: SessionId) -> bool {
         self.said.set(self.said.get() + 1);
         let is_late = !self.is_pending(session) && !self.done.borrow().contains(&session);

@@ -1,4 +1,4 @@
-//! `Rights`: what a target has learnt about sessions that access its stripes of files of other targets.
+//! `Rights`: a target's record of the rights of sessions that access its stripes of files of other targets.
 //!
 //! Owns: the table of answers and its bound. Does not own: when a request is checked, and which code asks
 //! (`ops::rights`).

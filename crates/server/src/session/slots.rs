@@ -5,8 +5,8 @@
 //! locks, refusals), and which resent requests wait for one that still executes. Does not own: executing.
 //!
 //! The answer to a change is logged in the same record as the change itself, so either both survive or neither. The
-//! answer to a request that changed only memory (open, lock) is kept in memory. A restart loses it together with what
-//! the request changed.
+//! answer to a request that changed only memory (open, lock) is kept in memory. A restart loses it together with the
+//! change that the request made.
 //!
 //! An open that an earlier run logged is kept for a repeated request, because it is not known whether its answer
 //! arrived. A client repeats requests right after it has presented its opens. So such opens end some minutes after that

@@ -72,8 +72,8 @@ async fn story(place: &Place, seed: u64) {
     }
 }
 
-/// Goal: values that are not in memory are what was set last, also while they change, and after a start. Method: random
-/// changes and reads beside a map, with a server that keeps no value longer than 64 bytes.
+/// Goal: values that are not in memory are those that were set last, also while they change, and after a start. Method:
+/// random changes and reads beside a map, with a server that keeps no value longer than 64 bytes.
 #[test]
 fn values_are_what_was_set() {
     plant(Some(Mistake::NoValueKept));

@@ -203,7 +203,7 @@ impl Mount<'_> {
         self.links.borrow().values().for_each(|(_, held)| held.deaf.set(deaf));
     }
 
-    /// Answers a push of server `at` that came while it was deaf.
+    /// Answers a push of server `at` that arrived while the client did not answer.
     async fn reply(&self, at: usize, push: &Push) {
         let (link, held) = self.links.borrow()[&at].clone();
         let call = held.answer(push, link.welcome().pool);

@@ -488,8 +488,8 @@ fn the_absent_keep_their_locks() {
     }
 }
 
-/// Goal: after a restart a change waits for sessions that may cache what it changes, until they know of the restart.
-/// Method: as above, but the mount that is kept away had cached the name.
+/// Goal: after a restart a change waits for sessions that may cache the values that it changes, until they know of the
+/// restart. Method: as above, but the mount that is kept away had cached the name.
 #[test]
 fn the_absent_keep_their_tokens() {
     let place = Place::new(71, 2, 1);
@@ -555,7 +555,7 @@ fn pushes_survive_a_broken_connection() {
     });
 }
 
-/// Goal: a session that was cut off and forgotten may still use what it cached, and a restart does not forget that.
+/// Goal: a session that was cut off and removed may still use its cached values, and a restart takes account of that.
 /// Method: its connection is cut for longer than the grace time, the server restarts right after the eviction, and
 /// another mount changes the name. The same is done once more later, when nothing can be in use any more.
 #[test]

@@ -184,7 +184,8 @@ fn locks_over_a_restart() {
             }
             let before = place.sim.node("client").now();
             let _server = place.start().await.unwrap();
-            // The locks of `b` are not presented again: they are free, but not before `a` has come or its time is over.
+            // The locks of `b` are not presented again: they are free, but not before `a` has connected or its time is
+            // over.
             let free = posix(f, 2, W, 10, 20);
             let mut rounds = 0;
             while !b.set(free, 2, true).await.expect("no error") {

@@ -15,7 +15,7 @@ fn part(text: &str, ino: Ino) -> ReadPart {
 }
 
 impl Client {
-    /// A file of the root with `len` bytes, closed. The lock that came with it stays.
+    /// A file of the root with `len` bytes, closed. The lock that was granted with it stays.
     async fn filled(&self, text: &str, seed: u8, len: usize) -> (Ino, u64) {
         let make = Make::File { open: Some(RW), exclusive: true };
         let op = Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644, umask: 0 };

@@ -111,7 +111,7 @@ fn shards_have_what_the_directory_has() {
 }
 
 /// Goal: no client is informed of shards while a name of the directory itself may be cached. Method: a mount holds a
-/// name as absent and does not answer; the answer with the shards comes only when it has answered.
+/// name as absent and does not answer; the answer with the shards is sent only when it has answered.
 #[test]
 fn cached_names_go_before_shards_are_told() {
     let place = Place::new(902, 2, 1);
@@ -170,8 +170,8 @@ fn shards_are_not_changed_alone() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: after a restart, a target answers `Shards` only when every mount has come back and has dropped the names that
-/// it cached before. Method: a mount that holds a name as absent stands still while the server is killed.
+/// Goal: after a restart, a target answers `Shards` only when every mount has connected again and has dropped the names
+/// that it cached before. Method: a mount that holds a name as absent is stopped while the server is killed.
 #[test]
 fn shards_wait_for_every_mount() {
     let place = Place::new(903, 2, 1);

@@ -120,7 +120,7 @@ fn requests_make_no_hop() {
                     _ => 0,
                 };
                 assert_eq!(hops, expected, "{workers} workers, at most {most} connections");
-                // A worker reads from the connection what it executes itself, without hops.
+                // A worker reads from the connection the requests that it executes itself, without passing them on.
                 assert_eq!(made() - made_before, ROUNDS * 4 / u64::from(workers), "the share of worker 0");
                 if mount.lines.len() > 1 {
                     mount.lines[1].stat(Ino::ROOT).await.expect("any connection reaches any target");
@@ -388,10 +388,10 @@ fn deaf_on_one_connection() {
     }
 }
 
-/// Goal: a session keeps what it may do with a file over a restart of the server, however much later it reconnects to
-/// the file's target than to a target of the file's stripes: each request on a stripe is answered as if there had been
-/// no restart. Method: a mount with two connections. After a kill of the server, the connection for the stripe's target
-/// is back at once and repeats its requests; the one for the inode's target presents its opens seconds later.
+/// Goal: a session keeps its rights on a file over a restart of the server, however much later it reconnects to the
+/// file's target than to a target of the file's stripes: each request on a stripe is answered as if there had been no
+/// restart. Method: a mount with two connections. After a kill of the server, the connection for the stripe's target is
+/// back at once and repeats its requests; the one for the inode's target presents its opens seconds later.
 #[test]
 fn stripes_wait_for_the_opens_of_their_file() {
     const LATE: Duration = Duration::from_secs(4);

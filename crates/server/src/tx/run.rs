@@ -240,7 +240,7 @@ impl<E: Env> RequestCx<E> {
         lsn
     }
 
-    /// Grants tokens for what the answer shows, in the step in which the change happened.
+    /// Grants tokens for the values that the answer shows, in the step in which the change happened.
     fn show(&self, reply: &Reply, named: &[(Ino, &Name)], lsn: Lsn) {
         match (reply, named) {
             (Reply::Made { inode, .. }, [(dir, name)]) => {

@@ -359,8 +359,8 @@ pub fn move_unlock<E: Env>(target: &Target<E>, number: u64) {
     drop(guard);
 }
 
-/// Completes what a crash interrupted: asks about promises, and sends decisions. Work that needs another server is done
-/// in the background, while the names concerned stay locked.
+/// Completes the operations that a crash interrupted: asks about promises, and sends decisions. Work that needs another
+/// server is done in the background, while the names concerned stay locked.
 pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let promised: Vec<TxId> = target.txs.borrow().prepared.keys().copied().collect();
     for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {

@@ -187,7 +187,7 @@ impl<E: Env> Target<E> {
         self.storage.write_back.exhume(self.zone.kept_lsn());
     }
 
-    /// Writes what was accepted, takes a checkpoint and closes the zone.
+    /// Writes the accepted bytes, takes a checkpoint and closes the zone.
     pub async fn close(&self, env: &E) -> std::result::Result<(), ZoneError> {
         self.storage.write_back.stop();
         let flushed = self.flush_all().await;

@@ -1,7 +1,8 @@
 //! Reading data blocks and verifying them by their checksums.
 //!
 //! Owns: comparing what was read, the second read, the log line for the operator. Does not own: the checksums
-//! (`amphi_data::Checksums`), which blocks are known to be damaged (`verifier`), or what is read when.
+//! (`amphi_data::Checksums`), which blocks are known to be damaged (`verifier`), or which blocks are read at which
+//! time.
 //!
 //! Invariant: every read of file data calls `expect` in the step that plans it, and `verify` when the disk has
 //! answered. A read from the read cache did so when the block entered the cache. No byte of a block that does not
@@ -68,7 +69,7 @@ impl<E: Env> Target<E> {
 
     /// Compares what was read. A block that reads wrong is read a second time, since a bus may fail once.
     ///
-    /// Errors: `Io` if a block is not what it should be. A line says which.
+    /// Errors: `Io` if a block does not match its checksum. A line says which.
     pub async fn verify(&self, object: ObjectId, expected: &[Expected], bytes: &mut [u8]) -> Result<()> {
         self.verify_part(object, expected, bytes, 0).await
     }

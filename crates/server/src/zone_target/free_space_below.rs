@@ -94,7 +94,7 @@ impl RoomBelow {
         Alone(self.alone.clone())
     }
 
-    /// Returns whether a write without space has its turn. Other writes that need space come after it.
+    /// Returns whether a write without space has its turn. Other writes that need space wait until it has ended.
     pub fn is_anyone_alone(&self) -> bool {
         self.alone.get()
     }

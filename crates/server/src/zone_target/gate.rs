@@ -101,8 +101,7 @@ impl<K: Ord + Clone> Drop for Held<K> {
             }
         }
         for (hold, waiter) in granted {
-            // If a waiter has gone away, its grant comes back as an error; dropping that gives the grant to the next
-            // one.
+            // If a waiter has ended, its grant is returned as an error; dropping that gives the grant to the next one.
             drop(waiter.send(Held { queues: self.queues.clone(), key: self.key.clone(), hold }));
         }
     }

@@ -1,11 +1,11 @@
 //! `KnownSessions`: the sessions that a target knows.
 //!
-//! Owns: which sessions are alive, stopped or cut off, and the answers of their slots. Does not own: what they hold
-//! (`coherence`, `session`), which clients are admitted (`cluster::sessions`).
+//! Owns: which sessions are alive, stopped or cut off, and the answers of their slots. Does not own: their locks and
+//! opens (`coherence`, `session`), which clients are admitted (`cluster::sessions`).
 //!
 //! A session is alive from its start to its stop, and stopped until it is forgotten. A stopped session begins nothing
 //! new, but may finish what it has begun on other targets, and no other session gets its locks. A session that was *cut
-//! off* may use what it was granted until its tokens expire.
+//! off* may use its tokens until they expire.
 
 use crate::records::{self, SessionRecord};
 use crate::session::slots::Slots;
@@ -87,7 +87,7 @@ impl KnownSessions {
         self.left_last.set(self.alive.borrow().is_empty().then_some(session));
     }
 
-    /// Sessions that were cut off and may still use what they were granted.
+    /// Sessions that were cut off and may still use their tokens.
     pub fn cut_off(&self) -> Vec<SessionId> {
         self.cut_off.borrow().iter().copied().collect()
     }

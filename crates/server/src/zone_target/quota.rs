@@ -71,7 +71,7 @@ impl<E: Env> Target<E> {
         Amount { blocks: self.data.borrow().used(account), inodes: self.meta.borrow().used(account) }
     }
 
-    /// A request may add this much, until what this returns is dropped.
+    /// A request may add this much, until the returned value is dropped.
     pub fn hold_share(self: &Rc<Self>, owner: Owner, amount: Amount) -> Admitted<E> {
         self.counts.quota.shares.borrow_mut().hold(owner, amount);
         Admitted { target: self.clone(), owner, amount }

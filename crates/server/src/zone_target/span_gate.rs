@@ -142,8 +142,7 @@ impl Drop for SpanGuard {
             }
         }
         for (id, waiter) in granted {
-            // If a waiter has gone away, its grant comes back as an error; dropping that gives the grant to the next
-            // one.
+            // If a waiter has ended, its grant is returned as an error; dropping that gives the grant to the next one.
             drop(waiter.send(SpanGuard { table: self.table.clone(), object: self.object, id }));
         }
     }

@@ -112,7 +112,7 @@ pub fn checksum(object: ObjectId, start: u64, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, bytes)
 }
 
-/// The part of `bytes` that a write took, if it is what was written.
+/// The part of `bytes` that a write took, if it equals the written bytes.
 fn verified<'a>(bytes: &'a [u8], object: ObjectId, memory: &Memory) -> Option<&'a [u8]> {
     let from = usize::try_from(memory.at).ok()?;
     let part = bytes.get(from..from.checked_add(memory.len as usize)?)?;

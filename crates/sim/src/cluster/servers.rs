@@ -1,4 +1,5 @@
-//! The servers of a cluster: what they are configured with, starting, stopping and crashing them, checking their zones.
+//! The servers of a cluster: their configuration, how they are started, stopped and crashed, and the check of their
+//! zones.
 //!
 //! Owns: one running process for each server's node. Does not own: when one crashes (`run`).
 //!

@@ -271,7 +271,8 @@ impl Player {
         if in_turn && !is_known {
             return Err("the lock keeps nobody away".into());
         }
-        // If the append went elsewhere than the kernel expected, the mount made it take the end with this answer.
+        // If the append was made elsewhere than the kernel expected, the mount made the kernel take the end with this
+        // answer.
         self.told = others.filter(|_| appended.told && before == others);
         let end = appended.at + PAGE;
         self.end(call, "append", &Cells(vec![end / PAGE]))?;

@@ -7,8 +7,8 @@
 //! A directory is a row of cells, one for each name, which hold 1 where the name is there. A removed one never has
 //! names again, and a program that has it open continues to list it. One directory after the other has the same name.
 //! In half of the games only players of one mount change names, because attributes of a directory that several mounts
-//! change rarely get a timeout. Mounts beyond the first come some time after it. In half of the games there are more
-//! players, and they list more.
+//! change rarely get a timeout. Mounts beyond the first are admitted some time after it. In half of the games there are
+//! more players, and they list more.
 
 use super::listings::OpenDirectory;
 use super::story::Story;

@@ -5,12 +5,12 @@
 //! the kernel's caches (`Kernel`).
 //!
 //! A file is a row of cells of one page, so that a read of a cell by the kernel is one event; a name is a cell that
-//! holds the inode which it leads to. Files are opened and closed all the time, since the kernel serves reads only of
+//! holds the inode to which it leads. Files are opened and closed all the time, since the kernel serves reads only of
 //! files without a writer at the open. In half of the games only every second mount changes anything. The kernels of
 //! the others then take up to 1.2 s to drop pages: longer than a lock waits for pages that may be dirty
-//! (`PATIENCE_STEPS`), and shorter than it waits for clean ones (`STEPS_MAX`). Stores into a mapping are calls
-//! that end with the `msync` behind them. Mounts beyond the first are admitted some time after it, leave, and return,
-//! so that the first is in sole and in shared mode alternately.
+//! (`PATIENCE_STEPS`), and shorter than it waits for clean ones (`STEPS_MAX`). Stores into a mapping are calls that end
+//! with the `msync` behind them. Mounts beyond the first are admitted some time after it, leave, and return, so that
+//! the first is in sole and in shared mode alternately.
 
 use super::story::Story;
 use super::{Failure, Kernel, Mistake, Opened, PAGE, Shown, Tally};

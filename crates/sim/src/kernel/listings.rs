@@ -56,8 +56,8 @@ impl Listings {
         self.dropped = self.end > 0;
     }
 
-    /// A program begins a listing: returns what it is shown, or nothing if the directory has to be read. The second
-    /// one: whether something was dropped.
+    /// A program begins a listing: returns the entries that it is shown, or nothing if the directory has to be read.
+    /// The second one: whether something was dropped.
     fn begin(&mut self, mtime: Timespec) -> (Option<Names>, bool) {
         let was_whole = self.whole;
         if was_whole {

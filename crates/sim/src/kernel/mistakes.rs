@@ -33,7 +33,7 @@ pub enum Mistake {
     DirectoriesStay,
     /// The mount grants a file lock without making the kernel take the end of the file.
     UntoldLocks,
-    /// The mount answers an append that went elsewhere without making the kernel take the end of the file.
+    /// The mount answers an append that was made elsewhere without making the kernel take the end of the file.
     UntoldAppends,
 }
 

@@ -5,8 +5,8 @@
 //!
 //! The rules, as of Linux 6.18. A store waits while its page is being written back. A page is written back by `msync`,
 //! before it is dropped, and before a read or write that does not use the cached pages; only up to the end of the file.
-//! While a truncate is unanswered nothing is written back (`FUSE_NOWRITE`), and it begins when what was sent has been
-//! answered. A truncate drops the pages behind the new end without writing them back.
+//! While a truncate is unanswered nothing is written back (`FUSE_NOWRITE`), and the truncate begins when the bytes that
+//! were sent have been answered. A truncate drops the pages behind the new end without writing them back.
 
 use super::{Kernel, LOOK, Mistake, Opened, PAGE, Page, Shown, lock};
 use amphi_client::{Ctx, Hints, OpenFile};

@@ -67,7 +67,7 @@ impl Run {
     /// A fault that kills server `at`, or one of the network.
     async fn fault_of(&self, at: usize) -> Checked {
         let node = SERVERS[at];
-        // With one server this choice comes first, so that older seeds keep their meaning.
+        // With one server this choice is made first, so that older seeds keep their meaning.
         let link = self.link();
         let network = self.plan.faults == Faults::All;
         match self.roll(if network { 6 } else { 3 }) {

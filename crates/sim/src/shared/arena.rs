@@ -11,11 +11,11 @@
 //! Groups. In a group of its own, a task is the only member and makes calls of all kinds. In the group of the common
 //! file, each member has cells of its own, because members coordinate their calls themselves: it writes to these cells,
 //! and reads its own writes since it joined. While a task is in a group it calls only through the open file that is a
-//! member: through another one it would wait for itself.
+//! member: through another open file it would wait for itself.
 //!
 //! Stopped and killed mounts. A mount that is to be killed, or stopped for longer than others wait for it, writes
-//! directly only: data that only it has in its cache would be lost with it. A call of it that fails after the stop ends
-//! its task; it has happened or not, as have those that a kill cut off.
+//! directly only: data that is only in its cache would be lost with it. A call of it that fails after the stop ends its
+//! task; it has happened or not, as have those that a kill cut off.
 
 mod tunables;
 
@@ -139,7 +139,7 @@ pub(super) async fn new_files(client: &Client, area: &SharedArea) -> Result<()> 
     Ok(())
 }
 
-/// Judges what a crash of the mounts has left of the files.
+/// Judges the files that a crash of the mounts has left.
 pub(super) async fn crashed(client: &Client, area: &SharedArea) -> Told {
     let count = area.borrow().arena.pits.len();
     for pit in 0..count {

@@ -69,7 +69,7 @@ impl Wish {
     }
 }
 
-/// A task waits, or waited, for what it wishes.
+/// A task waits, or waited, for the lock that it wishes to have.
 #[derive(Clone, Debug)]
 struct Wait {
     wish: Wish,
@@ -154,7 +154,8 @@ impl Claims {
     ///
     /// Errors: it cannot be.
     fn looked(&self, wish: &Wish, begin: u64, now: u64, found: bool) -> Told {
-        // Events at one instant have no order: a lock that was granted at `begin` may have come behind the query.
+        // Events at one instant have no order: a lock that was granted at `begin` may have been granted after the
+        // query.
         let all_the_while = |c: &Claim| c.certain.start < begin && c.certain.end == NEVER;
         let at_all = |c: &Claim| c.possible.start <= now && c.possible.end >= begin;
         let in_the_way = || self.all.iter().filter(|c| wish.conflicts(c));

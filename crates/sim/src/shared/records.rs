@@ -120,8 +120,8 @@ impl Record {
         self.synced = self.synced.max(newest);
     }
 
-    /// Judges the bytes after a crash: each is of the newest write that survives it for certain, or of one that may
-    /// have come later. Then they are the contents of the record.
+    /// Judges the bytes after a crash: each is of the newest write that survives it for certain, or of a write that may
+    /// have been made later. Then they are the contents of the record.
     ///
     /// Errors: where they are not.
     pub fn crashed(&mut self, level: Level, bytes: Vec<u8>) -> Result<(), String> {

@@ -32,7 +32,7 @@ pub(crate) fn passed_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>)
 }
 
 impl<E: Env> Outbound<E> {
-    /// Sends the hello, and with it the memory of this process's buffers, if it can be passed; whether it was.
+    /// Sends the hello, and with it the memory of this process's buffers, if it can be passed; returns whether it was.
     pub(crate) async fn send_with_memory(&mut self, hello: SignedHello) -> Result<bool, Ending> {
         match self {
             Outbound::Stream(tx) if matches!(tx.channel, SendChannel::Off) => {
@@ -80,7 +80,8 @@ impl<E: Env> StreamTx<E> {
 }
 
 impl<E: Env> StreamRx<E> {
-    /// The payload of a frame that says where it lies. A server copies it; a client finds it in what it has named.
+    /// The payload of a frame that says where it lies. A server copies it; a client finds it in the memory that it has
+    /// named.
     pub(super) async fn beside_stream(
         &self,
         gate: &mut impl Gate,

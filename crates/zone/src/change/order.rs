@@ -6,7 +6,7 @@
 //!
 //! A map that nobody reads by range has no order and costs nothing. After the first read of a range, new keys are
 //! noted, and the next read sorts them into a run and joins runs of similar sizes. So a read costs the logarithm of the
-//! number of changes, what it returns, and a part of the keys that are new since the last read.
+//! number of changes, the items that it returns, and a part of the keys that are new since the last read.
 
 use super::sorted::{Place, SORT_BATCH, Sorted, at, by_key, prefix_of};
 use std::cmp::Reverse;

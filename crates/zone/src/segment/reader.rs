@@ -203,7 +203,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
 
     /// The segment, which was read to its end.
     ///
-    /// Errors: `Corrupt` if its index is not what it has to be.
+    /// Errors: `Corrupt` if its index is not right.
     pub fn finish(&mut self) -> Result<Segment, ZoneError> {
         let NamedSegment { run, index } = &self.named;
         let wrong = |text| Err(ZoneError::corrupt(self.pages.place("index"), text));

@@ -130,7 +130,7 @@ async fn scenario(env: SimEnv, zone: Zone<SimEnv>, track: Shared<Track>, seed: u
             }
             5 => {
                 zone.checkpoint().await.unwrap();
-                // A checkpoint makes what it covers stable; nothing else was promised.
+                // A checkpoint makes the records that it covers stable; nothing else was promised.
                 let stable = zone.stable_lsn().0;
                 track.borrow_mut().stable = stable;
             }

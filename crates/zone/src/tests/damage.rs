@@ -243,10 +243,10 @@ fn superblocks_are_judged() {
     assert!(open(&sim, &manual()).unwrap().1.items.is_empty());
 }
 
-/// Goal: zones of versions 2 to 5 open, are of the present version from then on, and what is written anew has parity
-/// and an index. Method: zones whose groups and pages were written without these, or with parity, with the version in
-/// both superblocks changed; they differ in nothing else. Each item is read, by the index that is not on the disk. The
-/// log is replayed, then merged with the old pages.
+/// Goal: zones of versions 2 to 5 open, are of the present version from then on, and everything that is written anew
+/// has parity and an index. Method: zones whose groups and pages were written without these, or with parity, with the
+/// version in both superblocks changed; they differ in nothing else. Each item is read, by the index that is not on the
+/// disk. The log is replayed, then merged with the old pages.
 #[test]
 fn older_versions_are_taken_over() {
     for version in [2, 3, 4, 5] {

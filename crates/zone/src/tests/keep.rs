@@ -123,7 +123,7 @@ fn memory_that_is_not_used_cannot_be_lost() {
     }
 }
 
-/// Goal: memory that knows of more writes than the storage has does not complete an old copy of it, whose data may be
+/// Goal: memory with records of more writes than the storage has does not complete an old copy of it, whose data may be
 /// missing. Method: the storage as it was one group before the kill, which is also the last that was kept.
 #[test]
 fn memory_does_not_complete_an_old_copy() {
@@ -197,8 +197,8 @@ fn an_opening_that_fails_leaves_what_is_kept() {
     }
 }
 
-/// Goal: records that do not fit, that come while memory is switched off, and that a node without such memory appends
-/// count as kept when they are written. Method: records of 100 KB, the switch, another node.
+/// Goal: records that do not fit, that are appended while memory is switched off, and that a node without such memory
+/// appends count as kept when they are written. Method: records of 100 KB, the switch, another node.
 #[test]
 fn what_is_not_in_memory_waits_for_the_disk() {
     for (keeps_here, switched_on, bytes) in [(true, true, 100_000), (true, false, 10), (false, true, 10)] {
@@ -248,7 +248,7 @@ fn nothing_is_kept_beyond_the_log() {
     assert!(refused > 0, "all were kept");
 }
 
-/// Goal: what a kill during a copy leaves, remains of older records, and memory of other openings are not taken for
+/// Goal: partly copied records after a kill, remains of older records, and memory of other openings are not taken for
 /// records. Method: the test itself writes, truncates or changes the memory.
 #[test]
 fn only_whole_records_of_the_opening_count() {
@@ -262,7 +262,7 @@ fn only_whole_records_of_the_opening_count() {
         _ => None,
     };
     assert_eq!(records(opening), Some(Vec::new()));
-    // Longer records come first; their remains lie behind those that follow.
+    // Longer records are the first ones; their remains lie behind the later records.
     let mut at = 0;
     for lsn in 1..5 {
         at = keep.put(0, at, lsn, &[9; 40]).unwrap();

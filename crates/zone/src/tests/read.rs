@@ -118,9 +118,9 @@ fn story(seed: u64) -> Result<u64, String> {
     Ok(story.reads.get())
 }
 
-/// Goal: an item is read as what it is at that moment, and a scan has all that was appended before it, whatever is
-/// queued, being written, taken by a checkpoint or being merged. Method: tasks that read and scan beside tasks that
-/// write, over restarts, with a map as the model.
+/// Goal: an item is read with its value at that moment, and a scan has all records that were appended before it,
+/// whatever is queued, being written, taken by a checkpoint or being merged. Method: tasks that read and scan beside
+/// tasks that write, over restarts, with a map as the model.
 #[test]
 fn items_are_what_they_are() {
     let reads: u64 = (1..13).map(|seed| story(seed).unwrap_or_else(|e| panic!("seed {seed}: {e}"))).sum();

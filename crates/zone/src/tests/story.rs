@@ -259,7 +259,7 @@ fn a_fresh_group_without_a_mark_is_cut_after_power_loss() {
             let noted = found.notes.iter().any(|n| n.contains("power was lost"));
             assert_eq!((noted, report.notes), (power && life == 0, found.notes));
             drop(zone);
-            // Nothing was written: what was cut stays cut, and what was kept stays.
+            // Nothing was written: the groups that were cut stay cut, and the kept records stay.
             sim.crash(NODE, if life == 0 { CrashKind::Process } else { CrashKind::Power });
         }
     }
@@ -525,8 +525,8 @@ fn a_failed_disk_is_told() {
     }
 }
 
-/// Goal: after a failed sync the next opening takes nothing for granted that no earlier sync covered, and the one after
-/// that is as any other. Method: a record with data and a sync that fails, in the open zone or in the opening one;
+/// Goal: after a failed sync the next opening relies only on records that an earlier sync covered, and the one after
+/// that is like any other. Method: a record with data and a sync that fails, in the open zone or in the opening one;
 /// killed and opened; the same without a failure.
 #[test]
 fn a_failed_sync_is_remembered() {

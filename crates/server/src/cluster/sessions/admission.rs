@@ -30,7 +30,7 @@ const MOUNTS_MAX: usize = 1024;
 const ADMISSION: Duration = Duration::from_secs(4);
 
 impl<E: Env> SessionManager<E> {
-    /// Admits a client, and sends it what it needs to know.
+    /// Admits a client, and sends it the settings and the map that it needs.
     ///
     /// Errors: the reason why the client is not admitted.
     pub(super) async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {

@@ -6,8 +6,8 @@
 //! A mount in sole mode lets its kernel cache names and attributes for a fixed time, and targets grant no tokens.
 //! Before a second mount is welcomed, targets grant tokens and every mount has confirmed that nothing cached in sole
 //! mode is used any more. For the switch back, the last mount is informed first. Targets grant tokens until it has
-//! confirmed, so that what it cached under tokens can be revoked as long as it may be used. There is one switch at a
-//! time.
+//! confirmed, so that the entries that it cached under tokens can be revoked as long as they may be used. There is one
+//! switch at a time.
 //!
 //! Only the master decides and informs mounts, and switches its own targets. Other servers grant tokens unless the
 //! master has said recently that there is one mount (`step`). Before a second mount is welcomed, each of them has

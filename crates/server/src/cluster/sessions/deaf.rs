@@ -2,8 +2,8 @@
 //!
 //! Owns: detecting that a session is *deaf* (unresponsive): its connection is alive, but a callback, revocation,
 //! glimpse or switch of mode is left without an answer and without a report that the client is at work. Does not own:
-//! clients that are not alive (a machine that hangs, a network that is cut). Such clients have until the callback
-//! deadline, since they may come back.
+//! clients that are not alive (a machine that hangs, a network that is cut). Such clients have time until the callback
+//! deadline, since they may connect again.
 //!
 //! An unresponsive client is evicted within `server.deaf_ms` [5 s]. Its tokens end at once, because it has read the
 //! message that requires it to return them. This rule relies on three facts. First, a client that works answers at

@@ -1,7 +1,7 @@
 //! The end of sessions.
 //!
 //! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does
-//! not own: what a target releases (`crate::dispatch::target_requests`), what other servers do
+//! not own: the locks and opens that a target releases (`crate::dispatch::target_requests`), the work of other servers
 //! (`crate::cluster::master`, `crate::cluster::follower`).
 //!
 //! Invariant: a session's state is `Ending` before the first target is informed, and its entry is removed when the last
@@ -53,8 +53,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Ends a session that violated the protocol or did not reconnect. Its client may not know this, and may use what
-    /// it caches until its tokens expire.
+    /// Ends a session that violated the protocol or did not reconnect. Its client may not know this, and may use its
+    /// cached entries until its tokens expire.
     pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
         if let Some(follower) = self.cluster().filter(|c| !c.is_master()) {
             tracing::warn!("a session is evicted: {why}");
@@ -209,8 +209,8 @@ impl<E: Env> SessionManager<E> {
     }
 }
 
-/// Ends a session on every target. First all targets stop executing its requests, and then they release what it holds.
-/// A target that fails does not prevent this on the others.
+/// Ends a session on every target. First all targets stop executing its requests, and then they release its locks and
+/// opens. A target that fails does not prevent this on the others.
 ///
 /// Errors: the first of a target.
 ///

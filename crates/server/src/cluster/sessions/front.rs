@@ -7,9 +7,10 @@
 //!
 //! Worker 0 accepts connections, executes the handshake and admits sessions. Then it passes the connection of a mount
 //! to the worker that serves it, which reads, checks, executes, answers and pushes without involving worker 0. The
-//! worker gets with the connection what it needs for that: the owner of the session, and its gate. Worker 0 closes the
-//! gate for all workers at once (`Gate::close`) or replaces it (`Gate::replaced`). Each target itself knows whether a
-//! session exists. Connections of servers and administrators, and connections inside the process, stay with worker 0.
+//! worker gets with the connection the objects that it needs for that: the owner of the session, and its gate. Worker 0
+//! closes the gate for all workers at once (`Gate::close`) or replaces it (`Gate::replaced`). Each target itself knows
+//! whether a session exists. Connections of servers and administrators, and connections inside the process, stay with
+//! worker 0.
 //!
 //! Invariants: worker 0 registers a connection before the worker that gets it learns of it, and every message about it
 //! uses the same queue. So each message concerns a connection that its receiver has or had. A connection that is given

@@ -102,7 +102,7 @@ impl<E: Env> SessionManager<E> {
         };
         if role == Role::Server && (!book.is_compared() || book.find(key).is_none()) {
             // Servers that know the cluster key are admitted by it as long as it is valid, also before their own keys
-            // are added. And a server that comes for the first time knows no registry, but perhaps its master's key.
+            // are added. And a server that connects for the first time has no registry, but perhaps its master's key.
             if peer.knows_cluster_key && !book.registry().require_identity {
                 return Ok(None);
             }

@@ -115,7 +115,7 @@ async fn deal<E: Env>(
     }
 }
 
-/// Makes all targets drop what they have recorded of an account, or of all accounts. Returns when all have answered.
+/// Makes all targets drop their record of an account, or of all accounts. Returns when all have answered.
 pub(super) async fn tell_all<E: Env>(worker: &Rc<Worker<E>>, account: Option<Account>) {
     let (sender, mut receiver) = futures_channel::mpsc::unbounded::<()>();
     for other in pool(worker) {

@@ -74,8 +74,8 @@ fn one_server_evicts_for_all() {
             b.set_deaf(true);
             for f in &files {
                 a.call(lock(*f, LockMode::Write, 0, 4096)).await.expect("granted");
-                // The client of the test comes back under its id, as a new session, to which its locks do not belong;
-                // it opened nothing in it.
+                // The client of the test connects again under its id, as a new session, to which its locks do not
+                // belong; it has opened nothing in it.
                 assert_eq!(first_byte(&a, *f).await, 1);
             }
             assert!(env.now().since(begun) < Duration::from_secs(5), "its other locks went with it");

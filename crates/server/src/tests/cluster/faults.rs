@@ -225,8 +225,8 @@ fn a_move_given_up_keeps_no_lock() {
 }
 
 /// Goal: promises to a coordinator that cannot be reached hold up nothing but their own names. Method: a participant
-/// has promises to a server that is down, and to another one that is alive and does not know the operation, so that it
-/// did not happen. The name of that operation can be used soon.
+/// has promises to a server that is down, and to another one that is alive and has no record of the operation, so that
+/// it did not happen. The name of that operation can be used soon.
 #[test]
 fn promises_to_others_do_not_wait() {
     let world = World::new(68, &[1, 1, 1, 1], 1);

@@ -113,7 +113,7 @@ fn any_order() {
             crash(&world, at, CrashKind::Process);
             *server = None;
         }
-        // The others come back while the master is down: the mount continues with them.
+        // The others connect again while the master is down: the mount continues with them.
         servers[2] = Some(world.start(2).await.unwrap());
         servers[1] = Some(world.start(1).await.unwrap());
         for at in [1, 2] {

@@ -1,7 +1,7 @@
 //! Decisions that have the changes of their participants, all of this server.
 //!
-//! Owns: the record of a decision, when it is deleted, and what a restart does with it. Does not own: how an operation
-//! is decided (`txs`).
+//! Owns: the record of a decision, the time when it is deleted, and its treatment by a restart. Does not own: how an
+//! operation is decided (`txs`).
 //!
 //! A participant's record of the changes contains a mark, so that the changes are made only once. Invariants: a
 //! participant logs the changes when the decision is stable. The decision is removed when they are stable at every
