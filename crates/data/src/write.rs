@@ -259,7 +259,7 @@ impl DataStore {
     pub fn spend_grant(&mut self, object: ObjectId, range: ByteRange, holder: Option<SessionId>, txn: &mut Txn) {
         let own = self.own_part(object, range, holder);
         if let Some(loan) = holder.filter(|_| own > 0).and_then(|session| self.grants.lend(session, own)) {
-            // The blocks that the write promises besides are subtracted from the room first.
+            // The blocks that the write itself will take are subtracted from the room first.
             let others = range.align_out(BLOCK).len() / BLOCK;
             self.grants.spend(loan, own, self.growth_room(0).saturating_sub(others), txn);
         }

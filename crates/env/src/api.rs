@@ -234,8 +234,9 @@ pub trait Tx: 'static {
     /// The state of the other end. Holding it keeps this end open.
     fn ends(&self) -> Self::Ends;
 
-    /// Sends all of `head`, then all of `payload`, in one vectored write where possible. Buffers come back for reuse.
-    /// If the future is dropped, half a frame may have been sent, and the connection has to be closed.
+    /// Sends all of `head`, then all of `payload`, in one vectored write where possible. The buffers are returned so
+    /// that the caller can use them again. If the future is dropped, half a frame may have been sent, and the
+    /// connection has to be closed.
     fn send(&mut self, head: Buf, payload: Option<Buf>) -> impl Future<Output = (io::Result<()>, Buf, Option<Buf>)>;
 
     /// A function that breaks the connection from this side: a send under way whose peer reads nothing then fails soon,

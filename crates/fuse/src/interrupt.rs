@@ -53,7 +53,7 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// An interrupt that only `fire` fires, for callers that are not kernel requests.
+    /// An interrupt for callers that are not kernel requests; only a call of `fire` triggers it.
     pub fn detached() -> Interrupt {
         Interrupt { slot: Arc::default(), unique: 1 }
     }

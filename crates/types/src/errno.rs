@@ -12,7 +12,7 @@ macro_rules! errnos {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Errno { $(#[doc = $text] $name,)* }
         impl Errno {
-            /// Every entry of the table.
+            /// All error numbers of the table.
             pub const ALL: &'static [Errno] = &[$(Errno::$name,)*];
             /// Linux' number, positive.
             pub fn raw(self) -> i32 { match self { $(Errno::$name => $raw,)* } }

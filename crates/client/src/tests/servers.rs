@@ -379,8 +379,9 @@ fn each_worker_has_its_own_connection() {
 /// Goal: if a session has ended and begun anew, none of its former state reaches a server until the master has
 /// permitted the mount to continue. If the master does not permit it, none ever does (Promise S22). This holds even if
 /// that answer was lost on its way. Method: all servers forget the session of a mount with dirty bytes. The master
-/// takes a while to welcome it again, and another mount was admitted in between, or none. The connection breaks
-/// meanwhile, so that the next welcome is of a session that the master knows, or does not know.
+/// welcomes the mount again only after a while; in one case another mount is admitted in between, in the other case
+/// none. The connection breaks meanwhile, so that the next welcome is of a session that the master knows, or does not
+/// know.
 #[test]
 fn a_session_begun_anew_waits_for_the_master() {
     for (disturbed, lost) in [(true, false), (false, false), (true, true), (false, true)] {

@@ -18,7 +18,7 @@ const SAMPLES_MAX: usize = 4096;
 /// thousand objects.
 const OBJECTS_MAX: usize = 4096;
 
-/// Bytes of an object up to a record, and those since up to another one.
+/// The number of unstable bytes of an object up to one record, and from there up to a later record.
 #[derive(Clone, Copy, Default)]
 struct Parts {
     older: (Lsn, u64),

@@ -23,7 +23,8 @@ use futures_channel::oneshot;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Most mounts: each may hold the credits' worth of requests and 131,072 tokens of a target.
+/// The most mounts of a server: each of them may have as many requests as it has credits, and 131,072 tokens of a
+/// target.
 const MOUNTS_MAX: usize = 1024;
 /// After this time a new mount is refused, with the reason that other mounts did not answer. This is shorter than the
 /// mount's timeout for one attempt [5 s].

@@ -62,7 +62,7 @@ pub(super) struct Entry {
     pub(super) conn: Option<Line>,
     /// Further connections of the session, by number.
     pub(super) more: BTreeMap<u16, Line>,
-    /// How connection 0 is protected. `None` means that it does not leave the machine.
+    /// How connection 0 is protected. `None` means that the connection does not leave the machine.
     pub(super) secure: Option<Secure>,
     /// Whether the client has passed memory to the server.
     pub(super) memory: bool,
