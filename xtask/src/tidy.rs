@@ -109,13 +109,13 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/mpiio/src/capi/about.rs", "a part of the C interface of the shims"),
 ];
 
-/// A room longer than this is asked what it is really made of; lines before the tests.
+/// The most lines of a file before its tests; a longer file should be divided by its subjects.
 const MAX_LINES: usize = 700;
 
 const MARKS: &[&str] =
     &["todo!(", "unimplemented!(", "FIXME", "XXX", "#[ignore", "dbg!(", "allow(dead_code", "allow(unused"];
 
-/// Runs every check and prints what it finds, a line each.
+/// Runs every check and prints the findings, one on each line.
 pub fn run() -> ExitCode {
     let root = root();
     let mut findings = Vec::new();

@@ -74,7 +74,8 @@ enum Command {
 }
 
 impl Command {
-    /// Whether the command has to take something away again when it ends, such as a mount; it outlives its readers.
+    /// Returns whether the command has to take something away again when it ends, such as a mount; it outlives its
+    /// readers.
     fn holds_a_mount(&self) -> bool {
         matches!(
             self,

@@ -99,8 +99,8 @@ pub(crate) struct Brief {
     pub(crate) pending: Pending,
 }
 
-/// The account to which an inode is charged. One that is being destroyed is charged to none any more, though it stays
-/// until its objects on all targets are certain to be removed.
+/// The account to which an inode is charged. An inode that is being destroyed is not charged to any account, though it
+/// stays until its objects on all targets are certain to be removed.
 fn counted(inode: &Inode) -> Option<Owner> {
     (!inode.pending.destroy).then(|| inode.charged())
 }
@@ -205,7 +205,7 @@ impl Inodes {
         })
     }
 
-    /// Puts an inode in, also in place of an earlier one.
+    /// Inserts an inode, or replaces an earlier one.
     pub(crate) fn insert(&mut self, local: u64, inode: &Inode) {
         assert!(!self.away.has(local), "inode {local} is changed, and is not in memory");
         self.changes += 1;
@@ -392,7 +392,7 @@ impl Inodes {
         record::decode(usual, record, || self.targets.get(&local).cloned().unwrap_or_default())
     }
 
-    /// Keeps the target of a symbolic link, or none.
+    /// Stores the target of a symbolic link, or removes it.
     fn put_target(&mut self, local: u64, target: Option<&[u8]>) {
         let cost = |target: &[u8]| target.len() + 2 * size_of::<(u64, Box<[u8]>)>();
         let old = match target {

@@ -45,8 +45,8 @@ impl MetaStore {
         self.xattrs.held_bytes()
     }
 
-    /// Takes an item that a step has found to be absent, with the value that it has now; `None`: it does not exist. The
-    /// step is to be taken again at once, before anything else.
+    /// Takes an item that a step has found to be absent, with its present value; `None` means that it does not exist.
+    /// The step has to be repeated at once, before anything else is done.
     ///
     /// Errors: a sentence that names the item: it does not decode, or is not as long as it is known to be.
     pub fn load_absent(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! Plans: from the facts of the inodes concerned to the parts of an operation, or its errno.
 //!
-//! Owns: permissions, rules of kinds, and their order. It is the order of Linux, so a call that breaks two rules fails
-//! as it does on a local file system. Does not own: looking names up, and directory loops, which the caller excludes
-//! before (`rename`).
+//! Owns: permissions, rules of kinds, and their order. The order is that of Linux, so a call that breaks two rules
+//! fails as it does on a local file system. Does not own: looking names up, and directory loops, which the caller
+//! excludes before (`rename`).
 //!
 //! Plans are pure functions, and the facts may come from several targets.
 
@@ -19,7 +19,7 @@ pub enum RenameMode {
     Replace,
     /// Fail with `Exist`.
     NoReplace,
-    /// Swap both.
+    /// Exchange the two inodes.
     Exchange,
 }
 
@@ -67,8 +67,8 @@ impl NodeSpec {
 }
 
 /// The parts that make the new inode that `cred` makes in `dir`. It inherits group and setgid bit from a setgid
-/// directory, project, layout and settings for mounts from any directory, and the lists of a directory with a default
-/// access control list, which then counts instead of the umask.
+/// directory; project, layout and settings for mounts from any directory; and access control lists from a directory
+/// with a default list, which then counts instead of the umask.
 fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) -> impl Iterator<Item = Part> + use<> {
     let inherit = dir.perm & SETGID != 0;
     let gid = if inherit { dir.gid } else { cred.gid };
@@ -202,7 +202,7 @@ fn removal(dir: &Facts, name: &Name, child: &Facts) -> Vec<Part> {
     std::iter::once(remove).chain(unlinks(child)).chain([touch]).collect()
 }
 
-/// An inode loses a name. A directory goes with its shards, each of which must be empty as well.
+/// An inode loses a name. A directory is removed together with its shards, each of which must be empty as well.
 fn unlinks(child: &Facts) -> impl Iterator<Item = Part> {
     let shards = child.shards.iter().map(|shard| Part::Unlink { ino: *shard, kind: Kind::Dir });
     std::iter::once(Part::Unlink { ino: child.ino, kind: child.kind }).chain(shards)
@@ -266,9 +266,9 @@ pub struct Place<'a> {
 /// loops: `Inval` if `source` is `to.dir` or above it. If `target` is `from.dir` or above it, the error is `NotEmpty`,
 /// or `Inval` for an exchange.
 ///
-/// `whiteout`: afterwards the old name names a new inode of this number, a character device 0:0. It marks a removed
-/// name for an overlay file system (`RENAME_WHITEOUT`; not with an exchange). Linux permits this to every user who may
-/// rename.
+/// `whiteout`: afterwards the old name names a new inode of this number, a character device 0:0. Such a device marks a
+/// removed name for an overlay file system (`RENAME_WHITEOUT`; not with an exchange). Linux permits this to every user
+/// who may rename.
 ///
 /// Errors: `NotDir`, `Access`, `Exist` (no replace), `NoEnt` (exchange without target, removed directory), `Perm`
 /// (sticky), `IsDir`, `NotEmpty`, `CrossDevice` if it would lead into the tree of another project or out of it.

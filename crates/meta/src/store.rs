@@ -43,7 +43,7 @@ impl Dirty {
         }
     }
 
-    /// Called when an inode was made or changed, and is this now.
+    /// Called when an inode was made or changed, with its present value.
     pub(crate) fn inode(&mut self, local: u64, inode: Inode) {
         self.mark(ItemKey::Inode(local));
         self.inodes.push((local, inode));
@@ -92,7 +92,7 @@ pub struct MetaStore {
     pub(crate) index: DentryIndex,
     /// Entries that were loaded before the store's own item.
     pub(crate) early_names: EarlyNames,
-    /// Number of targets of the cluster, if it may have grown. 0: as the layouts say.
+    /// Number of targets of the cluster, if it may have grown. 0: the layouts determine it.
     pub(crate) pool: u16,
     #[cfg(test)]
     pub(crate) planted: Option<crate::tests::Bug>,
@@ -246,7 +246,7 @@ impl MetaStore {
         self.index.bytes()
     }
 
-    /// Begins to count inodes by account, or ends to. The begin looks at all inodes: 0.2 us for each.
+    /// Begins to count inodes by account, or ends to. The beginning visits all inodes: 0.2 us for each.
     pub fn set_counting(&mut self, on: bool) {
         self.inodes.set_counting(on);
     }
@@ -344,9 +344,9 @@ impl MetaStore {
         if inode.kind == Kind::Dir { Ok(inode.dir.parent) } else { Err(Errno::NotDir) }
     }
 
-    /// Walks upward from directory `from`, which comes first, as long as this target owns the directories. Calls
-    /// `visit` for each. `Ok(Some(next))` is the first directory of another target, and `Ok(None)` means that the root
-    /// was reached.
+    /// Walks upward from directory `from`, which is the first of the result, as long as this target owns the
+    /// directories. Calls `visit` for each. `Ok(Some(next))` is the first directory of another target, and `Ok(None)`
+    /// means that the root was reached.
     ///
     /// Errors: `Stale`, `NotDir`, what `visit` returns, `Loop` beyond 2^20 steps.
     pub fn ancestors(&self, from: Ino, mut visit: impl FnMut(Ino) -> Result<()>) -> Result<Option<Ino>> {
@@ -371,7 +371,7 @@ impl MetaStore {
         if inode.kind == Kind::Symlink { Ok(inode.symlink) } else { Err(Errno::Inval) }
     }
 
-    /// Whether a caller may open the inode for `want`. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
+    /// Returns whether a caller may open the inode for `want`. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
     pub fn check_open(&self, cred: &Cred, ino: Ino, want: Want) -> Result<()> {
         perm::open(cred, &self.facts(ino)?, want)
     }
@@ -397,7 +397,7 @@ impl MetaStore {
         self.index.from(0, 0).map(|(dir, cookie, d)| (self.ino(dir), cookie, d))
     }
 
-    /// The number that the next `MakeInode` on this target can use. Applying the part takes it.
+    /// The number that the next `MakeInode` on this target can use. Applying the part takes the number.
     ///
     /// Errors: `NoSpace` when all 2^48 have been used.
     pub fn next_ino(&self) -> Result<Ino> {
@@ -480,7 +480,7 @@ impl MetaStore {
         self.encode_item(key, &mut value).then_some(value)
     }
 
-    /// Appends the present value of an item to `out`; whether it has one.
+    /// Appends the present value of an item to `out`, and returns whether it has one.
     fn encode_item(&self, key: &ItemKey, out: &mut Vec<u8>) -> bool {
         match key {
             ItemKey::Dentry { dir, cookie } => {
@@ -503,8 +503,8 @@ impl MetaStore {
         }
     }
 
-    /// Appends the present value of the item of an entry to `out`, if the entry of this name has this cookie; whether
-    /// it has.
+    /// Appends the present value of the item of an entry to `out`, if the entry of this name has this cookie, and
+    /// returns whether it has.
     pub(crate) fn encode_dentry(&self, dir: u64, cookie: u64, name: &[u8], out: &mut Vec<u8>) -> bool {
         let Some(Named { child, kind }) = self.index.find(dir, name) else { return false };
         let is_it = self.index.cookie(dir, name) == cookie;

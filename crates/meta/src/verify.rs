@@ -3,7 +3,7 @@
 //! Owns: what is checked. Does not own: repairs (`repair`).
 //!
 //! The checks are used after recovery, by the checker of stopped zones, and by the simulator. Each finding is a
-//! sentence for people.
+//! sentence.
 
 use crate::MetaStore;
 use crate::inode::InodeFlags;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const FINDINGS_MAX: usize = 100;
 
 impl MetaStore {
-    /// To be called when all items are loaded: checks that the store is consistent in itself.
+    /// It has to be called when all items are loaded: checks that the store is consistent in itself.
     ///
     /// Errors: the first finding of `verify`.
     pub fn loaded(&self) -> Result<(), String> {

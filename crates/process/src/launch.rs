@@ -1,7 +1,8 @@
 //! Libraries that programs load in front of libc's or of MPI's functions, and launchers of MPI programs.
 //!
-//! Owns: the places of these libraries, their order in `LD_PRELOAD` beside others, which MPI library a launcher belongs
-//! to and by which options its ranks get them. Does not own: the libraries (`amphi_preload`, `amphi_mpiio`).
+//! Owns: the places of these libraries, their order in `LD_PRELOAD` among other libraries, and for each launcher the
+//! MPI library and the options by which its ranks get them. Does not own: the libraries (`amphi_preload`,
+//! `amphi_mpiio`).
 
 use amphi_host::failure::{Failure, Outcome};
 use clap::ValueEnum;
@@ -44,7 +45,7 @@ const VARIABLES: [&str; 6] =
 /// The library that reads cached files without calls.
 const PRELOAD: &str = "libamphi_preload.so";
 
-/// Whether a program starts the ranks of an MPI program.
+/// Returns whether a program starts the ranks of an MPI program.
 pub fn is_launcher(program: &OsStr) -> bool {
     let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let known = ["mpirun", "mpiexec", "orterun", "prterun"];
@@ -86,7 +87,7 @@ pub fn launcher_options(mpi: Mpi, preload: &OsStr, set: Option<&str>) -> Vec<OsS
     options
 }
 
-/// The library that a launcher belongs to, as it says.
+/// The MPI library of a launcher, from the launcher's own output.
 pub fn ask(launcher: &OsStr) -> Outcome<Mpi> {
     let output = Command::new(launcher)
         .arg("--version")
@@ -145,7 +146,7 @@ pub fn find_preload() -> Outcome<PathBuf> {
     })
 }
 
-/// The value of `LD_PRELOAD` with `first` before and `last` after the present libraries; each library once.
+/// The value of `LD_PRELOAD` with `first` before and `last` after the present libraries; each library occurs once.
 pub fn preload_list(first: Option<&Path>, there: Option<&OsStr>, last: Option<&Path>) -> OsString {
     let there = there.map(OsStr::as_bytes).unwrap_or_default();
     let others = there.split(|b| matches!(b, b':' | b' ')).map(OsStr::from_bytes);
@@ -172,8 +173,8 @@ mod tests {
         assert_eq!(list(Some(shim), "a.so::/l/shim.so"), "/l/shim.so:a.so:/l/own.so");
     }
 
-    /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers.
-    /// Method: the options themselves.
+    /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers. Method:
+    /// the options themselves are compared.
     #[test]
     fn launchers_get_the_shim_as_an_option() {
         for name in ["mpirun", "/usr/bin/mpirun.openmpi", "mpiexec.hydra", "orterun"] {

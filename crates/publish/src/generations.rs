@@ -1,4 +1,4 @@
-//! Earlier generations: putting them away, going back to them, listing and removing them.
+//! Earlier generations: adding, restoring, listing and removing them.
 
 use crate::error::{During, Error, Result, show};
 use crate::place::{Place, Publication, id_of, sync_dir};
@@ -21,7 +21,7 @@ pub struct Generation {
 /// A publication that was begun and is not committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
-    /// Its tree.
+    /// The tree of the generation.
     pub tree: PathBuf,
     /// Ranks; 0 if that is not known any more.
     pub ranks: u32,

@@ -43,8 +43,8 @@ fn written(dir: &Path, text: &str) -> PathBuf {
 }
 
 /// Goal: wherever a commit is interrupted, the name leads to the complete old tree or the complete new one; the same
-/// commit continues, also after another commit; nothing temporary remains. Method: a commit that is ended before each
-/// of its steps, the first time, with something there, and with another publication in between.
+/// commit continues, also after another commit; nothing temporary remains. Method: a commit is ended before each of its
+/// steps: with nothing at the name, with a tree there, and with another publication in between.
 #[test]
 fn a_commit_is_interrupted_anywhere() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -136,7 +136,7 @@ fn ranks() {
     assert!(again.before && again.files == 0);
 }
 
-/// Goal: ranks that are late are waited for. Method: one that is ready after a while.
+/// Goal: a commit waits for ranks that are late. Method: one that is ready after a while.
 #[test]
 fn waits_for_ranks() {
     let folder = tempfile::tempdir().expect("a folder");

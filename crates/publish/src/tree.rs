@@ -14,14 +14,15 @@ use std::time::{Duration, SystemTime};
 /// Files that are synced at the same time.
 const THREADS: usize = 8;
 
-/// Files and directories below a path, itself too; directories before what is in them. Symbolic links are not followed.
+/// Files and directories below a path and the path itself; directories come before their contents. Symbolic links are
+/// not followed.
 #[derive(Default)]
 pub(crate) struct Listing {
     pub(crate) files: Vec<PathBuf>,
     pub(crate) dirs: Vec<PathBuf>,
 }
 
-/// Lists a tree, or a file alone.
+/// Lists a tree, or a single file.
 pub(crate) fn list(path: &Path) -> Result<Listing> {
     let mut all = Listing::default();
     let kind = fs::symlink_metadata(path).during("look at", path)?.file_type();
@@ -85,7 +86,7 @@ pub(crate) fn relative(path: &Path, tree: &Path) -> Result<String> {
     Ok(bytes.iter().map(|b| if plain(b) { char::from(*b).to_string() } else { format!("%{b:02X}") }).collect())
 }
 
-/// A file as it is now.
+/// The present state of a file.
 pub(crate) fn finished(path: &Path, tree: &Path) -> Result<Finished> {
     let meta = fs::symlink_metadata(path).during("look at", path)?;
     Ok(Finished { path: relative(path, tree)?, bytes: meta.len(), mtime_ns: mtime_ns(&meta) })

@@ -1,7 +1,7 @@
 //! `Shares`: how much of limits one target may use up without asking.
 //!
-//! Owns: the shares that the ledger has given to this target, and how much of them requests under way hold. Does not
-//! own: what accounts use on this target (the caller passes it), the messages.
+//! Owns: the shares that the ledger has given to this target, and the parts of them that requests under way hold. Does
+//! not own: what accounts use on this target (the caller passes it), the messages.
 //!
 //! While no account of the cluster is limited, nothing is looked up (`is_on`). Otherwise a target learns of an account
 //! when it is first charged: whether it is limited at all, and its share.
@@ -13,8 +13,8 @@ use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// For how long the answer that nothing is left is reused, ns: all targets are asked once in that time, however often a
-/// program tries.
+/// For how long the answer that nothing is left is reused, ns: in that time the ledger collects from all targets once,
+/// however often a program tries.
 const REFUSED_NS: u64 = 5_000_000;
 
 /// The answer of the ledger.
@@ -22,26 +22,26 @@ const REFUSED_NS: u64 = 5_000_000;
 pub enum Share {
     /// The account is not limited.
     Unlimited,
-    /// The account may use this much here.
+    /// The account may use this much on this target.
     UpTo(Amount),
 }
 
 /// Whether a request finds room within the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It does.
+    /// The request fits.
     Yes,
     /// The ledger has to be asked about this account.
     Ask(Account),
-    /// The account had used up its limit a moment ago. A request that has not asked since it began waits and asks,
-    /// because files may have been removed.
+    /// The account had used up its limit a moment ago. A request that has not asked the ledger since it began waits and
+    /// asks, because files may have been removed.
     No(Account),
 }
 
-/// One account.
+/// The record of a target about one account.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// The number of the answer that said so.
+    /// The number of the answer or call that set this.
     number: u64,
     share: Option<Share>,
     /// The amount that requests under way may add.
@@ -57,12 +57,12 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Whether any account of the cluster is limited.
+    /// Returns whether any account of the cluster is limited.
     pub fn is_on(&self) -> bool {
         self.on
     }
 
-    /// From now on some accounts have limits, or none has.
+    /// Sets whether any accounts have limits from now on.
     pub fn set_on(&mut self, on: bool) {
         self.on = on;
     }
@@ -76,7 +76,7 @@ impl Shares {
         }
     }
 
-    /// Whether the owner may use `wanted` more. `used` returns what an account uses on this target.
+    /// Returns whether the owner may use `wanted` more. `used` returns what an account uses on this target.
     pub fn admit(&self, owner: Owner, wanted: Amount, now_ns: u64, used: impl Fn(Account) -> Amount) -> Admission {
         if !self.on || wanted.is_none() {
             return Admission::Yes;
@@ -109,7 +109,7 @@ impl Shares {
         }
     }
 
-    /// Called when the request has ended, or what it adds is counted from now on.
+    /// Called when the request has ended, or when the amount that it adds is counted from now on.
     pub fn release(&mut self, owner: Owner, amount: Amount) {
         for account in owner.accounts() {
             if let Some(held) = self.accounts.get_mut(&account) {
@@ -140,9 +140,10 @@ impl Shares {
         }
     }
 
-    /// The ledger takes the unused part of the account's share on this target: the share becomes what the account uses.
-    /// Returns that, including what requests under way hold. A call that is older than the last answer or call takes
-    /// nothing, and the present share is returned: it may be more than what is used, if files were removed since.
+    /// The ledger takes the unused part of the account's share on this target: the share becomes equal to the use of
+    /// the account. Returns that, including what requests under way hold. A call that is older than the last answer or
+    /// call takes nothing, and the present share is returned: it may be greater than the use, if files were removed
+    /// since.
     pub fn give_back(&mut self, account: Account, number: u64, used: Amount) -> Amount {
         let held = self.accounts.entry(account).or_default();
         let kept = used.plus(held.held);

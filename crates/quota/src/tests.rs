@@ -115,7 +115,7 @@ impl Model {
         move |_| blocks(used)
     }
 
-    /// A write of `n` blocks; it is not tried again. Returns whether it was refused.
+    /// A write of `n` blocks that is not repeated. Returns whether it was refused.
     fn write(&mut self, target: usize, n: u64, now_ns: u64) -> bool {
         match self.shares[target].admit(OWNER, blocks(n), now_ns, self.usage(target)) {
             Admission::Yes => self.used[target] += n,

@@ -37,8 +37,8 @@ pub fn zones<E: Env>(env: &E, dir: &str) -> Result<Vec<u16>, ServerError> {
 /// Name of the key in a data folder that its server made, or that was put there for it.
 pub const OWN_KEY: &str = "cluster.key";
 
-/// The permitted contents of a folder before its zones are made: the folder that a fresh file system has in its root by
-/// itself, and a key.
+/// The permitted contents of a folder before its zones are made: the folder that a new file system has in its root, and
+/// a key.
 const NOT_FOREIGN: [&str; 2] = ["lost+found", OWN_KEY];
 
 /// Refuses to make zones among other people's files.
@@ -141,7 +141,7 @@ pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig, addrs: &[Str
     }
 }
 
-/// Bytes free where a folder is to be made, as far as can be told.
+/// Free bytes where a folder will be made, if they can be determined.
 fn free_near<E: Env>(env: &E, dir: &str) -> Option<u64> {
     let mut at = dir.trim_end_matches('/');
     loop {
@@ -176,7 +176,7 @@ async fn format<E: Env>(env: &E, config: &ServerConfig, cluster: u64, targets: &
     Ok(())
 }
 
-/// Opens the zone of target `index` and loads the target. Nothing is written to it yet. `queues`: of the worker's
+/// Opens the zone of target `index` and loads the target. Nothing is written to the zone yet. `queues`: of the worker's
 /// disks, by device.
 pub async fn open_target<E: Env>(
     env: &E,

@@ -1,4 +1,4 @@
-//! Objects of a file over all targets: joining their states, cutting them, removing them.
+//! Objects of a file over all targets: joining their states, truncating them, removing them.
 //!
 //! Owns: everything about a file's data that concerns more than one request on one object. Does not own: the inode's
 //! own rules (`amphi_meta::file_state`), where blocks lie (`amphi_data`).
@@ -48,7 +48,8 @@ pub(crate) fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> 
     all.into_iter().filter(|t| *t != own).collect()
 }
 
-/// The joined state of all objects of a file. For an `asker`, it includes what other mounts have not written back yet.
+/// The joined state of all objects of a file. If there is an `asker`, the result includes bytes that other mounts have
+/// not written back yet.
 pub async fn gather<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -195,8 +196,8 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
         layout.stripes_on(ino, target.id).map(|stripe| ObjectId { ino, stripe }).collect();
     objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));
     make_cut(target, &objects, cut).await?;
-    // The record of an object that is cut already may still be under way: the same request may be executed twice at
-    // once.
+    // The record of an object that is cut already may still be under way, because the same request may be executed
+    // twice at once.
     let mut last = target.zone.appended_lsn();
     for object in objects {
         if target.data.borrow().generation(object) >= generation {
@@ -245,8 +246,8 @@ async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut:
 
 /// Cuts the objects of a file everywhere, and notes in its inode that all are cut. On other targets the cuts are stable
 /// when this returns, for two reasons. A mount that writes and syncs next syncs only the targets that have its bytes,
-/// and the inode remembers only one cut. On this target, the log has the cuts in front of whatever follows. After an
-/// error `give_cut_up` has to follow.
+/// and the inode remembers only one cut. On this target, the log has the cuts before any later record. After an error
+/// `give_cut_up` has to follow.
 ///
 /// Costs a sync of each other target, all at the same time.
 pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, cut: &Cut) -> Result<()> {
@@ -257,16 +258,16 @@ pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<
     here?;
     told.into_iter().collect::<Result<Vec<u64>>>()?;
     let mut txn = Txn::default();
-    // An inode that has gone meanwhile needs no note.
+    // An inode that has been removed meanwhile needs no such note.
     if target.meta.borrow_mut().trim_done(ino, generation, &mut txn).is_ok() {
         target.append(txn, Order::Plain);
     }
     Ok(())
 }
 
-/// Cancels, with `txn`, a cut that an object has refused. This is stable when it returns, because a later start must
-/// not cut bytes that are written from now on. Bytes of that object behind the cut stay. If the server is stopping,
-/// nothing is cancelled: its next start continues the cut.
+/// Cancels, with `txn`, a cut that an object has refused. The cancellation is stable when this returns, because a later
+/// start must not cut bytes that are written from now on. Bytes of that object behind the cut stay. If the server is
+/// stopping, nothing is cancelled: its next start continues the cut.
 pub async fn give_cut_up<E: Env>(
     worker: &Worker<E>,
     target: &Target<E>,
@@ -293,7 +294,7 @@ async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &TargetRe
 }
 
 /// Waits until `what`, done under the start number `starts`, cannot be lost any more. A target that was started again
-/// may have lost it: it is done again.
+/// may have lost the removal, so it is repeated.
 async fn stay_done<E: Env>(
     worker: &Rc<Worker<E>>,
     target: TargetId,
@@ -311,7 +312,7 @@ async fn stay_done<E: Env>(
 /// Removes the objects of an inode on this target, in as many records as it takes.
 pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()> {
     let mut objects: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
-    // A write that is under way may be about to make one.
+    // A write that is under way may be about to make such an object.
     objects.extend(target.queues.spans.busy_objects(ino));
     let mut spans = Vec::new();
     for object in objects {
@@ -340,7 +341,7 @@ pub struct Orphans {
     later: Vec<Ino>,
 }
 
-/// Adds to `txn` the changes for inodes that lost their last name. Open inodes stay. As long as a session has not
+/// Adds to `txn` the changes for inodes that lost their last name. Open inodes stay. As long as any session has not
 /// presented its opens yet, all of them stay, and `reap_orphans` checks them again.
 pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
@@ -357,7 +358,7 @@ pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orph
         let mut data = target.data.borrow_mut();
         let here = inode.kind != Kind::File || (!inode.objects.wide && !inode.pending.destroy);
         let idle = !target.queues.spans.is_busy(ino);
-        // An inode with a name is none of this; `remove_inode` and `begin_destroy` refuse it.
+        // An inode with a name is never among these; `remove_inode` and `begin_destroy` refuse it.
         let object = ObjectId { ino, stripe: 0 };
         if here && idle && data.extents(object).nth(SMALL_EXTENTS).is_none() {
             if meta.remove_inode(ino, txn).is_ok() {
@@ -410,7 +411,7 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
         }
     }
     destroy_objects(target, ino).await?;
-    // And the inode goes when it is certain that its data elsewhere has.
+    // And the inode is removed only when its data on other targets is certain to be removed.
     for (t, starts) in others.into_iter().zip(starts) {
         stay_done(worker, t, &gone, starts).await?;
     }
@@ -476,8 +477,8 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
             };
             let cut =
                 Cut { by, ino, layout: inode.layout, size: inode.size, generation, mtime: inode.times.mtime_set_ctime };
-            // Other servers may be down, and a promise to one of them may hold the inode: who wants it waits behind
-            // this, the start does not.
+            // Other servers may be down, and a promise to one of them may hold the inode locked: requests for this
+            // inode wait for that, but the start does not.
             let (worker, target) = (worker.clone(), target.clone());
             let env = worker.env.clone();
             let mut cut = Box::pin(async move {

@@ -54,11 +54,11 @@ use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
 use std::rc::Rc;
 
-/// How often an operation over several targets is planned again when what it was planned for has changed meanwhile.
-/// Each time another operation got on; 64 in a row were never seen.
+/// How often an operation over several targets is planned again when the state for which it was planned has changed
+/// meanwhile. Each time another operation made progress; 64 failures in a row were never seen.
 const PLAN_TRIES: usize = 64;
 
-/// Whether a request changes nothing that is remembered, so that it may simply be executed again.
+/// Returns whether a request leaves no recorded state, so that it may simply be executed again.
 fn is_repeatable(op: &Request) -> bool {
     matches!(
         op,
@@ -202,8 +202,8 @@ async fn execute_held<E: Env>(
                 crate::tx::two_phase::until_told(worker, target).await;
             }
             if let Request::SetAttr { ino, .. } = call.op {
-                // A client that sees the cut size writes behind it: after a restart, objects on other targets may not
-                // be cut yet.
+                // A client that sees the reduced size may write behind it, although objects on other targets may not be
+                // cut yet after a restart.
                 target.settle(vec![crate::zone_target::NameKey::Inode(ino)]).await;
             }
             return (told(answer), None);

@@ -83,8 +83,8 @@ fn name(text: &str) -> Name {
     Name::new(text).expect("a valid name")
 }
 
-/// The state that a client presents after a restart, and how it answers pushes. It answers all of them at once unless
-/// it is set to be unresponsive.
+/// The state that a client presents after a restart, and how it answers pushes. It answers all pushes at once unless it
+/// is set to be unresponsive.
 #[derive(Default)]
 struct Held {
     opens: RefCell<Vec<(Ino, Access)>>,
@@ -99,11 +99,11 @@ struct Held {
     deaf: Cell<bool>,
     /// How long after a restart it begins to present its state.
     pause: Cell<Duration>,
-    /// Its session does not begin anew once it has ended, as with a mount.
+    /// Its session does not begin again once it has ended, as with a mount.
     mortal: Cell<bool>,
     /// Its unwritten state of objects: sizes and times that are not written back.
     unwritten: RefCell<BTreeMap<ObjectId, (u64, Timespec)>>,
-    /// Where it answers.
+    /// The address at which it answers.
     link: RefCell<Weak<Link<SimEnv>>>,
     env: RefCell<Option<SimEnv>>,
     watchers: RefCell<Vec<oneshot::Sender<()>>>,
@@ -371,7 +371,7 @@ impl Client {
         self.link.call(Lane::Normal, call, payload, pad).await.map_err(|e| e.errno())
     }
 
-    /// Answers a push that came while it was deaf.
+    /// Answers a push that arrived while the client did not answer.
     async fn reply(&self, push: &Push) {
         let call = self.held.answer(push, self.link.welcome().pool);
         self.link.call(Lane::Urgent, call, None, 0).await.unwrap().0.result.unwrap();

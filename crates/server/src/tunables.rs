@@ -49,7 +49,7 @@ amphi_types::tunables! {
 /// All tunables of a server, shared by its workers.
 pub struct Tunables(Values);
 
-/// The tunables as workers share them.
+/// The tunables, shared by the workers.
 pub type SharedTunables = Arc<Tunables>;
 
 impl Tunables {
@@ -85,12 +85,12 @@ impl Tunables {
         self.0.get(knob as usize)
     }
 
-    /// Whether a switch is on.
+    /// Returns whether a switch is on.
     pub fn on(&self, knob: Tunable) -> bool {
         self.get(knob) != 0
     }
 
-    /// How long a client may leave a callback or a question unanswered, ns.
+    /// Returns how long a client may leave a callback or a question unanswered, ns.
     pub fn callback_deadline_ns(&self) -> u64 {
         self.get(Tunable::CallbackDeadlineMs) * 1_000_000
     }
@@ -100,7 +100,7 @@ impl Tunables {
         self.callback_deadline_ns() / 6
     }
 
-    /// How long a client that is alive may leave a message unanswered. `None` means as long as others.
+    /// Returns how long a client that is alive may leave a message unanswered. `None` means as long as others.
     pub fn deaf(&self) -> Option<Duration> {
         Some(self.get(Tunable::DeafMs)).filter(|ms| *ms > 0).map(Duration::from_millis)
     }

@@ -68,7 +68,7 @@ use std::rc::Rc;
 /// Most extents that one record of a truncate or punch removes.
 pub const EXTENTS_A_RECORD: usize = 4096;
 
-/// Bytes of a record for the deletion of an extent and a new one.
+/// Bytes of a record for the deletion of one extent and for a new one.
 pub const EXTENT_BYTES: u64 = 88;
 /// Bytes of a record for one block if the block is an extent of its own with checksums of its own.
 pub const BLOCK_BYTES: u64 = EXTENT_BYTES + CHECKSUM_ITEM_BYTES;
@@ -92,7 +92,7 @@ pub struct TargetCounts {
     pub quota: TargetQuota,
 }
 
-/// One target.
+/// The state of one target.
 pub struct Target<E: Env> {
     /// The number of the target.
     pub id: TargetId,
@@ -110,7 +110,7 @@ pub struct Target<E: Env> {
     pub queues: TargetQueues,
     /// Sessions that the target knows.
     pub sessions: KnownSessions,
-    /// Sessions of an earlier run that have not presented what they hold.
+    /// Sessions of an earlier run that have not presented their locks and opens.
     pub reclaim: Reclaim,
     /// Which inodes are open, and for which sessions.
     pub files: OpenFiles,
@@ -125,8 +125,8 @@ pub struct Target<E: Env> {
 }
 
 impl<E: Env> Target<E> {
-    /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. Stable when it
-    /// returns, because numbers of operations and locks build on it.
+    /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. It is stable
+    /// when this returns, because numbers of operations and locks build on it.
     pub async fn begin(&self, env: &E, home: HomeRecord) -> Result<()> {
         let lsn = self.append(self.place.begin(home), Order::Plain);
         self.zone.stable(lsn).await?;
@@ -145,7 +145,7 @@ impl<E: Env> Target<E> {
         self.zone.stable(lsn).await
     }
 
-    /// Whether the registry that is kept here binds a key to the tree of this project.
+    /// Returns whether the registry that is kept here binds a key to the tree of this project.
     pub fn is_bound(&self, project: u32) -> bool {
         self.place
             .keys
@@ -193,7 +193,8 @@ impl<E: Env> Target<E> {
         lsn
     }
 
-    /// Most blocks that one record can name, if each were an extent of its own, including what it replaces.
+    /// The most blocks that one record can name, if each were an extent of its own, including the blocks that it
+    /// replaces.
     pub fn record_blocks_max(&self) -> u64 {
         (self.zone.record_bytes_max() / DELAYED_SHARE * (DELAYED_SHARE - 1))
             .saturating_sub(RECORD_SPARE_BYTES)
@@ -207,19 +208,19 @@ impl<E: Env> Target<E> {
         self.zone.kept(lsn).await
     }
 
-    /// Whether the session is alive here.
+    /// Returns whether the session is alive on this target.
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.has(session)
     }
 
-    /// Registers a change that another target executes here for a session, as `RequestCx::land` does. `None` if
-    /// everything that this begin of the session held is released. A session that is only stopped may still finish what
-    /// it has begun on other targets.
+    /// Registers a change that another target executes here for a session, as `RequestCx::land` does. Returns `None` if
+    /// everything that this begin of the session held is released. A session that is only stopped may still finish
+    /// operations that it has begun on other targets.
     pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<InFlight> {
         (self.sessions.begin_of_any(session) == Some(begin)).then(|| self.queues.in_flight.start(session))
     }
 
-    /// Whether nothing is appended any more.
+    /// Returns whether nothing is appended any more.
     pub fn is_closed(&self) -> bool {
         self.closed.get()
     }
@@ -241,19 +242,19 @@ impl<E: Env> Target<E> {
         });
     }
 
-    /// Waits until every session of an earlier run has presented what it holds, or has ended.
+    /// Waits until every session of an earlier run has presented its locks and opens, or has ended.
     pub async fn recovered(&self) {
         self.reclaim.over().await;
     }
 
-    /// Whether a session other than this one has the file open for writing, or may have it open because not all have
-    /// reconnected yet.
+    /// Returns whether a session other than this one has the file open for writing, or may have it open because not all
+    /// have reconnected yet.
     pub fn written_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
         !self.reclaim.is_over() || self.files.open.borrow().has_other_writer(session, ino)
     }
 
-    /// A token for attributes that a reply shows, in the step that reads them. A spread file's are gathered over
-    /// targets and have none.
+    /// A token for the attributes that a reply contains, in the step that reads them. The attributes of a spread file
+    /// are gathered over targets, and get no token.
     pub fn grant_attributes(&self, now_ns: u64, session: SessionId, view: &InodeView) -> Option<TokenGrant> {
         if !self.coherence.tokens.on() || view.spread || !self.has_session(session) {
             return None;
@@ -297,8 +298,8 @@ impl<E: Env> Target<E> {
         Errno::Io
     }
 
-    /// Takes a step that only reads metadata. If it needs an item that is not in memory, the item is read from the zone
-    /// and the step is taken again.
+    /// Takes a step that only reads metadata. If the step needs an item that is not in memory, the item is read from
+    /// the zone, and the step is taken again.
     ///
     /// Errors: those of the step, `Io` if an item cannot be read.
     pub async fn step<T>(&self, step: impl Fn(&MetaStore) -> Result<Outcome<T>>) -> Result<T> {
@@ -315,7 +316,7 @@ impl<E: Env> Target<E> {
         }
     }
 
-    /// Whether the inode is a regular file of this target.
+    /// Returns whether the inode is a regular file of this target.
     ///
     /// Errors: `Stale` if there is none, `Inval` if it is something else.
     pub fn check_file(&self, ino: Ino) -> Result<()> {

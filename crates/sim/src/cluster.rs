@@ -1,6 +1,6 @@
 //! `Cluster`: servers and mounts on simulated nodes, started, crashed and started again at will.
 //!
-//! Owns: the nodes, what the mounts are configured with, waiting for them. `servers` has the same for the servers. Does
+//! Owns: the nodes, the configuration of the mounts, and waiting for them. `servers` has the same for the servers. Does
 //! not own: when faults happen (`run`), what programs do.
 //!
 //! Two shapes: servers and mounts on nodes of their own with a network between, or the first server and the first mount
@@ -99,10 +99,10 @@ impl Shape {
         Shape::with(seed, None, None)
     }
 
-    /// As `of_seed`, with given numbers of servers and mounts, within the limits.
+    /// Works as `of_seed`, with given numbers of servers and mounts, within the limits.
     pub fn with(seed: u64, servers: Option<usize>, mounts: Option<usize>) -> Shape {
-        // These choices have random numbers of their own: a seed with one server keeps the meaning that it had when
-        // there was never more than one.
+        // These choices use separate random numbers, so that a seed with one server has the same meaning as before
+        // there could be several.
         let mut several = Dice::new(seed, 8);
         let by_seed = [1, 1, 1, 2, 3, 4][several.below(6) as usize];
         let servers = servers.unwrap_or(by_seed).clamp(1, SERVERS.len());
@@ -280,7 +280,7 @@ impl Cluster {
         self.mount_at(0).await
     }
 
-    /// As `mount`, on the node of mount `which`.
+    /// Works as `mount`, on the node of mount `which`.
     ///
     /// Errors: the line with which the mount ended.
     pub async fn mount_at(&self, which: usize) -> Result<Mount, String> {

@@ -76,10 +76,10 @@ struct Args {
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
-    /// Prints what the product logs, from this level on: error, warn, info, debug, trace.
+    /// Prints the log of the product, from this level on: error, warn, info, debug, trace.
     #[arg(long)]
     log: Option<tracing_subscriber::filter::LevelFilter>,
-    /// Goes on after a failing seed.
+    /// Continues after a failing seed.
     #[arg(long)]
     keep_going: bool,
 }

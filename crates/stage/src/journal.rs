@@ -23,7 +23,7 @@ const READ_BYTES: usize = 1 << 20;
 pub(crate) struct Piece {
     /// CRC-32C of the piece, holes as zeros.
     pub(crate) crc: u32,
-    /// It was read back and compared.
+    /// The piece was read back and compared.
     pub(crate) compared: bool,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct KnownFile {
 /// The state from an earlier run.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// The subject of the stage; none: the journal is new.
+    /// The subject of the stage; `None` if the journal is new.
     pub(crate) begin: Option<record::Begin>,
     /// Files by their path below the root.
     pub(crate) files: BTreeMap<Vec<u8>, KnownFile>,
@@ -79,9 +79,9 @@ impl Known {
     }
 }
 
-/// Why there is no journal to work with.
+/// The reason why no journal is available.
 pub(crate) enum NoJournal {
-    /// Another process has it.
+    /// Another process uses the journal.
     InUse,
     /// The file is no journal, or of another version.
     NotOne,
@@ -101,7 +101,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens or creates a journal, locks it and reads what is in it.
+    /// Opens or creates a journal, locks it and reads its contents.
     pub(crate) fn open(dir: impl AsFd, name: &OsStr, create: bool) -> Result<(Journal, Known), NoJournal> {
         let create = if create { OFlags::CREATE } else { OFlags::empty() };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;
@@ -204,7 +204,7 @@ mod tests {
         ]
     }
 
-    /// Goal: a journal that a crash cut at any byte gives what was whole, and no byte that is damaged is believed.
+    /// Goal: a journal that a crash cut at any byte returns its complete records, and no damaged byte is accepted.
     /// Method: all prefixes of a journal; every byte of it changed.
     #[test]
     fn cut_and_damaged_journals() {

@@ -1,7 +1,7 @@
 //! Remains of other stages beside the target.
 //!
-//! Owns finding and removing it. An entry is removed only if it has a journal of this crate that no process holds;
-//! other entries with such a name are reported and stay.
+//! Owns finding and removing such remains. An entry is removed only if it has a journal of this crate that no process
+//! holds; other entries with such a name are reported and stay.
 
 use crate::dest::{JOURNAL, StageId, is_of_stage, stage_of, temporary};
 use crate::ends::End;
@@ -35,7 +35,7 @@ pub(crate) fn journal(target: &OsStr, id: StageId) -> OsString {
     name
 }
 
-/// Names what other stages left.
+/// Names the files that other stages left.
 pub(crate) fn tell(target: &End, ids: &[StageId], progress: &Progress) {
     for id in ids {
         let path = target.path.with_file_name(temporary(&target.name, *id));
@@ -54,7 +54,7 @@ pub(crate) fn tell(target: &End, ids: &[StageId], progress: &Progress) {
     }
 }
 
-/// Removes what stages left that no process works on.
+/// Removes remains of stages on which no process works.
 pub(crate) fn clean(target: &End, ids: &[StageId], progress: &Progress) -> Result<(), Error> {
     for id in ids {
         let (tree, journal_name) = (temporary(&target.name, *id), journal(&target.name, *id));

@@ -29,7 +29,7 @@ pub(crate) fn rename(ends: &Ends, existing: Existing) -> Result<(), Error> {
                      command with --replace"
                 )));
             }
-            // A file system without this flag: a look before takes its place.
+            // If the file system lacks this flag, a check before the rename has to be sufficient.
             Err(Errno::INVAL | Errno::NOSYS) if ends.target.look().map_err(failed)?.is_none() => {
                 return fs::renameat(base, &*temporary, base, name).map_err(failed);
             }

@@ -101,8 +101,8 @@ pub fn stage(options: &Options, progress: &Progress) -> Result<Manifest, Error> 
     run.all(&checkpoints, known)
 }
 
-/// Bytes of a piece: small enough that every thread can have one within the bound of a crash, and the checkpoint before
-/// it too.
+/// Number of bytes of a piece. It is so small that, within the bound for a crash, every thread can have one piece under
+/// way and the checkpoint before it as many bytes again.
 fn piece_bytes(options: &Options) -> u64 {
     let request = REQUEST_BYTES as u64;
     let share = options.sync_bytes / (2 * options.threads.max(1) as u64);
@@ -295,7 +295,7 @@ impl Run<'_> {
         self.progress.bytes.add(bytes);
     }
 
-    /// Whether the target of an update has a file already, by size and time of modification.
+    /// Finds out whether the target of an update has a file already, by size and time of modification.
     fn find_unchanged(&self, file: &FileState, found: &Found) {
         let entry = &self.source.entries[file.entry as usize];
         let Some(has) = found.entries.get(&file.entry) else { return };

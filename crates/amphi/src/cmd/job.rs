@@ -7,8 +7,8 @@
 //! the user's program.
 //!
 //! Invariants: a keeper ends, and takes everything of the job on its node along, when its standard input ends; so
-//! nothing of a job outlives `amphi job run`, however that ended. What is left where the keeper was killed as well is
-//! removed by `amphi job clean`, which the next job of the same user in the same place begins with.
+//! nothing of a job outlives `amphi job run`, however that ended. If the keeper was killed as well, `amphi job clean`
+//! removes what is left; the next job of the same user in the same place begins with this step.
 
 mod channel;
 mod clean;
@@ -41,7 +41,7 @@ enum What {
 }
 
 impl Job {
-    /// Does it.
+    /// Executes the subcommand.
     pub fn run(self) -> Outcome {
         match self.what {
             What::Run(run) => run.run(),

@@ -1,8 +1,8 @@
 //! `amphi run`: starts a program with libraries of ours between it and those of its own.
 //!
-//! Owns: which libraries a program gets and how they reach it: any program gets them in its environment; launchers of
-//! MPI programs get them as an option of theirs, so that only the ranks load them. Does not own: where the libraries
-//! lie (`process::launch`).
+//! Owns: the choice of the libraries that a program gets, and the way in which it gets them. Most programs get them by
+//! their environment; launchers of MPI programs get them by an option, so that only the ranks load them. Does not own:
+//! where the libraries lie (`process::launch`).
 
 use amphi_host::failure::{Failure, Outcome};
 use amphi_process::launch::{

@@ -40,7 +40,8 @@ fn a_shared_file_on_one_machine_and_behind_links() {
     }
 }
 
-/// Goal: a tunable that does not exist is refused by its name, and the cluster and its folder are gone. Method: one.
+/// Goal: a tunable that does not exist is refused by its name, and the cluster and its folder are gone. Method: one
+/// such tunable.
 #[test]
 fn a_refused_tunable_leaves_nothing() {
     let place = Place::new();

@@ -104,7 +104,7 @@ fn after_a_bound_calls_fail_until_the_server_is_back() {
     let found = fs::read(&path).expect("read");
     let expected: Vec<u8> = (0..synced).flat_map(record).collect();
     assert!(found.len() >= expected.len() && found[..expected.len()] == expected, "{} of {synced}", found.len());
-    // The record that failed is there as a whole or in part or not at all, and nothing else.
+    // The failed record is there as a whole, in part or not at all, and no other bytes are.
     let rest = &found[expected.len()..];
     assert!(record(synced).starts_with(rest), "{} bytes behind", rest.len());
     // The file is synced; otherwise its bytes would be written back in the second half, while there is no server.
@@ -122,7 +122,7 @@ fn requests_of_open_files(place: Place, server: crate::harness::Daemon, mount: c
     plain.write_all_at(b"soon", 0).expect("buffered");
     plain.sync_all().expect("sync");
     server.kill();
-    // In the cache, so it needs no server; its write-back does.
+    // The write goes to the cache, so it needs no server; its write-back does.
     plain.write_all_at(b"lost", 0).expect("buffered");
     let begun = Instant::now();
     let (queue, mut into) = (Queue::new(), vec![0; 8192]);

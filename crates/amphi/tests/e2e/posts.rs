@@ -1,8 +1,8 @@
 //! `amphi run`: programs that post writes without calls leave the same bytes as with calls, visible to everybody at
 //! once, whatever happens to them.
 //!
-//! `preload/posts.c` holds the programs. Tests check how many writes were posted, so that none passes because nothing
-//! was.
+//! `preload/posts.c` holds the programs. Tests check how many writes were posted, so that no test passes without posted
+//! writes.
 
 use crate::harness::{Daemon, Place, Random, eventually, is_mounted, pattern};
 use crate::ioctl::ioctl;
@@ -27,7 +27,7 @@ fn programs() -> &'static Path {
     })
 }
 
-/// How many writes a report counts as posted.
+/// Returns how many writes a report counts as posted.
 fn posted(output: &Output) -> u64 {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = text.lines().filter_map(|line| line.strip_prefix("amphi: writes posted: "));
@@ -40,7 +40,7 @@ fn program(name: &str, dir: &Path) -> Command {
     command
 }
 
-/// Runs a program of posts.c on a mount of its own; it must end well, and post so many writes.
+/// Runs a program of posts.c on a mount of its own; the program must succeed, and post this many writes.
 fn passes(name: &str, arguments: &[&str], least_posted: u64) {
     let place = Place::new();
     let up = place.up(&[]);
@@ -51,8 +51,8 @@ fn passes(name: &str, arguments: &[&str], least_posted: u64) {
     place.fsck();
 }
 
-/// Goal: every function that writes does what it does without the library, with the right position, size and errno, and
-/// every way to look at the file shows what was written: `fstat`, `stat`, reads, mappings, `sendfile`,
+/// Goal: every function that writes has the same effect as without the library, with the right position, size and
+/// errno. Every way to look at the file shows what was written: `fstat`, `stat`, reads, mappings, `sendfile`,
 /// `copy_file_range`, `lseek`, a close. Method: a program that calls each of them.
 #[test]
 fn functions_that_write() {
@@ -123,7 +123,7 @@ fn forged_rings_hurt_nobody() {
 }
 
 /// Goal: a write that has returned survives `kill -9` of its program, also if the program is killed while it writes.
-/// Method: programs that count the writes that have returned in memory that survives them.
+/// Method: programs that count their returned writes in memory that survives them.
 #[test]
 fn writes_survive_their_program() {
     let place = Place::new();
@@ -160,7 +160,7 @@ fn writes_survive_their_program() {
     place.fsck();
 }
 
-/// A program that writes when it is told to.
+/// A program that writes on request.
 struct Writer {
     child: Child,
     to: ChildStdin,
@@ -198,7 +198,7 @@ impl Writer {
     }
 }
 
-/// Random writes by programs that post, each looked at at once by `look`, which gets the expected bytes.
+/// Programs that post make random writes; `look` examines each of them at once and gets the expected bytes.
 fn writes_are_seen(file: &Path, rounds: usize, writers: usize, mut look: impl FnMut(usize, &[u8])) -> u64 {
     let mut random = Random::new(rounds as u64);
     let mut expected = pattern(3, 200_000);
@@ -272,8 +272,8 @@ fn another_mount_sees_posted_writes() {
     place.fsck();
 }
 
-/// Goal: a full target is reported by the write that does not fit, and what has returned is there. Promise S15. Method:
-/// a small zone that is filled by posted writes.
+/// Goal: if the target is full, the write that does not fit reports this, and the bytes of returned writes are there.
+/// Promise S15. Method: a small zone that is filled by posted writes.
 #[test]
 fn a_full_target_is_reported_by_the_write() {
     let place = Place::new();

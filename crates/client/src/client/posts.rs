@@ -27,7 +27,7 @@ impl Posting {
         open.file.failures.note(errno, range);
     }
 
-    /// `run`, as an operation that callers wait for.
+    /// Executes `run` as an operation for which callers can wait.
     pub fn settling(client: &Client, run: impl Future<Output = Result<()>> + Send + 'static) -> Pending<()> {
         Pending::start(&client.mount, run)
     }

@@ -12,7 +12,7 @@ use amphi_types::{Caps, Cred, Ino, Kind, Name, Result};
 use amphi_wire::{Make, Reply, Request};
 use std::sync::Arc;
 
-/// A request under way that makes a directory, or shards of one.
+/// A request under way that makes a directory, or the shards of one.
 pub(crate) struct Making {
     mount: Arc<Mount>,
     generation: u64,
@@ -20,8 +20,8 @@ pub(crate) struct Making {
     made: Vec<Ino>,
 }
 
-/// To be called before a request is sent that may make names or directories. `alone`: in sole mode, which lasts until
-/// the answer was used.
+/// It has to be called before a request is sent that may make names or directories. `alone`: whether the mount is in
+/// sole mode and stays in it until the answer was used.
 pub(crate) fn sending(mount: &Arc<Mount>, op: &Request, alone: bool) -> Option<Making> {
     let new = &mount.coherence.new_directories;
     let making = match op {
@@ -37,7 +37,7 @@ pub(crate) fn sending(mount: &Arc<Mount>, op: &Request, alone: bool) -> Option<M
 }
 
 impl Making {
-    /// To be called before a request is sent that makes directories. `None` in shared mode.
+    /// It has to be called before a request is sent that makes directories. `None` in shared mode.
     pub(crate) fn begin(mount: &Arc<Mount>) -> Option<Making> {
         let (mount, generation) = (mount.clone(), mount.coherence.new_directories.making());
         let rule = mount.coherence.sharing.rule();

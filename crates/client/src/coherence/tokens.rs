@@ -3,12 +3,12 @@
 //! Owns: the use of the cache: requests, grants, this mount's own changes, revocations, and lookups that need no
 //! message. Does not own: the rules (`dlm`), when tokens are used at all (`sharing`).
 //!
-//! There is one cache for all targets, because the answer to a lookup may bring grants of two. A hit takes the cache's
-//! lock shared and allocates nothing but the copy.
+//! There is one cache for all targets, because the answer to a lookup may contain grants of two targets. A hit takes
+//! the cache's lock shared and allocates nothing but the copy.
 //!
 //! Invariants: `FileSize::token_end_ns` is not 0 only while the attributes token of the file is held and `Inode::size`
-//! is the size under this token. It changes under the cache's lock. A value is stored only if no change of this mount
-//! came between request and answer.
+//! is the size under this token. The value changes only under the cache's lock. A value is stored only if this mount
+//! made no change between request and answer.
 
 use crate::coherence::lease;
 use crate::coherence::lent_names;
@@ -140,12 +140,12 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// The outcome. To be called once.
+    /// The outcome. This may be called only once.
     pub(crate) fn take(&mut self) -> Result<Reply> {
         std::mem::replace(&mut self.result, Ok(Reply::Done))
     }
 
-    /// The bytes that came with the answer. To be called once.
+    /// The bytes that came with the answer. This may be called only once.
     pub(crate) fn take_payload(&mut self) -> Option<Buf> {
         self.payload.take()
     }
@@ -166,23 +166,25 @@ impl Told {
         mount.coherence.tokens.cache.write().store(mount.clock.boot_ns(), ask, key, wire_grant(grant), value);
     }
 
-    /// Caches the inode that the answer shows. Returns its attributes joined with what only this mount knows.
+    /// Caches the inode that the answer shows. Returns its attributes joined with the changes of this mount that the
+    /// server does not have.
     pub(crate) fn keep_view(&self, view: InodeView) -> Attr {
         self.keep_view_of(view, self.grants.attributes).0
     }
 
-    /// Whether the answer grants the token of the attributes that it shows, so that the server need not be asked for
-    /// them.
+    /// Returns whether the answer grants the token of the attributes that it shows, so that the server need not be
+    /// asked for them.
     pub(crate) fn grants_attributes(&self) -> bool {
         self.grants.attributes.is_some()
     }
 
-    /// As `keep_view`. Also returns whether the size is right: no change of this mount came between request and answer.
+    /// Works as `keep_view`. Also returns whether the size is right, which it is if this mount made no change between
+    /// request and answer.
     pub(crate) fn keep_size(&self, view: InodeView) -> (Attr, bool) {
         self.keep_view_of(view, self.grants.attributes)
     }
 
-    /// As `keep_view`, for one of several entries.
+    /// Works as `keep_view`, for one of several entries.
     pub(crate) fn keep_entry(
         &self,
         dir: Ino,
@@ -308,7 +310,7 @@ impl Question {
         lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }
 
-    /// Called when the answer has arrived. Changes up to this number came before it.
+    /// Called when the answer has arrived. Changes with numbers up to this one were made before the answer.
     fn ends(&mut self, number: Option<u64>) {
         if let Some(change) = self.change.take() {
             self.mount.coherence.tokens.cache.write().changed(change, number.map(TokenNumber));
@@ -328,14 +330,14 @@ impl Drop for Question {
     }
 }
 
-/// Invalidates attributes in a front end. Returns the inodes that may be becoming known there by an answer on its way.
+/// Invalidates attributes in a front end. Returns the inodes that an answer on its way may make known to the front end.
 fn take_back(mount: &Mount, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknown> {
     let front = mount.coherence.sharing.pages();
     let forget = |ino| front.as_ref().is_none_or(|front| front.drop_attributes(ino));
     mount.coherence.tokens.lent.take_back(mount.clock.boot_ns(), inodes, forget)
 }
 
-/// As `take_back`, and deals with answers on their way in the background.
+/// Works as `take_back`, but handles answers on their way in the background.
 fn take_back_soon(mount: &Arc<Mount>, inodes: impl IntoIterator<Item = Ino>) {
     let unknown = take_back(mount, inodes);
     if !unknown.is_empty() {
@@ -359,7 +361,7 @@ fn inodes_of(keys: &[TokenKey]) -> impl Iterator<Item = Ino> {
     keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None })
 }
 
-/// Makes the size of a file uncertain. It has to be called under the cache's lock.
+/// Makes the size of a file uncertain. This has to be called under the cache's lock.
 fn unsure(mount: &Mount, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
         && let Some(file) = mount.files.get(ino)
@@ -368,7 +370,8 @@ fn unsure(mount: &Mount, key: TokenKey) {
     }
 }
 
-/// This mount has changed the file in a way that its cached attributes do not show. Its size stays certain.
+/// This mount has changed the file in a way that its cached attributes do not show. The size in these attributes stays
+/// certain.
 pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
     if !mount.coherence.sharing.is_alone() {
         let key = TokenKey::Attributes(ino);
@@ -377,7 +380,7 @@ pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
     }
 }
 
-/// `Push::Revoke`: drops what is revoked and answers, in one step.
+/// `Push::Revoke`: drops the values whose tokens are revoked, and answers, in one step.
 pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
     mount.stats.count(Count::TokenRevoke);
     if !mount.coherence.tokens.answering.lock().insert((target, id)) {
@@ -430,8 +433,8 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     opened_ahead::lose(mount, None);
 }
 
-/// Drops what is cached of these targets, because their server has forgotten what it granted. Returns when a front end
-/// caches none of their names any more.
+/// Drops the cached values of these targets, because their server has lost its record of the tokens. Returns when a
+/// front end caches none of their names any more.
 pub(crate) async fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     mount.coherence.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = mount.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
@@ -545,7 +548,8 @@ pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
 }
 
 /// The timeout that attributes may get in a front end: the remaining life of the token, if the token shows exactly
-/// these attributes. It is recorded, and the front end is told to invalidate them when the token goes.
+/// these attributes. The timeout is recorded, and the front end is called to invalidate the attributes when the token
+/// goes.
 pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     let Some(now) = usable_now(mount, attr.ino.target()) else { return Duration::ZERO };
     // The lock is held until that is recorded, so a revocation of the token finds the record.
@@ -558,7 +562,7 @@ pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     }
 }
 
-/// Whether the attributes token of an inode is held now.
+/// Returns whether the attributes token of an inode is held now.
 pub(crate) fn holds_attributes(mount: &Mount, ino: Ino) -> bool {
     view(mount, ino).is_some()
 }
@@ -572,14 +576,14 @@ pub(crate) fn view(mount: &Mount, ino: Ino) -> Option<InodeView> {
     }
 }
 
-/// Whether an inode is known to have no extended attributes.
+/// Returns whether an inode is known to have no extended attributes.
 pub(crate) fn lacks_xattrs(mount: &Mount, ino: Ino) -> bool {
     let Some(now) = usable_now(mount, ino.target()) else { return false };
     matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
 }
 
-/// The attributes joined with what only this mount knows, unless its size belongs to another token, or the shards of a
-/// directory know better.
+/// The attributes joined with this mount's own changes, unless its size belongs to another token, or the shards of a
+/// directory have later values.
 fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     if view.sharded {
         return None;
@@ -593,8 +597,8 @@ fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     }
 }
 
-/// Whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode it is once
-/// it was requested, in shared mode as long as the attributes token is held.
+/// Returns whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode
+/// this is so once the size was requested, in shared mode as long as the attributes token is held.
 #[inline]
 pub(crate) fn is_sure(mount: &Mount, file: &Inode) -> bool {
     let rule = mount.coherence.sharing.rule();

@@ -7,7 +7,8 @@ pub use amphi_policy::decision::{Decision, Input, Mode, Reason, Way, decide};
 use amphi_types::IoMode;
 
 /// The mode that was set with the highest precedence. The order is: the open file, the file, the process that opened
-/// it, the mount. `Auto` is no setting for the first two, which start with it. For a process it is a setting.
+/// it, the mount. `Auto` counts as no setting for the open file and the file, whose initial value it is. For a process
+/// it is a setting.
 pub(crate) fn asked(open_and_file: [IoMode; 2], process: Option<IoMode>, mount: IoMode) -> IoMode {
     let nearest = open_and_file.into_iter().find(|mode| *mode != IoMode::Auto);
     nearest.or(process).unwrap_or(mount)

@@ -13,7 +13,7 @@ async fn stat(client: &Client, dir: Ino) -> Attr {
     client.getattr(&root(), dir).await.expect("stat")
 }
 
-/// The state on the server. The look-up is not answered from the cache alone.
+/// The state on the server. The look-up is sent to the server and not answered from the cache.
 async fn truth(client: &Client, name: &str) -> Attr {
     client.lookup(&root(), Ino::ROOT, name.as_bytes()).await.expect("it is there")
 }
@@ -167,7 +167,7 @@ fn alone_what_was_seen_of_a_directory_is_kept() {
             let seen = a.getattr(&root(), dir).await;
             (calls(&a) - before, seen.map(|attr| attr.nlink))
         };
-        // A listing shows what is on the target of the directory listed.
+        // A listing shows the entries that are on the target of the directory listed.
         let d = dir_on(&a, Ino::ROOT.target().0).await;
         let listed = async || {
             let listing = a.readdir(&root(), Ino::ROOT, 0, 100, true).await.expect("list");
@@ -190,7 +190,7 @@ fn alone_what_was_seen_of_a_directory_is_kept() {
         assert!(listed().await.attr.is_some());
         assert_eq!(asked(d).await, (0, Ok(3)), "a listing has shown it");
 
-        // Asked for before a change and answered after it.
+        // The request is sent before a change and answered after it.
         let (_, overtaken) = join!(async { a.mkdir(&root(), d, b"more", 0o755).await.expect("mkdir") }, async {
             a.lookup(&root(), Ino::ROOT, &name).await.expect("it is there")
         });
@@ -205,7 +205,7 @@ fn alone_what_was_seen_of_a_directory_is_kept() {
     });
 }
 
-/// A hundred names made and removed by many callers at once, with a stat of each caller in between.
+/// Many callers at once make and remove a hundred names, and each caller makes stats in between.
 async fn storm(client: &Client, dir: Ino, who: u64) {
     let caller = async |n: u64| {
         for i in 0..10u64 {

@@ -183,9 +183,9 @@ fn tokens_count_behind_a_long_time_alone() {
     });
 }
 
-/// Goal: a name and attributes that were seen once are shown again without a message, and a change by another mount is
-/// seen at once (Promise S1). Method: look-up and getattr twice, with the messages counted; then rename, chmod, unlink
-/// and create on the other mount.
+/// Goal: a name and attributes that were looked up once are shown again without a message, and a change by another
+/// mount is seen at once (Promise S1). Method: look-up and getattr twice, with the messages counted; then rename,
+/// chmod, unlink and create on the other mount.
 #[test]
 fn names_and_attributes_are_cached_and_revoked() {
     in_cluster(1, async |c| {

@@ -2,20 +2,20 @@
 //!
 //! Owns: the ring of each file that programs post to, the check who may post, and the rule that posted writes are
 //! carried out before any request for the file is served. Does not own: the rules of a ring (`amphi_shm`), when a file
-//! may be posted to and what a write does (the client), which requests need what (`client_fs/posts`).
+//! may be posted to and the steps of a write (the client), which requests wait for which posts (`client_fs/posts`).
 //!
 //! A ring belongs to a file, so its writes are carried out in the order of its positions. Each write names the handle
-//! of an open file, which has to be one whose program has asked here for that file: so a program that forges writes can
-//! change only a file that it had open for writing, as it can through a mapping.
+//! of an open file, and the program of that open file must have requested a ring here for that file. So a program that
+//! forges writes can change only a file that it has open for writing, as it can through a mapping.
 //!
 //! *Draining* takes the posted writes, joins adjacent ones, and writes them into the cache on the calling thread.
 //! Writes that cannot go into the cache at once (the cache is full of dirty bytes, or another call holds the bytes) are
 //! left to a task, and every caller that needs the file waits for it. All writes of a file go through one queue, so
 //! they keep their order.
 //!
-//! Invariants: bytes that a program was told are written are in the ring or in the queue, until they are in the cache
-//! or were reported as failed. A program can post only between `admit` and the end of the `Posting`, which ends when
-//! the ring was stopped and the queue is empty.
+//! Invariants: bytes whose write was reported to a program as done are in the ring or in the queue, until they are in
+//! the cache or were reported as failed. A program can post only between `admit` and the end of the `Posting`, which
+//! ends when the ring was stopped and the queue is empty.
 //!
 //! Bounds: `FILES_MAX` rings of 4 MiB each; `OWED_MAX` files whose end the kernel may not know.
 
@@ -49,7 +49,7 @@ const STRIKES_MAX: u32 = 3;
 /// Memory for parts that is kept for each file.
 const SPARE_MAX: usize = 4;
 
-/// What a program gets memory for.
+/// The right for which a program gets memory.
 pub(crate) type Secret = [u8; 16];
 
 /// 16 random bytes.
@@ -132,7 +132,7 @@ struct Work {
     is_busy: bool,
     starts: bool,
     waiting: Vec<Waker>,
-    /// Posts, and reads that came meanwhile.
+    /// Posted writes, and reads that came meanwhile.
     posts: u32,
     reads: u32,
     strikes: u32,
@@ -212,7 +212,7 @@ impl Posted {
         assert_eq!(work.taken - work.done, queued, "{}: {queued} parts of posted writes are queued", self.ino);
     }
 
-    /// Carries out what can be done at once. Returns whether that is everything.
+    /// Executes the posts that can be executed at once. Returns whether that is everything.
     fn carry_out(&self, work: &mut Work) -> bool {
         while !work.is_busy
             && let Some(part) = work.queue.front()
@@ -227,8 +227,8 @@ impl Posted {
         work.queue.is_empty()
     }
 
-    /// Gives the room that is set aside for posts to those that were posted, and allows no more. Returns whether there
-    /// was any.
+    /// Uses the room that is set aside for the writes that were posted, and permits no further posts. Returns whether
+    /// there was any such room.
     fn use_room(&self, work: &mut Work) -> bool {
         if work.posting.is_none() {
             return false;
@@ -260,7 +260,7 @@ impl Posted {
         Some(work.taken)
     }
 
-    /// From now on nothing is posted. What was posted is carried out as by `drain`.
+    /// From now on no write can be posted. Writes that were posted before are executed as by `drain`.
     fn stop(&self, work: &mut Work) -> Option<u64> {
         self.ring.set_limit(0);
         self.drain(work)
@@ -334,7 +334,7 @@ impl Task {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// The next part; it stays in the queue until it is done. Without one, the task is over.
+    /// The next part; it stays in the queue until it is done. If there is none, the task ends.
     fn next(&mut self) -> Option<(Arc<OpenFile>, Ctx, ByteRange, Vec<u8>)> {
         let mut work = self.posted.work.lock();
         if let Some(part) = work.queue.front() {
@@ -368,7 +368,7 @@ impl Drop for Task {
 }
 
 impl Posts {
-    /// Whether programs may post to a file.
+    /// Returns whether programs may post to a file.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(SeqCst)
@@ -450,7 +450,7 @@ impl Posts {
             if !posted.ring.is_stuck() {
                 return Some(posted.clone());
             }
-            // Programs of the former ring find it stopped, and ask again.
+            // Programs find the former ring stopped, and request a new one.
             if posted.with(|work| posted.stop(work)).is_some() {
                 return None;
             }
@@ -484,7 +484,8 @@ impl Posts {
         &self.barriers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % BARRIERS]
     }
 
-    /// Called when a call is to be served that excludes posts to the file. Until the result is dropped none begins.
+    /// Called when a call is to be served that excludes posts to the file. Until the result is dropped, no posting
+    /// begins.
     pub(crate) fn exclude(&self, ino: Ino) -> Arrival<'_> {
         Arrival::counted(self.barrier(ino))
     }
@@ -509,13 +510,13 @@ impl Posts {
         rest.map(|upto| posted.settled(upto))
     }
 
-    /// As `drain`, and nothing more is posted to the file until a program is admitted anew.
+    /// Works as `drain`, and nothing more is posted to the file until a program is admitted again.
     pub(crate) fn stop(&self, ino: Ino) -> Option<Pending<()>> {
         let posted = self.get(ino)?;
         posted.with(|work| posted.stop(work)).map(|upto| posted.settled(upto))
     }
 
-    /// As `drain`, for all files.
+    /// Works as `drain`, for all files.
     pub(crate) fn drain_all(&self) -> Vec<Pending<()>> {
         let drain = |posted: Arc<Posted>| {
             let rest = posted.with(|work| posted.drain(work));
@@ -592,7 +593,8 @@ impl Posts {
         self.any.store(false, SeqCst);
     }
 
-    /// Whether the kernel may not know the end of the file, because posts have moved it. It is to be told now.
+    /// Returns whether the kernel may not know the end of the file, because posts have moved it. The kernel has to be
+    /// informed now.
     pub(crate) fn owes_end(&self, ino: Ino) -> bool {
         self.owed.lock().remove(&ino)
     }

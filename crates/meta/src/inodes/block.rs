@@ -2,9 +2,9 @@
 //!
 //! Owns: where a record is, and the memory of the records. Does not own: the contents of a record (`record`).
 //!
-//! The records lie one behind the other. Where one begins is the sum of the lengths before it, which the processor
-//! computes from one cache line; so an inode pays one byte for its place, and a change within the block moves nothing
-//! but bytes.
+//! The records follow each other without gaps. The place of a record is the sum of the lengths before it, which the
+//! processor computes from one cache line. So an inode pays one byte for its place, and a change within the block moves
+//! only bytes.
 //!
 //! Invariants: a length of 0 means that there is no inode of this number, because every record has at least one byte.
 //! The usual values are chosen when the block is made and stay unchanged, because all records of the block depend on
@@ -77,13 +77,13 @@ impl Block {
         })
     }
 
-    /// Puts a record of 1 to 255 bytes at a place. Whether there was one.
+    /// Puts a record of 1 to 255 bytes at a place. Returns whether there was a record before.
     pub(super) fn put(&mut self, slot: usize, record: &[u8]) -> bool {
         assert!(!record.is_empty() && record.len() <= usize::from(u8::MAX), "a record of {} bytes", record.len());
         self.replace(slot, record)
     }
 
-    /// Removes the record at a place. Whether there was one.
+    /// Removes the record at a place. Returns whether there was a record.
     pub(super) fn remove(&mut self, slot: usize) -> bool {
         self.replace(slot, &[])
     }
@@ -92,7 +92,7 @@ impl Block {
         self.lens[..slot].iter().map(|&len| u32::from(len)).sum::<u32>() as usize
     }
 
-    /// Makes this the record at a place; no bytes mean that there is none. Whether there was one.
+    /// Makes this the record at a place; no bytes mean that there is none. Returns whether there was a record before.
     fn replace(&mut self, slot: usize, record: &[u8]) -> bool {
         let (start, old, all) = (self.start(slot), usize::from(self.lens[slot]), self.records.len());
         let (old_end, end) = (start + old, start + record.len());

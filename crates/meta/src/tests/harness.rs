@@ -85,7 +85,7 @@ pub(super) fn recover(target: TargetId, items: &Items, hash_mask: u64) -> std::r
     Ok(store)
 }
 
-/// Whether two stores are the same but for numbers skipped by recovery and planted bugs.
+/// Returns whether two stores are the same but for numbers skipped by recovery and planted bugs.
 pub(super) fn same(a: &MetaStore, b: &MetaStore) -> bool {
     let normal = |store: &MetaStore| MetaStore { next_local: 0, planted: None, ..store.clone() };
     normal(a) == normal(b)
@@ -271,7 +271,7 @@ impl Cluster {
         })
     }
 
-    /// Whether `above` is `at` or above it, over all targets.
+    /// Returns whether `above` is `at` or above it, over all targets.
     fn within(&self, mut at: Ino, above: Ino) -> Result<bool> {
         loop {
             let mut found = false;

@@ -1,4 +1,4 @@
-//! Directories whose names lie in shards: cookies, attributes in common, what the checker finds.
+//! Directories whose names lie in shards: cookies, attributes in common, and the errors that the checker finds.
 
 use super::harness::{dump, recover};
 use crate::inode::InodeFlags;
@@ -80,8 +80,9 @@ fn shards_are_ranges_of_cookies() {
     assert_eq!(found.len(), 2000);
 }
 
-/// Goal: one change of the directory gives all shards what they have in common, and what it was planned for may not
-/// have changed; the checker finds a shard that has not got it. Method: chmod and a time, with one part left out.
+/// Goal: one change of the directory changes the common attributes of all shards, and fails if the directory has
+/// changed since it was planned; the checker finds a shard that was left out. Method: chmod and a time, with one part
+/// left out.
 #[test]
 fn shards_agree_with_their_directory() {
     let (mut store, dir, shards) = sharded(3);
@@ -114,7 +115,7 @@ fn shards_agree_with_their_directory() {
 }
 
 /// Goal: a directory goes with its shards, and only when all are empty; names get into none of them afterwards. Method:
-/// a removal that asks every shard beside one that leaves one out.
+/// a removal that asks every shard, and one that leaves out a shard.
 #[test]
 fn removal_asks_every_shard() {
     let (mut store, dir, shards) = sharded(4);

@@ -139,7 +139,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         }
         TargetRequest::SessionAbsent(session) => {
             if target.sessions.count() > 1 {
-                // From now on other sessions may get what the session held.
+                // From now on other sessions may get the locks and tokens of the session.
                 target.reclaim.forget(session);
             }
             ops::present(worker, target, session);
@@ -258,7 +258,8 @@ async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: S
         target.reclaim.make_eligible(session);
     }
     let lsn = target.append(txn, Order::Plain);
-    // Stable before it does anything: a target that lost power knows whom it owed what it lost.
+    // The end is stable before anything else is done: a target that loses power then still knows which sessions may
+    // have lost something.
     target.zone.stable(lsn).await?;
     Ok(TargetReply::Done)
 }
@@ -269,7 +270,8 @@ async fn forget_session<E: Env>(
     session: SessionId,
     stopped: bool,
 ) -> Result<TargetReply> {
-    // This is done even if the disk has failed: what the target holds for a client that is gone blocks other clients.
+    // This is done even if the disk has failed, because the locks that the target holds for a client that has ended
+    // block other clients.
     let room = target.zone.reserve(0).await;
     // From here on no new change of the session begins.
     target.queues.in_flight.landed(session).await;

@@ -34,7 +34,7 @@ impl<E: Env> RequestCx<E> {
             };
             let parts = plan::link(&self.cred, &place.dir, &name, place.child.is_some(), &file)?;
             let reply = async |cx: &RequestCx<E>| {
-                // The inode is held, so this is it but for the link to come.
+                // The inode is locked, so its state will change only by the new link.
                 let mut view = cx.view_anywhere(ino, false).await?;
                 if let Some(known) = known.filter(|known| known.generation == view.generation) {
                     (view.attr.size, view.attr.mtime) =

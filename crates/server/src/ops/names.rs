@@ -12,7 +12,7 @@ use amphi_wire::{DirEntry, InodeView, Reply, Tokens};
 use futures_util::future::join_all;
 use std::collections::BTreeMap;
 
-/// Most entries of one listing. With attributes and long names they fit into the body of a message.
+/// Most entries of one listing. With attributes and long names, this many entries fit into the body of a message.
 const ENTRIES_MAX: usize = 1024;
 /// How often a name is looked up again because its inode is gone; each time another client has replaced it.
 const LOOKUP_TRIES: usize = 1000;
@@ -33,15 +33,15 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
     }
 }
 
-/// A directory as the listing of its parent shows it.
+/// The attributes of a directory for the listing of its parent.
 pub fn directory_view(meta: &MetaStore, ino: Ino) -> Option<InodeView> {
     let inode = meta.inode(ino).ok().filter(|inode| inode.kind == Kind::Dir && !inode.objects.spread)?;
     Some(plain_view(meta, ino, &inode))
 }
 
 impl<E: Env> RequestCx<E> {
-    /// The view of an inode of any target. Without `wait` the inode is locked by this operation, so no glimpse is sent
-    /// and no token granted.
+    /// The view of an inode of any target. Without `wait`, the inode is locked by this operation, so no glimpse is sent
+    /// and no token is granted.
     pub async fn view_anywhere(&self, ino: Ino, wait: bool) -> Result<InodeView> {
         let asker = wait.then_some(self.session);
         let (view, token) = if ino.target() == self.target.id {

@@ -7,8 +7,8 @@
 //! an inode or changes its owner. A write with a grant was accepted by its mount, so it is not refused. Mounts are
 //! informed in time that they must not accept more (`Grant::limits`).
 //!
-//! Invariants: what is admitted is reserved until it is counted (`Admitted`). A write waits for the ledger's answer
-//! while it holds its span, and collecting shares takes no span.
+//! Invariants: an amount that is admitted is reserved until it is counted (`Admitted`). A write waits for the ledger's
+//! answer while it holds its span; collecting shares takes no span.
 
 pub(crate) mod accounts;
 pub(crate) mod counting;
@@ -31,18 +31,18 @@ use std::time::Duration;
 
 /// The target that has the ledger.
 pub(crate) const LEDGER: TargetId = TargetId(0);
-/// Pause before the check whether requests that were under way have left something is repeated.
+/// Pause before checking again whether requests under way have left some space.
 const AGAIN: Duration = Duration::from_millis(1);
-/// How often a request asks for a larger share of a limit. Others may use up the share each time.
+/// How often a request asks for a larger share of a limit. Other requests may use up the share each time.
 const ASKS_MAX: u32 = 1000;
-/// Pause before more of a limit is requested ahead of need again.
+/// Least time between two requests for more share ahead of need.
 const AHEAD_EVERY: Duration = Duration::from_millis(20);
 /// How long a refusal waits for files that are being removed.
 const FREED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a refusal waits for the close of a file that has no name any more.
 const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 
-/// Whether the use on this target may fall in a moment.
+/// Returns whether the use on this target may fall in a moment.
 pub(super) fn freeing<E: Env>(target: &Target<E>) -> Freeing {
     // Until all sessions of an earlier run have presented their opens, no inode without a name is removed.
     if !target.queues.destroying.borrow().is_empty() || !target.reclaim.is_over() {
@@ -53,7 +53,7 @@ pub(super) fn freeing<E: Env>(target: &Target<E>) -> Freeing {
     if open.inodes().any(has_no_name) { Freeing::Perhaps } else { Freeing::No }
 }
 
-/// Whether a refusal that has waited since then waits on.
+/// Returns whether a refusal that has waited since this time continues to wait.
 pub(super) fn waits<E: Env>(worker: &Worker<E>, since_ns: u64, freeing: Freeing) -> bool {
     let within = match freeing {
         Freeing::No => return false,
@@ -113,8 +113,8 @@ pub(super) async fn admit<E: Env>(
             }
             Admission::Ask(_) => return Err(Errno::Quota),
             Admission::No(account) => {
-                // Requests under way may use less than they hold, or have been counted already; and a user who has just
-                // removed a file expects its space to be available.
+                // Requests under way may use less than they have reserved, or may have been counted already; and a user
+                // who has just removed a file expects that its space is available.
                 let is_idle = target.counts.quota.shares.borrow().held(account).is_none();
                 let freeing = if is_idle { freeing(target) } else { Freeing::Yes };
                 if asked > 0 && !waits(worker, since_ns, freeing) {
@@ -145,7 +145,7 @@ impl<E: Env> Drop for AdmittedInodes<E> {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// The owner of an object, as far as it is known here.
+    /// The owner of an object, as far as this target knows it.
     fn owner_of(&self, object: ObjectId) -> Option<Owner> {
         if object.ino.target() == self.target.id {
             return self.target.meta.borrow().charged(object.ino).ok();
@@ -154,7 +154,7 @@ impl<E: Env> RequestCx<E> {
         known.or_else(|| self.target.files.rights.borrow().get(object.ino, self.session).map(|right| right.owner))
     }
 
-    /// Finds room within limits for the blocks that a write of `range` adds. A write with a grant needs none.
+    /// Finds room within limits for the blocks that a write of `range` adds. A write with a grant needs no such check.
     ///
     /// Errors: `Quota`.
     pub(super) async fn admit_write(
@@ -171,15 +171,15 @@ impl<E: Env> RequestCx<E> {
         admit(&self.worker, &self.target, owner, Amount { blocks, inodes: 0 }, &|| self.alive()).await
     }
 
-    /// Whether a write may increase the use of an account with a limit, and is not covered by a grant.
+    /// Returns whether a write may increase the use of an account with a limit, and is not covered by a grant.
     pub(super) fn is_limited(&self, object: ObjectId, range: ByteRange, cover: Cover) -> bool {
         cover != Cover::Granted
             && self.target.counts.quota.shares.borrow().is_on()
             && self.target.data.borrow().charge_of_write(object, range) > 0
     }
 
-    /// Whether a write is within the limits, as far as this can be decided without waiting. If it does not, nothing is
-    /// held.
+    /// Returns whether a write is within the limits, as far as this can be decided without waiting. If it does not,
+    /// nothing is held.
     pub(super) fn admits_write_now(&self, object: ObjectId, range: ByteRange, cover: Cover) -> bool {
         let shares = self.target.counts.quota.shares.borrow();
         if cover == Cover::Granted || !shares.is_on() {
@@ -239,8 +239,8 @@ impl<E: Env> RequestCx<E> {
             return Ok(None);
         }
         let blocks = self.target.data.borrow().objects_of(ino).map(|(_, o)| o.blocks).sum();
-        // A directory goes with its shards. Accounts that own the data already need space for it once more. This is too
-        // strict rather than too lax.
+        // A directory goes with its shards. Accounts that own the data already need space for it once more. The check
+        // is too strict rather than too lax.
         let inodes = 1 + self.target.meta.borrow().shards(ino).len() as u64;
         admit(&self.worker, &self.target, after, Amount { blocks, inodes }, &|| self.alive()).await
     }
@@ -334,7 +334,7 @@ fn first_object(ino: Ino) -> ObjectId {
     ObjectId { ino, stripe: 0 }
 }
 
-/// The account whose space a request uses, as its answer has to name it.
+/// The account whose space a request uses, in the form for its answer.
 pub(super) fn charged_by(op: &Request) -> Charged {
     match op {
         Request::Make { make: Make::File { open: Some(_), .. }, .. } | Request::MakeTmp { .. } => Charged::Made,

@@ -1,10 +1,11 @@
-//! Directories whose names lie in shards: giving a directory shards, and changing what they have in common.
+//! Directories whose names lie in shards: giving a directory shards, and changing the attributes that these have in
+//! common.
 //!
-//! Owns: these two operations, and the rule when clients are told of shards. Does not own: what a shard is
-//! (`amphi_meta`), the steps over several targets (`tx`), which shard a client asks.
+//! Owns: these two operations, and the rule when clients are informed of shards. Does not own: what a shard is
+//! (`amphi_meta`), the steps over several targets (`tx`), and which shard a client uses.
 //!
-//! A shard is a directory, so all operations on names work on it as on any other one. Requests that name a name in the
-//! directory itself are refused with `Remote`.
+//! A shard is a directory, so all operations on names work on it as on any other directory. Requests that name a name
+//! in the directory itself are refused with `Remote`.
 
 use super::PLAN_TRIES;
 use crate::message::{TargetReply, TargetRequest};
@@ -20,7 +21,7 @@ use amphi_types::item::Txn;
 use amphi_types::{Errno, Ino, Result, TargetId};
 use amphi_wire::{Reply, Request};
 
-/// Refuses to change a shard apart from its directory: `Inval`. No client of this project asks for it.
+/// Refuses to change a shard apart from its directory: `Inval`. AmphiFS's own clients never send such a request.
 pub(super) fn check(op: &Request) -> Result<()> {
     match op {
         Request::SetAttr { ino, .. }
@@ -43,7 +44,7 @@ impl<E: Env> RequestCx<E> {
         if !self.target.reclaim.is_over() && !planted::is(Mistake::ShardsToldAtStart) {
             self.target.recovered().await;
         }
-        // One after the other: whoever holds the second takes the first.
+        // The two waits follow one another, because a task that holds the second key then takes the first one.
         if !planted::is(Mistake::ShardsToldEarly) {
             self.target.settle(vec![NameKey::Shards(dir)]).await;
         }

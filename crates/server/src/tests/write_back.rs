@@ -11,7 +11,7 @@ use amphi_wire::BatchPart;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
-/// Where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
+/// The place where data begins on the disk of a target here: after 2 MiB of superblock and log, and 4 MiB of metadata.
 pub(super) const DATA: u64 = 6 << 20;
 
 pub(super) fn place(seed: u64, targets: u16, more: &[(&str, &str)]) -> Place {
@@ -226,7 +226,7 @@ fn against_bytes(seed: u64) {
             let end = (at + len).min(LEN);
             match env.rand() % 16 {
                 0..9 => {
-                    // Several at once, side by side.
+                    // Several writes at the same time.
                     let cut = at + (end - at) / 2;
                     let seed = step as u8;
                     let (a, b) = futures_util::join!(put_at(&c, f, generation, seed, at, cut.max(at + 1)), async {
@@ -308,7 +308,7 @@ fn against_bytes(seed: u64) {
     place.sim.block_on(run).unwrap();
 }
 
-/// Whether the client has connected to a server that was restarted.
+/// Returns whether the client has connected to a server that was restarted.
 async fn step_restarted(c: &Client) -> bool {
     c.held.restarts.get() > 0
 }

@@ -31,7 +31,7 @@ const DECISION_BYTES: u64 = 256;
 pub enum Ran {
     /// The operation happened.
     Done(Reply),
-    /// Something planned on had changed: nothing happened, plan again.
+    /// A fact on which the plan is based has changed: nothing happened, and the operation has to be planned again.
     Conflict,
 }
 
@@ -250,7 +250,7 @@ impl<E: Env> RequestCx<E> {
         lsn
     }
 
-    /// Grants tokens for what the answer shows, in the step in which the change happened.
+    /// Grants tokens for the values that the answer shows, in the step in which the change happened.
     fn show(&self, reply: &Reply, named: &[(Ino, &Name)], lsn: Lsn) {
         match (reply, named) {
             (Reply::Made { inode, .. }, [(dir, name)]) => {

@@ -67,7 +67,7 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
     }
 }
 
-/// Whether targets other than `own` only have to forget directories that lose their names.
+/// Returns whether targets other than `own` only have to forget directories that lose their names.
 pub(super) fn only_removes_directories(parts: &BTreeMap<TargetId, Vec<Part>>, own: TargetId) -> bool {
     let moves = parts.values().flatten().any(|part| matches!(part, Part::SetParent { .. }));
     let mut others = parts.iter().filter(|(target, _)| **target != own).flat_map(|(_, parts)| parts);
@@ -194,7 +194,7 @@ pub async fn prepare<E: Env>(
     Ok(TargetReply::Done)
 }
 
-/// Asks about promises to other servers until there are none. A coordinator that gave an operation up, or that was
+/// Asks other servers about promises until none is left. A coordinator that gave an operation up, or that was
 /// restarted, does not send the outcome.
 fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Duration) {
     if std::mem::replace(&mut target.txs.borrow_mut().watched, true) {
@@ -250,8 +250,9 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
     txs.prepared.keys().filter(|tx| !worker.routes.is_local(tx.coordinator)).copied().collect()
 }
 
-/// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until
-/// its record is written. If the record is lost, the promise or the decision still exists, and the work is done again.
+/// Makes the changes of a promise, or forgets the promise. Unknown numbers are ignored, because they were finished
+/// before. Does not wait until its record is written. If the record is lost, the promise or the decision still exists,
+/// and the work is done again.
 ///
 /// Errors: `Io` if the changes do not fit, which means damage: the names and inodes were locked from the check to the
 /// decision. In that case nothing is changed.
@@ -306,7 +307,7 @@ pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
     }
 }
 
-/// Whether the lock on moving directories is held under this number.
+/// Returns whether the lock on moving directories is held under this number.
 pub fn has_move_lock<E: Env>(target: &Target<E>, number: u64) -> bool {
     target.txs.borrow().moving.contains_key(&number)
 }
@@ -334,9 +335,9 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
 }
 
 /// Waits until the names of a directory are released that operations of other targets lock now. These operations may be
-/// decided, and their removals on other targets visible. It does not wait for names that are locked later, so that a
-/// busy directory can be listed. Their operations were not decided when this began. An operation of this target itself
-/// changes its names in the step that decides it.
+/// decided, and their removals may be visible on other targets. It does not wait for names that are locked later, so
+/// that a busy directory can be listed. The operations that lock them were not decided when this began. An operation of
+/// this target itself changes its names in the step that decides it.
 pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
     let names: Vec<NameKey> = {
         let txs = target.txs.borrow();
@@ -375,8 +376,8 @@ pub fn move_unlock<E: Env>(target: &Target<E>, number: u64) {
     drop(guard);
 }
 
-/// Completes what a crash interrupted: asks about promises, and sends decisions. Work that needs another server is done
-/// in the background, while the names concerned stay locked.
+/// Completes the operations that a crash interrupted: asks about promises, and sends decisions. Work that needs another
+/// server is done in the background, while the names concerned stay locked.
 pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let promised: Vec<TxId> = target.txs.borrow().prepared.keys().copied().collect();
     for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {
@@ -421,7 +422,7 @@ fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, 
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         let told = join_all(participants.iter().map(|t| worker.insist(*t, TargetRequest::Commit(tx)))).await;
-        // On an error the decision stays, and is told again after the next start.
+        // On an error the decision stays, and is sent again after the next start.
         if told.into_iter().all(|t| t.is_ok()) {
             target.txs.borrow_mut().untold.remove(&tx);
             let _ = forget_decision(&worker, &target, tx, participants).await;
@@ -446,7 +447,7 @@ pub(super) fn forget_later<E: Env>(
 ) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
-        // On an error the decision stays, and is told again after the next start.
+        // On an error the decision stays, and is sent again after the next start.
         let _ = forget_decision(&worker, &target, tx, participants).await;
     });
 }

@@ -1,4 +1,4 @@
-//! `TargetQueues`: which tasks of a target wait for each other, and which objects they work on.
+//! `TargetQueues`: which tasks of a target wait for each other, and on which objects they work.
 //!
 //! Owns: the queues on names, inodes, bytes and blocks at the edges of writes, changes that are on their way, and
 //! inodes that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md, Order).

@@ -4,7 +4,7 @@
 //! the rules of dealing limits out (`amphi_quota`), the requests between targets (`ops::quota`).
 //!
 //! A target counts while some account of the cluster has a limit, or from the first request for the use of accounts on.
-//! At the begin of counting, all inodes and objects are read once. Owners of stripes of files of other targets are
+//! When counting begins, all inodes and objects are read once. Owners of stripes of files of other targets are
 //! requested from their targets (`is_whole`).
 
 use crate::records;
@@ -30,7 +30,7 @@ const KNOWN_NS: u64 = 60_000_000_000;
 pub struct TargetQuota {
     /// How much of which limit this target may use up.
     pub shares: RefCell<Shares>,
-    /// On target 0: the limits.
+    /// On target 0: the limits of all accounts.
     pub ledger: RefCell<Ledger>,
     /// Whether anything had a limit since the start. Mounts may assume that files are near a limit.
     pub was_on: Cell<bool>,
@@ -38,11 +38,11 @@ pub struct TargetQuota {
     pub is_whole: Cell<bool>,
     /// On target 0: whether it checks from time to time which accounts use more than their soft limit.
     pub watches: Cell<bool>,
-    /// On target 0: the last project that was given out.
+    /// On target 0: the last project number that was assigned.
     pub last_project: Cell<u32>,
-    /// On target 0: accounts whose limit is just being divided among the targets.
+    /// On target 0: accounts whose limit is being divided among the targets at present.
     pub dealing: Gate<Account>,
-    /// Accounts for which more is being asked ahead of need.
+    /// Accounts for which a larger share is being requested ahead of need.
     pub asking: RefCell<BTreeSet<Account>>,
     /// What is held for inodes that other targets are about to make here, by the first inode of each operation.
     reserved: RefCell<BTreeMap<Ino, Reserved>>,
@@ -160,7 +160,7 @@ impl<E: Env> Target<E> {
         Amount { blocks: self.data.borrow().used(account), inodes: self.meta.borrow().used(account) }
     }
 
-    /// A request may add this much, until what this returns is dropped.
+    /// A request may add this much, until the returned value is dropped.
     pub fn hold_share(self: &Rc<Self>, owner: Owner, amount: Amount) -> Admitted<E> {
         self.counts.quota.shares.borrow_mut().hold(owner, amount);
         Admitted { target: self.clone(), owner, amount }
@@ -215,7 +215,7 @@ impl<E: Env> Target<E> {
         foreign
     }
 
-    /// The objects of a file here belong to this owner now.
+    /// From now on, the objects of a file on this target belong to this owner.
     pub fn set_owner(&self, ino: Ino, owner: Owner) {
         let mut data = self.data.borrow_mut();
         if data.is_counting() {

@@ -37,7 +37,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Most bytes of values of extended attributes that a target keeps in memory, beside short ones: enough for those of
-/// 4,000 files with 4 KiB each, and a small part of what a server takes anyway.
+/// 4,000 files with 4 KiB each, and a small part of a server's usual memory.
 const VALUES_BYTES_MAX: usize = 16 << 20;
 
 /// The state that is built from the items of a zone, one by one, so that no item is in memory twice.

@@ -47,9 +47,9 @@ pub struct TxTable {
     pub prepared: BTreeMap<TxId, Prepared>,
     /// Decisions that participants may not know yet.
     pub committed: BTreeMap<TxId, Vec<TargetId>>,
-    /// Operations of this target, as coordinator, that are not decided yet.
+    /// Operations that this target coordinates and that are not decided yet.
     pub undecided: BTreeSet<TxId>,
-    /// Decisions of an earlier run that other servers have not been told yet.
+    /// Decisions of an earlier run that were not sent to the other servers yet.
     pub untold: BTreeSet<TxId>,
     /// Decisions that are logged together with their changes.
     pub local_commits: LocalCommits,
@@ -105,8 +105,8 @@ impl TxTable {
         tx
     }
 
-    /// Whether every promise and every decision is finished, except those that wait for other servers, which are
-    /// finished after the next start.
+    /// Returns whether every promise and every decision is finished, except those that wait for other servers, which
+    /// are finished after the next start.
     pub fn is_idle(&self, is_local: impl Fn(TargetId) -> bool) -> bool {
         self.local_commits.is_idle()
             && self.prepared.keys().all(|tx| !is_local(tx.coordinator))
@@ -151,12 +151,12 @@ impl LocalCommits {
         debug_assert!(before.is_none(), "an operation is decided once");
     }
 
-    /// Whether the operation was decided and is not forgotten yet.
+    /// Returns whether the operation was decided and is not forgotten yet.
     pub fn knows(&self, tx: TxId) -> bool {
         self.known.contains_key(&tx)
     }
 
-    /// Whether nothing is left to be deleted.
+    /// Returns whether nothing is left to be deleted.
     pub fn is_idle(&self) -> bool {
         self.known.is_empty() && !self.forgetting
     }

@@ -28,7 +28,7 @@ pub(crate) struct Begin {
     pub(crate) target: Vec<u8>,
 }
 
-/// One record.
+/// A record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Begin(Begin),
@@ -36,7 +36,7 @@ pub(crate) enum Record {
     File {
         number: u32,
         identity: Identity,
-        /// Below the root.
+        /// The path below the root.
         path: Vec<u8>,
     },
     /// A piece is durable.
@@ -146,7 +146,8 @@ impl Record {
     }
 }
 
-/// True if these bytes may be a first record that is incomplete because of a crash: then nothing after it can be lost.
+/// Returns true if these bytes may be a first record that is incomplete because of a crash: then nothing after it can
+/// be lost.
 pub(crate) fn is_cut_begin(bytes: &[u8]) -> bool {
     let begin = &bytes[bytes.len().min(HEAD)..];
     let known = begin.iter().zip([1].iter().chain(MAGIC)).all(|(a, b)| a == b);

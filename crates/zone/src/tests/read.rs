@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const KEYS: u64 = 300;
 
-/// What the tasks of a life share.
+/// The state that the tasks of one run share.
 #[derive(Default)]
 struct Story {
     items: RefCell<BTreeMap<Key, Vec<u8>>>,
@@ -67,7 +67,7 @@ async fn read(env: SimEnv, zone: Zone<SimEnv>, story: Rc<Story>, seed: u64) {
     }
 }
 
-/// Scans ranges: what did not change meanwhile has to be what it was.
+/// Scans ranges: items that did not change meanwhile must have their earlier values.
 async fn scan(env: SimEnv, zone: Zone<SimEnv>, story: Rc<Story>, seed: u64) {
     let mut rng = Lcg(seed);
     while story.running.get() > 0 && story.wrong.borrow().is_none() {
@@ -141,9 +141,9 @@ fn story(seed: u64) -> Result<u64, String> {
     Ok(story.reads.get())
 }
 
-/// Goal: an item is read as what it is at that moment, and a scan has all that was appended before it, whatever is
-/// queued, being written, taken by a checkpoint or being merged. Method: tasks that read and scan beside tasks that
-/// write, over restarts, with a map as the model.
+/// Goal: an item is read with its value at that moment, and a scan has all records that were appended before it,
+/// whatever is queued, being written, taken by a checkpoint or being merged. Method: tasks that read and scan beside
+/// tasks that write, over restarts, with a map as the model.
 #[test]
 fn items_are_what_they_are() {
     let reads: u64 = (1..13).map(|seed| story(seed).unwrap_or_else(|e| panic!("seed {seed}: {e}"))).sum();
@@ -181,8 +181,8 @@ fn zone_with_segments(sim: &Sim) -> Zone<SimEnv> {
     open(sim, &manual()).unwrap().0
 }
 
-/// Goal: a read of an item costs one disk read, and seldom two, whatever the number of segments, and one of an item
-/// that does not exist mostly none. Method: every item and as many that are not there, with the reads counted.
+/// Goal: a read of an item takes one disk read, and seldom two, whatever the number of segments, and a read of an item
+/// that does not exist mostly takes none. Method: every item and as many that are not there, with the reads counted.
 #[test]
 fn a_read_costs_one_disk_read() {
     let sim = sim(5);

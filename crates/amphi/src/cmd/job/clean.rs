@@ -1,6 +1,6 @@
 //! `amphi job clean`: removes what jobs have left whose processes were all killed.
 //!
-//! Owns: which folders, what is told. Does not own: the removal (`folder`).
+//! Owns: which folders are removed, and what the command prints. Does not own: the removal (`folder`).
 
 use super::folder::Folder;
 use amphi_host::failure::{Failure, Outcome};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Remove what jobs of this user have left on this node: dead mounts, processes, memory, folders; for an epilog, and
-/// where power was lost. Jobs whose keeper lives are left alone.
+/// where power was lost. Folders of jobs whose keeper runs are left alone.
 #[derive(Args, Debug)]
 pub struct Clean {
     /// Folder in which jobs have theirs; may be repeated [default: AMPHI_JOB_SCRATCH, TMPDIR, /tmp]
@@ -82,7 +82,7 @@ mod tests {
     }
 
     /// Goal: folders of ended jobs go with all that is in them, what is not one of this user's stays, and so does that
-    /// of a living keeper. Method: folders made as keepers make them.
+    /// of a living keeper. Method: folders that are made as keepers make them.
     #[test]
     fn folders_of_ended_jobs_go() {
         let place = tempfile::tempdir().expect("temporary folder");
@@ -109,7 +109,8 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Goal: what somebody put below a mount point that is no mount is not removed. Method: a file there.
+    /// Goal: what somebody put below a mount point that is no mount is not removed. Method: a file below the mount
+    /// point.
     #[test]
     fn what_lies_below_the_mount_point_stays() {
         let place = tempfile::tempdir().expect("temporary folder");

@@ -1,4 +1,4 @@
-//! What a node has of a job: one folder, and how everything of the job is removed.
+//! The files of a job on one node: they lie in one folder, and this module removes everything of the job.
 //!
 //! The folder is `amphi-job-UID-ID`, with mode 0700: `data` has the zones, `mnt` is the mount point, `run` has the
 //! sockets, `state` what the processes note, `key` is the cluster key, `lock` says whose folder it is and is locked as
@@ -39,7 +39,7 @@ const NEW_LOCK: &str = "lock.new";
 const PROGRAM_S: u64 = 2;
 /// How long a killed process may take to end, seconds.
 const KILLED_S: u64 = 20;
-/// Where kept memory lies, and how its names begin (`amphi_env`).
+/// The folder with kept memory, and the prefix of the names there (`amphi_env`).
 const MEMORY: &str = "/dev/shm/amphi-";
 /// Place and length of a zone's number in its first block.
 const ZONE_ID: std::ops::Range<usize> = 24..32;
@@ -85,7 +85,7 @@ impl Folder {
         Ok(Folder { path, owner: Some(owner), lock: Some(file.into()) })
     }
 
-    /// That of a job which may have one.
+    /// The folder of a job in `scratch`, whether it exists or not.
     pub fn of(scratch: &Path, id: &str) -> Folder {
         let path = named(scratch, id);
         Folder { owner: Owner::of(&path.join(LOCK)), path, lock: None }
@@ -152,7 +152,7 @@ impl Folder {
     }
 
     /// Removes everything of the job on this node: processes, the mount, memory that is kept for servers, the folder.
-    /// What is in the file system is discarded. Returns what is left, with the reason.
+    /// Data in the file system is discarded. Returns what could not be removed, with the reason.
     pub fn remove(self) -> Vec<String> {
         if !self.path.exists() {
             return Vec::new();
@@ -213,7 +213,7 @@ fn named(scratch: &Path, id: &str) -> PathBuf {
     scratch.join(format!("{PREFIX}{}-{id}", rustix::process::geteuid().as_raw()))
 }
 
-/// Whether a folder was made a moment ago, so that it may not be whole yet.
+/// Whether a folder was made so recently that it may not be complete yet.
 fn is_young(path: &Path) -> bool {
     let age = std::fs::metadata(path).and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
     age.is_none_or(|age| age.as_secs() < 60)

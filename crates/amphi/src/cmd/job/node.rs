@@ -1,11 +1,11 @@
 //! The keeper of a node: the folder of a job there, its server and its mount.
 //!
 //! Owns: which processes a node runs for a job, when they are ready, and that all of them end with the keeper. Does not
-//! own: when they are wanted (`run`), what is removed and how (`folder`).
+//! own: when server and mount are started (`run`), what is removed and how (`folder`).
 //!
 //! Invariants: SIGTERM, SIGINT and SIGHUP do not end a keeper, as a batch system sends SIGTERM to all processes of a
-//! job while files are still to be brought out; they are reported. Its children ignore SIGTERM. The end of its standard
-//! input ends it. Servers and mounts get a signal from the kernel when their keeper is killed.
+//! job while files are still to be brought out; they are reported. The keeper's children ignore SIGTERM. The end of its
+//! standard input ends the keeper. Servers and mounts get a signal from the kernel when their keeper is killed.
 
 use super::folder::{Folder, MOUNT_VARIABLE};
 use super::messages::{Order, Place, Plan, Report, Said, Task};
@@ -23,17 +23,17 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 /// Variables by which launchers number the processes that they start, one on each node.
 const RANKS: [&str; 4] = ["SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"];
 
-/// Keep the server and the mount of a job on this node, as orders on standard input say
+/// Keep the server and the mount of a job on this node, as the orders on standard input say
 #[derive(Args, Debug)]
 pub struct Node {}
 
-/// What a keeper hears.
+/// An event that a keeper waits for.
 enum Heard {
     Order(Order),
     /// Nobody gives orders any more.
     Left,
     Signal(i32),
-    /// A child is ready with this.
+    /// A child is ready, and gives these addresses.
     Ready(Part, String),
     /// A child has ended; the last words of its output and of its errors.
     Ended(Part, String, String),
@@ -44,7 +44,7 @@ enum Heard {
 enum Part {
     Server,
     Mount,
-    /// Both in one process.
+    /// Server and mount in one process.
     Both,
     Stage,
 }
@@ -61,7 +61,7 @@ impl Part {
 }
 
 impl Node {
-    /// Keeps until it is told to end, or nobody tells it anything.
+    /// Runs until an order ends the keeper, or its standard input ends.
     #[expect(clippy::disallowed_methods, reason = "the thread that reads orders")]
     pub fn run(self) -> Outcome {
         let (tell, hear) = channel();
@@ -93,7 +93,7 @@ impl Keeper {
     fn follow(mut self, hear: &Receiver<Heard>) -> Outcome {
         loop {
             match hear.recv().unwrap_or(Heard::Left) {
-                // Before it is prepared, a keeper may not know which one it is.
+                // Before `Prepare`, a keeper may not know which node it is on.
                 Heard::Order(order) if self.plan.is_some() && !order.to.means(self.node) => {}
                 Heard::Order(Order { what: Task::End, .. }) => {
                     let left = self.end();
@@ -145,7 +145,7 @@ impl Keeper {
     fn report(&self, said: Said) {
         let line = serde_json::to_string(&Report { node: self.node, said }).unwrap_or_default();
         let mut out = std::io::stdout();
-        // Whoever does not read this any more has ended, which standard input shows.
+        // If writing fails, the reader has ended, which the end of standard input shows as well.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 
@@ -190,7 +190,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Plan and folder, which are there from `Prepare` on.
+    /// Plan and folder, which exist from `Prepare` on.
     fn place(&self) -> Outcome<(&Plan, &Folder)> {
         let both = self.plan.as_ref().zip(self.folder.as_ref());
         both.ok_or_else(|| Failure::broken("an order came before the folder was made"))
@@ -248,12 +248,12 @@ impl Keeper {
         self.begin(Part::Stage, args)
     }
 
-    /// Starts a child of this program. Its parent, which the kernel watches for it, is this thread.
+    /// Starts a child of this program. The child's parent, whose end the kernel reports to it, is this thread.
     #[expect(clippy::disallowed_methods, reason = "the threads that read what a child says")]
     fn begin(&mut self, part: Part, args: Vec<String>) -> Outcome {
         let (plan, folder) = self.place()?;
-        // A batch system sends SIGTERM to these processes as well, which the file system has to outlive. To be ignored
-        // is what a process inherits.
+        // A batch system sends SIGTERM to these processes as well, which the file system has to outlive. Child
+        // processes inherit that a signal is ignored.
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "trap '' TERM; exec \"$0\" \"$@\""]);
         command.arg(std::env::current_exe().during(|| "find this program".into())?);
@@ -266,7 +266,7 @@ impl Keeper {
             command.env("AMPHI_LOG", "warn");
         }
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // What a terminal sends ends the program, not its file system.
+        // A signal from a terminal ends the program, not its file system.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let host = plan.nodes[self.node].clone();
         let mut child = command.spawn().during(|| format!("start {}", part.word()))?;
@@ -296,7 +296,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends all children and removes everything. What the file system still has is discarded: nobody can want it.
+    /// Ends all children and removes everything. Data that is still in the file system is discarded, because nobody can
+    /// read it any more.
     fn end(&mut self) -> Vec<String> {
         for (_, child) in &mut self.children {
             let _ = child.kill();

@@ -20,7 +20,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it. Its end goes to `tell`.
+    /// Starts the program. The program's end is reported to `tell`.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for the program")]
     pub fn start(
         command: &[OsString],
@@ -46,7 +46,7 @@ impl Program {
         Ok(Program { pid })
     }
 
-    /// Sends it a signal. One that has ended needs none.
+    /// Sends it a signal. A program that has ended needs no signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = self.pid {
             let _ = kill_process(pid, signal);

@@ -1,11 +1,11 @@
 //! `amphi job run`: the steps of a job's file system, from the first folder to the last.
 //!
-//! Owns: the options, where the nodes come from, the order of the steps, what is told of them. Does not own: how
-//! keepers are reached (`world`, `channel`), what they do (`node`), what is copied (`staging`).
+//! Owns: the options, the list of nodes, the order of the steps, and the messages about them. Does not own: how keepers
+//! are reached (`world`, `channel`), what they do (`node`), what is copied (`staging`).
 //!
-//! Invariants: whatever a step answers, the last one removes everything. Files are brought out when the program has
-//! ended and before anything is removed. Nothing that was in the file system and was not brought out is kept, and the
-//! exit code says if that was not meant so.
+//! Invariants: however the steps end, the last step removes everything. Files are brought out when the program has
+//! ended and before anything is removed. Files in the file system that were not brought out are lost, and the exit code
+//! says if an option had asked for them.
 
 use super::channel::Launcher;
 use super::messages::{Plan, Said, Task, To};
@@ -42,9 +42,9 @@ const SLURM: &str = "srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-pe
 /// How they are started on named nodes.
 const SSH: &str = "ssh -o BatchMode=yes {host}";
 
-/// Run a program with a file system of its own on its nodes, whose mount AMPHI_JOB_DIR in its environment names:
-/// amphi job run --stage-in data --stage-out out:/home/me/out -- srun ./app. Exit code: that of the program, or 1 if
-/// files could not be brought out, 2 if the program did not begin.
+/// Run a program with a file system of its own on its nodes; the variable AMPHI_JOB_DIR of its environment names the
+/// mount: amphi job run --stage-in data --stage-out out:/home/me/out -- srun ./app. Exit code: that of the program, or
+/// 1 if files could not be brought out, 2 if the program did not begin.
 #[derive(Args, Debug)]
 pub struct Run {
     #[command(flatten)]
@@ -64,7 +64,7 @@ pub struct Run {
     command: Vec<OsString>,
 }
 
-/// Where the file system is.
+/// The nodes of the file system.
 #[derive(Args, Clone, Debug)]
 struct Nodes {
     /// Nodes, each with a server and a mount [default: those of the Slurm job, or this machine]
@@ -86,7 +86,7 @@ struct Nodes {
     amphi: Option<PathBuf>,
 }
 
-/// How the file system is.
+/// The size and shape of the file system.
 #[derive(Args, Clone, Debug)]
 struct Files {
     /// Space on each node [default: 90 % of what is free there]
@@ -103,7 +103,7 @@ struct Files {
     set: Vec<String>,
 }
 
-/// What is told of the steps.
+/// The progress of the steps, as the command prints it.
 struct Told {
     id: String,
     begun: Time,
@@ -153,7 +153,7 @@ impl Run {
         }
     }
 
-    /// Options as keepers need them.
+    /// The options in the form that keepers get.
     fn plan(&self, hosts: &[String]) -> Outcome<Plan> {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let scratch = self.nodes.scratch.clone().or_else(|| set("AMPHI_JOB_SCRATCH")).or_else(|| set("TMPDIR"));
@@ -226,8 +226,8 @@ impl Run {
         let mut failed = None;
         if wish.is_none() || self.staging.on_term() {
             let mut first = wish.map(|_| monotonic());
-            // What is not brought out is lost, so the first signal does not end this; the batch system does what it has
-            // announced.
+            // Files that are not brought out are lost, so the first signal does not end this command; the batch system
+            // will end it later, as it has announced.
             let mut stay = |wish: &Wish| match wish {
                 Wish::Signal(_) => monotonic().since(*first.get_or_insert_with(monotonic)) < SECOND_AFTER,
                 Wish::Lost(_) => false,
@@ -262,7 +262,7 @@ impl Run {
                 return Ok((exit_code(status), wish));
             }
             match world.wish(&event) {
-                // A terminal has sent it to the program as well, which may have another use for it.
+                // A terminal has sent the signal to the program as well, which may handle it in its own way.
                 Some(Wish::Signal(libc::SIGINT | libc::SIGQUIT)) | None => {}
                 Some(why) if wish.is_none() => {
                     let signal = if why == Wish::Signal(libc::SIGHUP) { Signal::HUP } else { Signal::TERM };
@@ -364,7 +364,7 @@ fn reason(result: &Value) -> String {
 }
 
 impl Nodes {
-    /// The hosts, and how keepers are started there.
+    /// The hosts, and how keepers are started on them.
     fn find(&self) -> Outcome<(Vec<String>, Launcher)> {
         let program = match &self.amphi {
             Some(path) => path.clone(),

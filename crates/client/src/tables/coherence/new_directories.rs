@@ -9,7 +9,7 @@
 //! mount that has made the only one, and revokes it before another mount changes a name (docs/locking/directories.md).
 //! As long as the mount holds it without a break, the same holds as in sole mode.
 //!
-//! The shards of a directory (`coherence::shards`) that this mount has given it are such directories as well.
+//! Shards (`coherence::shards`) that this mount has given to a directory count as such directories as well.
 //!
 //! Owns: the hashes of names that requests may have made. Does not own: requests (`coherence::new_directories`), the
 //! caching mode (`sharing`).
@@ -67,7 +67,7 @@ struct State {
     names: usize,
     /// Directories that are being made.
     making: usize,
-    /// Directories that got names meanwhile. `None`: too many to say.
+    /// Directories that got names while the request was under way. `None`: too many to say.
     meanwhile: Option<BTreeSet<Ino>>,
     /// How often all records were dropped.
     generation: u64,
@@ -125,7 +125,7 @@ impl NewDirectories {
         state.generation
     }
 
-    /// The request has ended: with the directories that were made in this time of sole mode, or without any.
+    /// The request has ended. It has made these directories in this time of sole mode, or none.
     pub(crate) fn made(&self, generation: u64, rule: u64, made: &[Ino]) {
         let state = &mut *self.state.lock();
         state.making -= 1;
@@ -202,7 +202,7 @@ impl NewDirectories {
         }
     }
 
-    /// Whether `dir` certainly has no name with this hash.
+    /// Returns whether `dir` certainly has no name with this hash.
     pub(crate) fn lacks(&self, dir: Ino, hash: u64, rule: u64) -> bool {
         let state = self.state.lock();
         state.directories.get(&dir).is_some_and(|names| names.rule == rule && !names.hashes.contains(&hash))
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     /// Goal: only names that were never sent count as absent, and only in directories that no other thread can have
-    /// found before they were recorded. Method: by hand.
+    /// found before they were recorded. Method: single calls in each order.
     #[test]
     fn absent_names() {
         let new = NewDirectories::default();

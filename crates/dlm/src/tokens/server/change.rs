@@ -3,9 +3,10 @@
 //! Owns: the order of changes of one key, and the moment at which one may continue. Does not own: the change itself.
 //!
 //! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It
-//! waits for earlier changes of its keys (unless both are joint there), and for the tokens on its keys. The revocations
-//! for a change are sent at its arrival, not at its turn. Of the earlier changes, it watches only one, as lock requests
-//! do. Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the queue once.
+//! waits for earlier changes of its keys (unless both have the key jointly), and for the tokens on its keys. The
+//! revocations for a change are sent at its arrival, not at its turn. Of the earlier changes, it watches only one, as
+//! lock requests do. Tokens need no watch: a key in a queue gets no new ones, and the last one that ends wakes the
+//! queue once.
 
 #[cfg(test)]
 use super::PlantedBug;
@@ -25,8 +26,8 @@ pub struct Changed {
     /// record of its own changes (a listing). A key that it could not know, such as the attributes of what a rename
     /// replaces, is revoked from it as from all others.
     pub known: bool,
-    /// The change need not be the only one on this key. Entries of one directory may change side by side, although each
-    /// of these changes modifies the listing and the directory's times.
+    /// The change need not be the only one on this key. Changes of different names in one directory may run side by
+    /// side, although each of them modifies the listing and the directory's times.
     pub joint: bool,
 }
 
@@ -36,7 +37,7 @@ impl Changed {
         Changed { key, known: true, joint: false }
     }
 
-    /// A key that the session named, on which joint changes may pass each other.
+    /// A key that the session named, and that joint changes may have at the same time.
     pub fn joint(key: TokenKey) -> Changed {
         Changed { key, known: true, joint: true }
     }
@@ -142,13 +143,13 @@ impl TokenSpace {
         id
     }
 
-    /// Whether the change may be applied.
+    /// Returns whether the change may be applied.
     pub fn is_ready(&self, id: ChangeId) -> bool {
         self.changes.get(&id).is_some_and(|change| change.ready)
     }
 
     /// Called when the change was applied, or was given up before or after it was ready. From now on its keys may be
-    /// granted, with its own reply first. The returned number goes to the session with that reply, for
+    /// granted, first with its own reply. The returned number goes to the session with that reply, for
     /// `TokenCache::changed`.
     pub fn end_change(&mut self, id: ChangeId) -> TokenNumber {
         if let Some(change) = self.changes.remove(&id) {
@@ -183,7 +184,8 @@ impl TokenSpace {
         self.changes.len()
     }
 
-    /// Called when a token of the key is gone. If it was the last one, the changes that wait for it are checked again.
+    /// Called when a token of the key is gone. If the token was the last one, the changes that wait for it are checked
+    /// again.
     pub(super) fn wake(&mut self, key: TokenKey) {
         let Some(queue) = self.queues.get(&key) else { return };
         if self.is_held(key, None) && !spares_own(key) {
@@ -195,7 +197,7 @@ impl TokenSpace {
         }
     }
 
-    /// Makes the change ready if nothing blocks it. Otherwise notes one thing that blocks it.
+    /// Makes the change ready if nothing blocks it. Otherwise records one thing that blocks it.
     pub(super) fn settle(&mut self, id: ChangeId) {
         let Some(change) = self.changes.get(&id) else { return };
         if change.ready || self.recovery.is_some() {

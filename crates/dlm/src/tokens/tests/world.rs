@@ -71,7 +71,7 @@ struct Client {
     program: VecDeque<Op>,
     out: BTreeMap<u32, Out>,
     next_request: u32,
-    /// Its clock runs at this rate, in sixteenths.
+    /// The rate of the client's clock, in sixteenths.
     rate: u64,
     gone: bool,
 }
@@ -223,7 +223,7 @@ impl World {
         self.check()
     }
 
-    /// Time goes on.
+    /// Time passes for the target and the clients.
     pub fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         self.space.tick(self.now_ns);

@@ -18,7 +18,8 @@ use futures_util::future::join_all;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long setting a limit waits for targets that do not answer. Such targets get the limit when they are back.
+/// How long setting a limit waits for targets that do not answer. Such targets get the limit when they are reachable
+/// again.
 const TOLD_WITHIN: Duration = Duration::from_secs(3);
 
 impl<E: Env> RequestCx<E> {
@@ -121,7 +122,7 @@ impl<E: Env> RequestCx<E> {
         self.target.zone.stable(lsn).await
     }
 
-    /// All targets drop their knowledge of an account. Targets that cannot be reached do so when they are back.
+    /// Makes all targets drop their knowledge of an account. Targets that cannot be reached do so when they are back.
     async fn tell_all(&self, account: Option<Account>) {
         let told = tell_all(&self.worker, &self.target, account);
         let _ = timeout(&self.worker.env, TOLD_WITHIN, told).await;
@@ -150,7 +151,7 @@ impl<E: Env> RequestCx<E> {
         }
         let limited = self.target.counts.quota.ledger.borrow().all().map(|(account, _)| account).collect::<Vec<_>>();
         let limited = limited.into_iter().filter(|account| account.kind == AccountKind::Project).map(|a| a.id).max();
-        // A key that is bound to a tree which is gone shall not get another one.
+        // A key that is bound to a tree which no longer exists must not become bound to another tree.
         let keys = self.target.place.keys.borrow();
         let bound = keys.iter().flat_map(|r| &r.keys).filter_map(|e| Some(e.subtree.as_ref()?.project)).max();
         drop(keys);

@@ -94,7 +94,7 @@ fn begin_counting<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     });
 }
 
-/// The first object of a file here.
+/// The first object of a file on this target.
 fn first_of<E: Env>(target: &Target<E>, ino: Ino) -> ObjectId {
     let first = target.data.borrow().objects_of(ino).next().map(|(object, _)| object);
     first.unwrap_or(ObjectId { ino, stripe: 0 })

@@ -14,7 +14,7 @@ impl Dice {
     }
 }
 
-/// The registry after a change, or without one, as a command requests it. `None`: the change was refused, or the
+/// The registry after a change (or without one), as a command requests it. `None`: the change was refused, or the
 /// connection was lost before it was answered.
 async fn registry(place: &Place, change: Option<KeyChange>) -> Option<KeyRegistry> {
     let env = place.sim.node("client");
@@ -33,7 +33,7 @@ async fn registry(place: &Place, change: Option<KeyChange>) -> Option<KeyRegistr
     }
 }
 
-/// The entry of the key that is squashed, as the server has it.
+/// The server's present entry of the key that is squashed.
 async fn present(place: &Place) -> Option<KeyEntry> {
     loop {
         if let Some(registry) = registry(place, None).await {
@@ -53,7 +53,7 @@ async fn story(place: &Place, seed: u64) -> (u64, u64) {
     // Changes that were not answered: the server may still be about to make them, until they are seen.
     let unsure = RefCell::new(Vec::<SquashTo>::new());
     for step in 0..50 {
-        // In the middle of what is done meanwhile.
+        // The restart happens in the middle of other requests.
         let (fault, after) = (dice.below(6), Duration::from_micros(dice.below(3_000)));
         let strike = async {
             env.sleep(after).await;
