@@ -179,8 +179,8 @@ async fn settle_to<E: Env>(
     let mut txn = Txn::default();
     let mut meta = target.meta.borrow_mut();
     let is_here = !meta.is_away(ino);
-    let same = is_here
-        && meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
+    let same =
+        is_here && meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
     if same && !target.files.open.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
         drop(meta);
         target.append(txn, Order::Plain);
