@@ -274,9 +274,10 @@ impl<E: Env> RequestCx<E> {
                 // A target that is started again asks for owners by itself.
                 while worker.insist(other, TargetRequest::SetOwner(ino, told)).await.is_ok() {
                     // This message may have arrived behind one about a later owner.
-                    let now = target.upgrade().and_then(|target| target.meta.borrow().charged(ino).ok());
-                    match now {
-                        Some(now) if now != told => told = now,
+                    let Some(target) = target.upgrade() else { return };
+                    let Ok(_held) = target.hold([ino]).await else { return };
+                    match target.meta.borrow().charged(ino) {
+                        Ok(now) if now != told => told = now,
                         _ => return,
                     }
                 }
