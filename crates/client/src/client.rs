@@ -602,13 +602,6 @@ impl Client {
         self.start(ops::sync::sync_all(self.mount.clone(), ctx.clone()))
     }
 
-    /// As `sync_all` before the end of a mount, whose result reports lost bytes: only those that no call has reported.
-    ///
-    /// Errors: that of a target which could not be asked to make everything stable.
-    pub fn store_all(&self) -> Pending<()> {
-        self.start(ops::sync::store_all(self.mount.clone()))
-    }
-
     /// Reserves or frees storage.
     pub fn fallocate(&self, ctx: &Ctx, file: &Arc<OpenFile>, mode: Fallocate, offset: u64, len: u64) -> Pending<()> {
         self.start(ops::fallocate::fallocate(self.mount.clone(), ctx.clone(), file.clone(), mode, offset, len))

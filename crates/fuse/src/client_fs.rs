@@ -254,17 +254,6 @@ impl ClientFs {
             ..Hints::default()
         }
     }
-
-    /// Clears setuid and setgid when an unprivileged caller opens the file with truncation.
-    fn kill_suidgid(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
-        let ctx = self.ctx(caller);
-        let attr = self.wait(caller, self.client.getattr(&ctx, ino))?;
-        if attr.has_set_id() {
-            let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
-            self.wait(caller, self.client.setattr(&ctx, ino, set, None))?;
-        }
-        Ok(())
-    }
 }
 
 impl FileSystem for ClientFs {

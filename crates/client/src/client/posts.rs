@@ -1,8 +1,9 @@
-//! Writes that programs post, in the public interface.
+//! Writes that programs post, and the end of a mount that is in use, in the public interface.
 
 use super::Client;
 use crate::conn::pending::Pending;
 use crate::inode::OpenFile;
+use crate::ops;
 use crate::ops::posts::{self, Posting};
 use amphi_types::{ByteRange, Errno, Result};
 use std::future::Future;
@@ -30,5 +31,14 @@ impl Posting {
     /// Executes `run` as an operation for which callers can wait.
     pub fn settling(client: &Client, run: impl Future<Output = Result<()>> + Send + 'static) -> Pending<()> {
         Pending::start(&client.mount, run)
+    }
+}
+
+impl Client {
+    /// As `sync_all` before the end of a mount, whose result reports lost bytes: only those that no call has reported.
+    ///
+    /// Errors: that of a target which could not be asked to make everything stable.
+    pub fn store_all(&self) -> Pending<()> {
+        self.start(ops::sync::store_all(self.mount.clone()))
     }
 }

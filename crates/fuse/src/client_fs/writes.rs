@@ -233,6 +233,17 @@ impl ClientFs {
         }
     }
 
+    /// Clears setuid and setgid when an unprivileged caller opens the file with truncation.
+    pub(super) fn kill_suidgid(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
+        let ctx = self.ctx(caller);
+        let attr = self.wait(caller, self.client.getattr(&ctx, ino))?;
+        if attr.has_set_id() {
+            let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
+            self.wait(caller, self.client.setattr(&ctx, ino, set, None))?;
+        }
+        Ok(())
+    }
+
     /// The parts that record changes of bytes, for answers that come later.
     pub(super) fn changes(&self) -> Changes {
         Changes { client: self.client.clone(), view: self.kernel_view.clone(), names: self.names.lender.clone() }

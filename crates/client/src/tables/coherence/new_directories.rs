@@ -24,11 +24,11 @@
 //!   being made are noted, and a directory that is among them is not recorded.
 //! * Only answers to requests of the same time of a mode count (`rule`), and nothing is kept over a change of the mode
 //!   or a server that has forgotten what it granted (`forget_all`).
-//! * In shared mode a directory is recorded with the answer that grants its token for the first time. Its names are then
-//!   that of the request, and those of other requests of this mount that the server has carried out since. These were
-//!   under way at some moment between that request and its answer. So for each directory the names of all requests are
-//!   noted from the first one that is sent until none is under way. A request whose answer is lost may be carried out
-//!   later: no directory is recorded until it cannot (`unsure_until_ns`).
+//! * In shared mode a directory is recorded with the answer that grants its token for the first time. Its names are
+//!   then that of the request, and those of other requests of this mount that the server has carried out since. These
+//!   were under way at some moment between that request and its answer. So for each directory the names of all requests
+//!   are noted from the first one that is sent until none is under way. A request whose answer is lost may be carried
+//!   out later: until that is impossible, no directory is recorded (`unsure_until_ns`).
 //!
 //! Bound: 1,024 directories and 131,072 names, about 3 MiB. The oldest directories are dropped first. Of names under
 //! way, 4,096 for each directory that has requests under way.
