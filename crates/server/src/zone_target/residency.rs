@@ -20,7 +20,7 @@ use amphi_meta::MetaStore;
 use amphi_types::Ino;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Fewest bytes of inodes that a target keeps in memory: those of a million files.
@@ -89,7 +89,7 @@ impl Residency {
 #[derive(Default)]
 struct Holders {
     /// Number of holders of each inode.
-    held: RefCell<HashMap<Ino, u32>>,
+    held: RefCell<BTreeMap<Ino, u32>>,
     /// Number of holders that hold all inodes.
     of_all: Cell<u64>,
 }
