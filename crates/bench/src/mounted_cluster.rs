@@ -168,7 +168,8 @@ impl Drop for Mounts {
 mod tests {
     use super::*;
 
-    /// Goal: what is put back are assignments, and no remark is taken for one. Method: a list with both kinds of remarks.
+    /// Goal: what is put back are assignments, and no remark is taken for one. Method: a list with both kinds of
+    /// remarks.
     #[test]
     fn remarks_are_no_assignments() {
         let list = "hybrid.large_read_bytes=4M # default\n# hybrid.large_read_bytes: learnt and in force are 4M alone\n\na.b=1";

@@ -1,8 +1,8 @@
 //! Figure 20: threads that share all indexes beside threads that own one each.
 //!
 //! Owns: both ways on the same index. Shared everything: any thread works on any index under its lock. Shared nothing:
-//! a thread forwards the requests that belong to another one through a queue between the two (`sched::mesh`), and gets an
-//! answer. Invariants: both do the same operations on the same keys; each `get` and `delete` must find its key.
+//! a thread forwards the requests that belong to another one through a queue between the two (`sched::mesh`), and gets
+//! an answer. Invariants: both do the same operations on the same keys; each `get` and `delete` must find its key.
 
 use crate::clock::now;
 use crate::figures::claim::{Check, ahead};
