@@ -64,8 +64,8 @@ fn children_that_end_interrupt_no_call() {
 /// Goal: a program that writes while its server is down waits, and gets EIO after the bound and not before, from later
 /// calls of every kind too. Acknowledged syncs are there when the server is back. The mount continues without being
 /// mounted again, and a file whose bytes could not be written back reports this once: its `fsync` does, so the end of
-/// the mount does not. Method: a server is killed while a thread writes records with `fsync`. There are direct, buffered
-/// and asynchronous calls, and calls on names. Then the server is started again.
+/// the mount does not. Method: a server is killed while a thread writes records with `fsync`. There are direct,
+/// buffered and asynchronous calls, and calls on names. Then the server is started again.
 #[test]
 fn after_a_bound_calls_fail_until_the_server_is_back() {
     let place = Place::new();

@@ -36,9 +36,9 @@ async fn cost(client: &Client, dir: Ino) -> u64 {
 }
 
 /// Goal: in shared mode, a file that this mount has just made is known: its attributes, and those of its directory,
-/// cost no message until another mount changes them. Nor does the look-up of a name that does not exist in a directory whose
-/// names this mount has made. Method: two mounts; the kernel's questions around a create are repeated, counting
-/// messages, and then the other mount changes what is known.
+/// cost no message until another mount changes them. The same holds for the look-up of a name that does not exist in a
+/// directory whose names this mount has made. Method: two mounts; the kernel's questions around a create are repeated,
+/// counting messages, and then the other mount changes what is known.
 #[test]
 fn what_was_just_made_is_known() {
     in_cluster(61, 1, async |c: &Cluster| {
