@@ -131,6 +131,10 @@ pub(crate) fn lacks(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &Name) -> b
     if !is_known {
         return false;
     }
+    if rule & 1 == 0 {
+        // A name that is looked up again is asked for: under its own token the front end may cache that it is absent.
+        mount.coherence.new_directories.name(dir, name.token_hash());
+    }
     mount.stats.count(Count::LookupAbsent);
     true
 }

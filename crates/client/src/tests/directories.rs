@@ -85,6 +85,9 @@ fn names_of_another_mount_are_found() {
             drop(create(&a, dir, "own").await);
             drop(create(&a, dir, "other").await);
             assert_eq!([cost_of_absence(&a, dir, "x").await, cost_of_absence(&a, dir, "y").await], [0, 0], "{way}");
+            // A name that is looked up again gets a token of its own.
+            let costs = [cost_of_absence(&a, dir, "again").await, cost_of_absence(&a, dir, "again").await];
+            assert_eq!((costs, cost_of_absence(&a, dir, "again").await), ([0, 1], 0), "{way}");
             // The names of this mount are known to exist, or have to be asked for.
             a.unlink(&ctx, dir, b"other").await.expect("unlink");
             assert_eq!(a.lookup(&ctx, dir, b"other").await.map(drop), Err(Errno::NoEnt));
