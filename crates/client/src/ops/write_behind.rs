@@ -197,11 +197,12 @@ fn land(
     let lost = ByteRange::new(good_to, range.end);
     if let Some(e) = error {
         mount.stats.bytes(Count::WriteBackFailed, lost.len());
-        // None of the bytes is in the cache.
-        file.failures.note(e, lost);
+        // A caller that syncs all files counts the failures of each file as reported when it gets the losses noted here.
         if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
         }
+        // None of the bytes is in the cache.
+        file.failures.note(e, lost);
     }
     file.size.turn();
     file.size.mark_epoch();

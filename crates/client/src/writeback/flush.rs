@@ -194,11 +194,11 @@ pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
             mount.stats.bytes(Count::WriteBackFailed, flight.range.len());
-            if e == Errno::Quota {
-                // This concerns only the program, which gets the error, and the administrator who has set the limit.
-                tracing::debug!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}");
-            } else if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
-                tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
+            match mount.writeback.errors.note(e, mount.clock.now_ns()) {
+                Some(silent) => {
+                    tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
+                }
+                None => tracing::debug!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}"),
             }
             Some(e)
         }
