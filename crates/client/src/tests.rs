@@ -27,6 +27,7 @@ mod kernel_reads;
 mod left_pages;
 mod lent_names;
 mod locks;
+mod losses;
 mod messages;
 mod names;
 mod neighbours;
