@@ -44,6 +44,7 @@ mod sim_clock;
 mod small_files_ahead;
 mod small_files_shared;
 mod switches;
+mod unreachable;
 mod walks;
 mod wired;
 mod world;

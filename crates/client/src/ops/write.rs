@@ -81,7 +81,7 @@ pub(crate) fn try_write(
         return None;
     }
     let decision = decide(&mount.input(ctx, open, Way::Write, (range, open.request_bytes(Way::Write, ctx.tid, range))));
-    let fits = decision.mode == Mode::Buffered && !mount.dirty_is_full(range.len()) && mount.make_room(room_for(range));
+    let fits = decision.mode == Mode::Buffered && !mount.dirty_is_full(file, range) && mount.make_room(room_for(range));
     let stripes = if fits { file.stripe_bits(range) } else { 0 };
     if !file.locks.cover_stripes(stripes) {
         return None;
@@ -500,7 +500,7 @@ async fn buffered(
                 locks::pin_spans(mount, file, LockMode::Write, part, extent).await?
             }
         };
-        flush::throttle(mount, open, part.len(), room_for(part)).await;
+        flush::throttle(mount, open, part, room_for(part)).await;
         let now = mount.wall();
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let source = if part == range { source(range.start, data) } else { Source::Copied(&data[span]) };

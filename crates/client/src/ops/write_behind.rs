@@ -24,6 +24,7 @@ use crate::locks::Pin;
 use crate::mount::Mount;
 use crate::objects::write::{Sent, WriteKind, learn, send_all};
 use crate::policy::decision::Reason;
+use crate::tables::writeback::loads::Load;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
@@ -31,7 +32,7 @@ use crate::writeback::grants;
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
 use amphi_pagecache::scratch_for;
-use amphi_types::{ByteRange, Errno};
+use amphi_types::{ByteRange, Errno, TargetId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -89,7 +90,7 @@ pub(crate) async fn write(
     let data = compact(range, data);
     let memory = data.capacity() as u64;
     let (locked, unfinished) = (kept.pins.is_some(), kept.pins.is_none() && kept.begun.is_none());
-    room(mount, open, memory, locked && reason == Reason::DirectContention).await;
+    room(mount, open, range, memory, locked && reason == Reason::DirectContention).await;
     file.size.turn();
     flush::flush_and_forget(mount, file, range).await;
     let Some(covered) = grants::cover(mount, file, range) else { return Err((data, kept)) };
@@ -130,14 +131,14 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
 
 /// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write is
 /// always permitted. `wanted`: other mounts wait for its locks.
-async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, wanted: bool) {
+async fn room(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, memory: u64, wanted: bool) {
     let few = if wanted { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
     let is_full = || {
         let flight_max = mount.flight_max();
         let piped = open.file.size.piped_bytes.load(SeqCst);
-        let all = mount.writeback.piped_bytes.load(SeqCst) + mount.writeback.flight_bytes.load(SeqCst);
-        full(piped, mount.tunables.get(Tunable::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
+        full(piped, mount.tunables.get(Tunable::PipelineBytes).min(flight_max).min(few))
+            || mount.pipe_is_full(&open.file, range, memory)
     };
     if is_full() {
         mount.stats.count(Count::Throttled);
@@ -166,6 +167,9 @@ fn submit(
     file.size.piped_bytes.fetch_add(memory, SeqCst);
     file.cached.dirty_bytes.fetch_add(len, SeqCst);
     mount.writeback.piped_bytes.fetch_add(memory, SeqCst);
+    for (target, bytes) in parts(file, range) {
+        mount.writeback.loads.begin(target, Load::piped(bytes));
+    }
     mount.stats.bytes(Count::Pipelined, len);
     file.touch(mount.wall());
     if unfinished {
@@ -178,6 +182,12 @@ fn submit(
         file.extend(range.end)
     }
     Some(id)
+}
+
+/// The bytes of `range` on each target, in pieces.
+fn parts(file: &Inode, range: ByteRange) -> impl Iterator<Item = (TargetId, u64)> {
+    let (layout, ino) = (file.layout(), file.ino);
+    layout.pieces(ino, range).map(move |(object, piece)| (layout.target(ino, object.stripe), piece.len()))
 }
 
 /// Called when the requests have been answered.
@@ -216,6 +226,9 @@ fn land(
     assert!(before >= memory, "{ino}: {memory} bytes of memory end of {before}");
     let before = mount.writeback.piped_bytes.fetch_sub(memory, SeqCst);
     assert!(before >= memory, "{memory} bytes of memory end of {before} of all files");
+    for (target, bytes) in parts(file, range) {
+        mount.writeback.loads.end(target, Load::piped(bytes));
+    }
     mount.writeback.landings.fetch_add(1, SeqCst);
     flush::end_flight(file, id);
     if error.is_some() {

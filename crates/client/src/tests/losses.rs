@@ -205,6 +205,32 @@ fn a_refused_cached_write_in_company_cuts_off_its_own() {
     assert_eq!((cut, stayed), (8, 4));
 }
 
+/// Goal: the same for a mount that is alone: what its server has is what a later mount sees (Promise S16). Method: a
+/// cached write over three targets of which one is full, then a second mount.
+#[test]
+fn a_refused_cached_write_of_a_lone_mount() {
+    for seed in 0..4 {
+        in_cluster(520 + seed, async |c: &Cluster| {
+            let a = c.mount().await;
+            fill_target_1(&a).await;
+            let made = create(&a, "f").await;
+            a.setxattr(&root(), made.ino(), b"user.amphi.layout", b"striped,size=64K", XattrMode::Set).await.unwrap();
+            made.set_io_mode(IoMode::Buffered);
+            let written = a.write(&root(), &made, 0, filled(4 * STRIPE, b'n'), Hints::default()).await;
+            assert_eq!(written, Ok(STRIPE), "seed {seed}");
+            let more = a.write(&root(), &made, STRIPE as u64, filled(STRIPE, b'm'), Hints::default()).await;
+            assert_eq!(more, Err(Errno::NoSpace), "seed {seed}");
+            let b = c.mount().await;
+            let theirs = open(&b, "f", OpenFlags::READ).await;
+            for (client, file) in [(&b, &theirs), (&a, &made)] {
+                assert_eq!(client.getattr(&root(), made.ino()).await.unwrap().size as usize, STRIPE, "seed {seed}");
+                assert_eq!(read(client, file, 0, 1 << 20).await, [b'n'; STRIPE], "seed {seed}");
+            }
+            assert_eq!(a.fsync(&root(), &made, false).await, Ok(()), "seed {seed}");
+        });
+    }
+}
+
 /// Goal: lost pages of a front end, which reports them itself to the programs that have the file open, are reported to
 /// a caller that syncs all files and otherwise by the end of the mount (Promise S16). Method: write-back of pages that
 /// goes past the cache is refused, while the file is open, and with the file forgotten afterwards.

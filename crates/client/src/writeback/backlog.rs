@@ -7,7 +7,9 @@
 //!
 //! Invariants: an entry is only a hint: when it is processed, the dirty bytes of its range are looked up. While a task
 //! waits, no other new bytes take the space. As long as there are entries, requests are under way, or a task is about
-//! to send some. Each request that ends sends the next entries. Both lists are bounded by the dirty share of the cache.
+//! to send some. Each request that ends sends the next entries. Entries of targets that cannot be reached are set aside
+//! while enough waits for these targets, so that they keep no others. All lists are bounded by the dirty share of the
+//! cache.
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -54,6 +56,12 @@ pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteR
     ticket.0.load(SeqCst)
 }
 
+/// Other targets than before cannot be reached: bytes that could not be sent may be sent now.
+pub(crate) fn reach_changed(mount: &Arc<Mount>) {
+    mount.writeback.backlog.readmit();
+    flush::pump(mount);
+}
+
 /// Called when a request has ended, or bytes could not be sent: sends what the bound permits.
 pub(crate) fn pump(mount: &Arc<Mount>) {
     let mut told = false;
@@ -61,6 +69,14 @@ pub(crate) fn pump(mount: &Arc<Mount>) {
         let behind = flush::send_off(mount, &left.file, left.range);
         if let Some(ticket) = left.waits.as_ref().filter(|_| behind.held_up) {
             ticket.0.store(true, SeqCst);
+        }
+        if behind.away && !behind.by_bound {
+            mount.writeback.backlog.set_aside(left);
+            // What was under way to these targets may have ended before the bytes were set aside.
+            if !mount.away_is_full() {
+                mount.writeback.backlog.readmit();
+            }
+            continue;
         }
         if behind.by_bound {
             mount.writeback.backlog.put_back(left);
