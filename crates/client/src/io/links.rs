@@ -295,9 +295,7 @@ impl<E: Env> Links<E> {
     pub(super) fn mind_reach(&self) {
         let seats = self.all();
         let away = seats.iter().filter(|seat| seat.is_unreachable()).flat_map(|seat| seat.targets()).collect();
-        if self.mount.writeback.loads.set_away(away) {
-            backlog::reach_changed(&self.mount);
-        }
+        backlog::set_away(&self.mount, away);
     }
 
     /// Called when the connection of `seat` is up again: an announcement may have been lost meanwhile.

@@ -317,16 +317,8 @@ async fn carry_out(
     let overwrite = if through_pages { None } else { Overwrite::begin(&file, range) };
     let mut stored = Ok(len as usize);
     let written = match decision.mode {
-        Mode::Buffered if hints.write_back => {
-            // `msync` and `fsync` report the error of a store through a mapping: pages without space wait for nothing.
-            buffered(&mount, &open, range, &mut data, pins.is_some(), None).await?;
-            len as usize
-        }
         Mode::Buffered => {
-            let attempt = Attempt::begin(&mount, &file, range).await;
-            if !buffered(&mount, &open, range, &mut data, pins.is_some(), Some(&attempt)).await? {
-                stored = attempt.stored(&mount, local, pins.is_some()).await;
-            }
+            stored = cached(&mount, &open, (range, local), &mut data, hints.write_back, pins.is_some()).await?;
             len as usize
         }
         Mode::Direct => {
@@ -429,10 +421,7 @@ async fn under_pages(
                 buffered(mount, open, part, &mut bytes, true, None).await?;
             }
         } else {
-            let attempt = Attempt::begin(mount, &open.file, range).await;
-            if !buffered(mount, open, range, &mut data, true, Some(&attempt)).await? {
-                stored = attempt.stored(mount, range, true).await;
-            }
+            stored = cached(mount, open, (range, range), &mut data, write_back, true).await?;
         }
     }
     refused::shown(&open.file, range.len(), stored).await
@@ -471,6 +460,27 @@ pub(super) async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, write
         xattr::drop_capability(mount, file).await?;
     }
     Ok(())
+}
+
+/// Writes into the cache, and waits for the result if no room is set aside for all of the write. The caller holds the
+/// range lock on `held`. The inner error says that the bytes were cached and then lost.
+async fn cached(
+    mount: &Arc<Mount>,
+    open: &OpenFile,
+    (range, held): (ByteRange, ByteRange),
+    data: &mut Buf,
+    write_back: bool,
+    pinned: bool,
+) -> Result<Result<usize>> {
+    let len = range.len() as usize;
+    if write_back {
+        // `msync` and `fsync` report the error of a store through a mapping: pages without space wait for nothing.
+        buffered(mount, open, range, data, pinned, None).await?;
+        return Ok(Ok(len));
+    }
+    let attempt = Attempt::begin(mount, &open.file, range).await;
+    let is_covered = buffered(mount, open, range, data, pinned, Some(&attempt)).await?;
+    Ok(if is_covered { Ok(len) } else { attempt.stored(mount, held, pinned).await })
 }
 
 /// Writes into the cache. The caller holds the range lock. If it has `pinned` locks on all of the range, others see the

@@ -207,7 +207,8 @@ fn land(
     let lost = ByteRange::new(good_to, range.end);
     if let Some(e) = error {
         mount.stats.bytes(Count::WriteBackFailed, lost.len());
-        // A caller that syncs all files counts the failures of each file as reported when it gets the losses noted here.
+        // This comes first: a caller that syncs all files counts the failures of each file as reported when it gets the
+        // losses noted here.
         if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
         }

@@ -5,6 +5,7 @@ use super::world::World;
 use crate::api::{Hints, OpenFlags};
 use crate::conn::queue::Outgoing;
 use crate::telemetry::stats::Count;
+use crate::writeback::backlog;
 use crate::{Client, OpenFile, Pending};
 use amphi_env::{Buf, Env};
 use amphi_types::{Ino, IoMode, Result, TargetId};
@@ -160,8 +161,7 @@ fn early_returns_go_on_beside_a_target_that_is_away() {
     assert!(early > 1, "writes return early");
     let (blocked, done) = put(&mut w, &mut held, &near);
     assert_eq!(done, None, "nobody knows yet that the target is away");
-    assert!(w.client.mount.writeback.loads.set_away(BTreeSet::from([x])));
-    crate::writeback::backlog::reach_changed(&w.client.mount);
+    backlog::set_away(&w.client.mount, BTreeSet::from([x]));
     let mut blocked = blocked;
     assert_eq!(run_without(&mut w, x, &mut held, &mut blocked), Some(Ok(LEN)));
     for _ in 0..8 {
@@ -169,8 +169,7 @@ fn early_returns_go_on_beside_a_target_that_is_away() {
     }
     let (more, done) = put(&mut w, &mut held, &far);
     assert_eq!(done, None, "its own bound is reached");
-    assert!(w.client.mount.writeback.loads.set_away(BTreeSet::new()));
-    crate::writeback::backlog::reach_changed(&w.client.mount);
+    backlog::set_away(&w.client.mount, BTreeSet::new());
     w.give_back(held);
     assert_eq!(w.run_all(vec![waiting, more]), [Ok(LEN), Ok(LEN)]);
     for file in [&far, &near] {

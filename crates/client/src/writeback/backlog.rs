@@ -15,7 +15,8 @@ use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::tables::writeback::backlog::{Left, Ticket};
 use crate::writeback::flush;
-use amphi_types::ByteRange;
+use amphi_types::{ByteRange, TargetId};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -56,10 +57,13 @@ pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteR
     ticket.0.load(SeqCst)
 }
 
-/// Other targets than before cannot be reached: bytes that could not be sent may be sent now.
-pub(crate) fn reach_changed(mount: &Arc<Mount>) {
-    mount.writeback.backlog.readmit();
-    flush::pump(mount);
+/// These targets cannot be reached, and all others can. If they are others than before, bytes that could not be sent
+/// may be sent now.
+pub(crate) fn set_away(mount: &Arc<Mount>, away: BTreeSet<TargetId>) {
+    if mount.writeback.loads.set_away(away) {
+        mount.writeback.backlog.readmit();
+        flush::pump(mount);
+    }
 }
 
 /// Called when a request has ended, or bytes could not be sent: sends what the bound permits.
