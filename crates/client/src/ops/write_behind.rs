@@ -33,6 +33,7 @@ use crate::writeback::writeback_errors;
 use amphi_env::Buf;
 use amphi_pagecache::scratch_for;
 use amphi_types::{ByteRange, Errno, TargetId};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -95,6 +96,7 @@ pub(crate) async fn write(
     flush::flush_and_forget(mount, file, range).await;
     let Some(covered) = grants::cover(mount, file, range) else { return Err((data, kept)) };
     let Some(id) = submit(mount, file, range, memory, (locked, unfinished)) else { return Err((data, kept)) };
+    let loaded = Loaded::begin(mount, file, range);
     let len = data.len();
     let (mount2, file) = (mount.clone(), file.clone());
     // The first requests are sent on this thread; the rest of the work is done in the background.
@@ -102,7 +104,7 @@ pub(crate) async fn write(
         let under_way = file.size.begin_direct();
         let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };
         let sent = send_all(&mount2, &file, range, data, kind, false).await;
-        drop((under_way, covered));
+        drop((under_way, covered, loaded));
         let failed = sent.error.is_some();
         // The throughput is noted only when the write was answered: until the pipeline is full, the time of the call
         // would show the speed of memory.
@@ -167,9 +169,6 @@ fn submit(
     file.size.piped_bytes.fetch_add(memory, SeqCst);
     file.cached.dirty_bytes.fetch_add(len, SeqCst);
     mount.writeback.piped_bytes.fetch_add(memory, SeqCst);
-    for (target, bytes) in parts(file, range) {
-        mount.writeback.loads.begin(target, Load::piped(bytes));
-    }
     mount.stats.bytes(Count::Pipelined, len);
     file.touch(mount.wall());
     if unfinished {
@@ -184,10 +183,28 @@ fn submit(
     Some(id)
 }
 
-/// The bytes of `range` on each target, in pieces.
-fn parts(file: &Inode, range: ByteRange) -> impl Iterator<Item = (TargetId, u64)> {
-    let (layout, ino) = (file.layout(), file.ino);
-    layout.pieces(ino, range).map(move |(object, piece)| (layout.target(ino, object.stripe), piece.len()))
+/// The load of a write under way on its targets, until this is dropped.
+struct Loaded {
+    mount: Arc<Mount>,
+    parts: SmallVec<[(TargetId, Load); 4]>,
+}
+
+impl Loaded {
+    fn begin(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Loaded {
+        let layout = file.layout();
+        let pieces = layout.pieces(file.ino, range);
+        let parts = pieces.map(|(object, piece)| (layout.target(file.ino, object.stripe), Load::piped(piece.len())));
+        let loaded = Loaded { mount: mount.clone(), parts: parts.collect() };
+        loaded.parts.iter().for_each(|(target, load)| mount.writeback.loads.begin(*target, *load));
+        loaded
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let loads = &self.mount.writeback.loads;
+        self.parts.iter().for_each(|(target, load)| _ = loads.end(*target, *load));
+    }
 }
 
 /// Called when the requests have been answered.
@@ -227,9 +244,6 @@ fn land(
     assert!(before >= memory, "{ino}: {memory} bytes of memory end of {before}");
     let before = mount.writeback.piped_bytes.fetch_sub(memory, SeqCst);
     assert!(before >= memory, "{memory} bytes of memory end of {before} of all files");
-    for (target, bytes) in parts(file, range) {
-        mount.writeback.loads.end(target, Load::piped(bytes));
-    }
     mount.writeback.landings.fetch_add(1, SeqCst);
     flush::end_flight(file, id);
     if error.is_some() {

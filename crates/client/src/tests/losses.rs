@@ -5,6 +5,7 @@ use super::sharing::{Cluster, create, in_cluster, open, read, root};
 use super::world::World;
 use crate::Posting;
 use crate::api::{Hints, OpenFlags};
+use crate::coherence::{closes, opened_ahead};
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno, Ino, IoMode, TargetId};
@@ -20,8 +21,12 @@ fn filled(len: usize, byte: u8) -> Buf {
 }
 
 /// Drops everything that is cached, and all files that nobody uses.
-fn forget_all(w: &World) {
-    let mount = &w.client.mount;
+fn forget_all(w: &mut World) {
+    w.settle();
+    let mount = w.client.mount.clone();
+    opened_ahead::lose(&mount, None);
+    closes::hurry_all(&mount);
+    w.settle();
     for _ in 0..64 {
         mount.cache.evict(0).iter().for_each(|file| mount.files.reap(file));
     }
@@ -74,7 +79,7 @@ fn a_refusal_outlives_the_cached_file() {
         assert!(w.client.mount.files.get(ino).is_some(), "it is cached");
         writeback_errors::refused(&w.client.mount, TargetId(0), 7, ino);
         w.settle();
-        forget_all(&w);
+        forget_all(&mut w);
         assert!(w.client.mount.files.get(ino).is_none());
         if is_lost {
             writeback_errors::refused(&w.client.mount, TargetId(0), 8, ino);
@@ -250,10 +255,7 @@ fn lost_pages_are_on_record() {
         let ino = file.ino();
         let file = if is_forgotten {
             drop(file);
-            w.settle();
-            crate::coherence::closes::hurry_all(&w.client.mount);
-            w.settle();
-            forget_all(&w);
+            forget_all(&mut w);
             assert!(w.client.mount.files.get(ino).is_none());
             None
         } else {
