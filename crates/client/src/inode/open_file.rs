@@ -14,7 +14,8 @@ use amphi_wire::{Access, LockExtent, ReadAdvice};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
-/// The function of the mount that an open file, or an open that no program has taken over, calls when it is dropped.
+/// The functions of the mount that an open file, or an open that no program has taken over, calls: when it is dropped,
+/// and when bytes are lost that were written through it.
 pub(crate) trait Closer: Send + Sync {
     /// The last reference to an open file was dropped. `reads` describes the reads that were made through it; `ahead`
     /// is as in `OpenFile`.
@@ -23,6 +24,9 @@ pub(crate) trait Closer: Send + Sync {
     /// An open of a file that the server counts is given up; `linger`: its close may wait for others to share a
     /// message.
     fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool);
+
+    /// Bytes of a file were lost. It is noted for callers that sync all files.
+    fn lost(&self, errno: Errno);
 }
 
 /// The program's declarations about its I/O.
@@ -236,6 +240,14 @@ impl OpenFile {
             return Ok(());
         }
         self.file.failures.tell(&self.reported)
+    }
+
+    /// Bytes of `range` that were written through this open file are lost: this is reported like a failed write-back.
+    pub(crate) fn lost(&self, range: ByteRange, errno: Errno) {
+        if let Some(closer) = self.closer.upgrade() {
+            closer.lost(errno);
+        }
+        self.file.failures.note(errno, range);
     }
 
     /// Reports the failures that were not reported to this open file yet.
