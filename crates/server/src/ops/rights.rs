@@ -98,7 +98,7 @@ impl<E: Env> RequestCx<E> {
 
     fn check_here(&self, object: ObjectId, touch: Touch) -> Result<()> {
         let access = self.target.files.open.borrow().access(self.session, object.ino);
-        if object.stripe == 0 && access.is_some_and(|a| a.write || touch == Touch::Look) {
+        if object.stripe == 0 && access.is_some_and(|a| touch.is_allowed_by(a)) {
             return Ok(());
         }
         let right = right_of(&self.target, object.ino, self.session)?;

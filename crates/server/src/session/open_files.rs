@@ -1,8 +1,9 @@
 //! `OpenFiles`: which inodes of a target are open, and for which sessions.
 //!
-//! Owns: open inodes and the records that belong to them: rights of sessions on stripes, opens on behalf of other
-//! targets, and opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
+//! Owns: open inodes and the records that belong to them: rights of sessions on stripes, directories that sessions may
+//! list, opens on behalf of other targets, and opens of sessions that have not reconnected yet. Does not own: the rules of opening (`ops::open`).
 
+use crate::session::listed::Listed;
 use crate::session::opens::Opens;
 use crate::session::rights::Rights;
 use amphi_types::{Ino, SessionId, TargetId};
@@ -20,6 +21,8 @@ pub struct OpenFiles {
     pub open: RefCell<Opens>,
     /// The rights of sessions on stripes on this target that belong to files of other targets.
     pub rights: RefCell<Rights>,
+    /// Directories that sessions have been allowed to list.
+    pub listed: RefCell<Listed>,
     /// The last open for each slot: number of the request, inode.
     opened_for: RefCell<BTreeMap<OpenSlot, (u64, Ino)>>,
     /// Opens for sessions of an earlier run that had not presented their open files yet.
@@ -70,6 +73,7 @@ impl OpenFiles {
     pub fn end_session(&self, session: SessionId) -> Vec<Ino> {
         let touched = self.open.borrow_mut().drop_session(session);
         self.rights.borrow_mut().forget_session(session);
+        self.listed.borrow_mut().end_session(session);
         self.opened_for.borrow_mut().retain(|(s, _, _), _| *s != session);
         self.early.borrow_mut().retain(|(s, _, _)| *s != session);
         touched

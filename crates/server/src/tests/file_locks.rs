@@ -176,6 +176,7 @@ fn locks_over_a_restart() {
             let held = posix(f, 1, W, 0, 10);
             assert_eq!(a.set(held, 1, false).await, Ok(true));
             assert_eq!(b.set(posix(f, 1, W, 10, 20), 1, false).await, Ok(true));
+            a.held.opens.borrow_mut().push((f, RW));
             a.held.file_locks.borrow_mut().push(held);
             drop(server);
             place.sim.crash("server", CrashKind::Process);
@@ -224,6 +225,8 @@ fn conversions_without_an_answer() {
             let f = a.create(Ino::ROOT, "f").await.unwrap();
             let b = place.client(2).await.unwrap();
             assert_eq!(a.set(posix(f, 1, W, 0, 10), 1, false).await, Ok(true));
+            a.held.opens.borrow_mut().push((f, RW));
+            b.held.opens.borrow_mut().push((f, RW));
             a.held.converted.borrow_mut().push(posix(f, 1, W, 0, 10));
             a.held.file_locks.borrow_mut().push(posix(f, 1, R, 0, 10));
             if was_converted {
