@@ -47,7 +47,8 @@ const HOLDERS_LOOKED_AT: usize = 256;
 pub struct FileLockLimits {
     /// Most locks held, on all files. A waiting request counts as two locks, which is what its grant may add.
     pub max_locks: usize,
-    /// Most locks of one session, so that no session keeps the others out of the table. Waiting requests count as above.
+    /// Most locks of one session, so that no session keeps the others out of the table. Waiting requests count as
+    /// above.
     pub max_locks_per_session: usize,
     /// Most locks held on one file, in one of the two tables. Waiting requests count as above.
     pub max_locks_per_file: usize,
@@ -533,7 +534,8 @@ impl FileLocks {
         self.pieces.is_empty() && self.waits.is_empty()
     }
 
-    /// Returns whether `more` locks of the session are within the bounds, including those that waiting requests may add.
+    /// Returns whether `more` locks of the session are within the bounds, including those that waiting requests may
+    /// add.
     fn room(&self, session: SessionId, file: &File, more: usize) -> bool {
         let own = self.of_sessions.get(&session).copied().unwrap_or(0);
         own + more <= self.limits.max_locks_per_session

@@ -157,8 +157,9 @@ impl MetaStore {
     /// With new permissions the access control list changes as well (`Acl::chmod`).
     ///
     /// Errors: `Stale`, `Perm` (not the owner, chown or chgrp not allowed, forbidden by what `chattr` has set),
-    /// `Access` (size, a time of now or the loss of set-user-id bits without write permission), `IsDir` or `Inval` (size of something other than a
-    /// file), `FileTooBig`, `Inval` (time stamp), `NotSupported` (mode of a symbolic link).
+    /// `Access` (size, a time of now or the loss of set-user-id bits without write permission), `IsDir` or `Inval`
+    /// (size of something other than a file), `FileTooBig`, `Inval` (time stamp), `NotSupported` (mode of a symbolic
+    /// link).
     pub fn setattr(&mut self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec, txn: &mut Txn) -> Result<Attr> {
         let inode = self.inode(ino)?;
         let next = decide(cred, &inode, &self.facts(ino)?, set, now)?;

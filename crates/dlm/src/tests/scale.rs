@@ -199,8 +199,8 @@ fn deadlines_and_bounds() {
     assert_eq!(space.granted_range(waits), Some(ByteRange::at(0, 1)));
 }
 
-/// Goal: a session gets no more than its share of the table, by requests or by presenting locks, and the rest is left to
-/// others. Method: small bounds.
+/// Goal: a session gets no more than its share of the table, by requests or by presenting locks, and the rest is left
+/// to others. Method: small bounds.
 #[test]
 fn a_session_has_a_share_of_the_table() {
     let limits = LockLimits { max_locks: 4, max_locks_per_session: 2, ..LockLimits::default() };

@@ -374,8 +374,8 @@ fn setattr_rules() {
 }
 
 /// Goal: a user who may not write a file can neither strip it of set-user-id bits and capabilities nor set its change
-/// time, and no owner gets around `chattr` with a change time. What belongs to a write needs what a write needs. Method:
-/// one call per rule.
+/// time, and no owner gets around `chattr` with a change time. What belongs to a write needs what a write needs.
+/// Method: one call per rule.
 #[test]
 fn a_write_alone_strips_and_dates() {
     let mut s = Story::new();

@@ -39,7 +39,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         TargetRequest::Project(ino) => ops::subtree::project_here(target, ino).await.map(TargetReply::Project),
         TargetRequest::IsBound(project) => Ok(TargetReply::Outcome(target.is_bound(project))),
         TargetRequest::Listed { session, dir, uid } => {
-            Ok(TargetReply::Outcome(target.files.listed.borrow().has(session, dir, uid)))
+            Ok(TargetReply::Outcome(target.files.was_listed(session, dir, uid)))
         }
         TargetRequest::Place(dir, name) => {
             ops::names::place(target, dir, &name).await.map(|p| TargetReply::Place(Box::new(p)))

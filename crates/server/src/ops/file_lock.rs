@@ -18,10 +18,10 @@ impl<E: Env> RequestCx<E> {
         if ino.target() == self.target.id { Ok(()) } else { Err(Errno::Stale) }
     }
 
-    /// Returns whether the session has the file open, or had it open lately, for reading or writing. Nobody calls a lock
-    /// of an application back, so a session that cannot access the file must not lock others out.
+    /// Returns whether the session has the file open, or had it open lately, for reading or writing. Nobody calls a
+    /// lock of an application back, so a session that cannot access the file must not lock others out.
     fn has_open(&self, ino: Ino) -> bool {
-        let access = self.target.files.open.borrow().access(self.session, ino);
+        let access = self.target.files.access(self.session, ino);
         access.is_some_and(|access| access.read || access.write)
     }
 

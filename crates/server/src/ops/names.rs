@@ -127,10 +127,10 @@ impl<E: Env> RequestCx<E> {
         let known = (self.session, facts.directory(), self.cred.uid);
         let allowed = perm::access(&self.cred, &facts, perm::Want::READ);
         if allowed.is_ok() {
-            self.target.files.listed.borrow_mut().note(known.0, known.1, known.2);
+            self.target.files.note_listed(known.0, known.1, known.2);
             return Ok(());
         }
-        if cookie == 0 || self.target.files.listed.borrow().has(known.0, known.1, known.2) {
+        if cookie == 0 || self.target.files.was_listed(known.0, known.1, known.2) {
             return if cookie == 0 { allowed } else { Ok(()) };
         }
         if known.1.target() == self.target.id {
@@ -140,7 +140,7 @@ impl<E: Env> RequestCx<E> {
         match self.worker.ask(known.1.target(), question).await? {
             TargetReply::Outcome(true) => {
                 self.alive()?;
-                self.target.files.listed.borrow_mut().note(known.0, known.1, known.2);
+                self.target.files.note_listed(known.0, known.1, known.2);
                 Ok(())
             }
             TargetReply::Outcome(false) => allowed,

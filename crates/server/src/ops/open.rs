@@ -365,7 +365,7 @@ impl<E: Env> RequestCx<E> {
             }
         }
         self.target.reclaim.expect_no_more(self.session);
-        let access = |ino: Ino| self.target.files.open.borrow().access(self.session, ino);
+        let access = |ino: Ino| self.target.files.access(self.session, ino);
         if is_expected {
             // They were presented before the opens.
             let is_open = |ino: Ino| access(ino).is_some_and(|access| access.read || access.write);

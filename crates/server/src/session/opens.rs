@@ -3,9 +3,9 @@
 //! Owns: counts per inode and session, in memory, and what sessions have closed lately. Clients present them again
 //! after a restart. Does not own: the consequences of the last close (`ops::open`).
 //!
-//! Invariant: what a session may do with a file (`access`) follows only from opens that this target has granted. A close
-//! ends an open of exactly the access that it names. A close that names an access without such an open ends nothing,
-//! and gives no right.
+//! Invariant: what a session may do with a file (`access`) follows only from opens that this target has granted. A
+//! close ends an open of exactly the access that it names. A close that names an access without such an open ends
+//! nothing, and gives no right.
 //!
 //! An open that an earlier run promised, and whose answer may still be requested again, is kept under its slot
 //! (`slots`) and counted here like any other.
