@@ -61,7 +61,11 @@ where
         for i in 0.. {
             let dir = a.mkdir(Ino::ROOT, &format!("d{i}")).await.expect("mkdir");
             if files.iter().all(|f: &Ino| f.target() != dir.target()) {
-                files.push(a.create(dir, "f").await.expect("create"));
+                let f = a.create(dir, "f").await.expect("create");
+                for client in [&a, &b] {
+                    client.call(Request::Open { ino: f, access: RW, exec: false }).await.expect("opened");
+                }
+                files.push(f);
             }
             if files.len() == 2 {
                 break;
