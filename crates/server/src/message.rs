@@ -101,6 +101,15 @@ pub enum TargetRequest {
     /// `Outcome`: whether a key is bound to the tree of this project. This is sent only to target 0, which keeps the
     /// registry.
     IsBound(u32),
+    /// `Outcome`: whether this user of the session was allowed to list the directory of this target.
+    Listed {
+        /// The session.
+        session: SessionId,
+        /// The directory, not one of its shards.
+        dir: Ino,
+        /// The user.
+        uid: u32,
+    },
     /// `Place`: a directory and where a name in it leads.
     Place(Ino, Name),
     /// `Ancestors`: whether `sought` is `from` or above it, as far as the target can say.

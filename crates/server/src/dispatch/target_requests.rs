@@ -38,6 +38,9 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         }
         TargetRequest::Project(ino) => ops::subtree::project_here(target, ino).await.map(TargetReply::Project),
         TargetRequest::IsBound(project) => Ok(TargetReply::Outcome(target.is_bound(project))),
+        TargetRequest::Listed { session, dir, uid } => {
+            Ok(TargetReply::Outcome(target.files.was_listed(session, dir, uid)))
+        }
         TargetRequest::Place(dir, name) => {
             ops::names::place(target, dir, &name).await.map(|p| TargetReply::Place(Box::new(p)))
         }
@@ -277,6 +280,7 @@ async fn forget_session<E: Env>(
     target.queues.in_flight.landed(session).await;
     target.sessions.forget(session);
     target.reclaim.forget(session);
+    target.reclaim.expect_no_more(session);
     target.coherence.glimpses.end_session(session);
     target.coherence.tokens.drop_session(session, if stopped { SessionEnd::Stopped } else { SessionEnd::CutOff });
     worker.send_revocations(target);

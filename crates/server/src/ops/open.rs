@@ -13,7 +13,7 @@ use amphi_env::Env;
 use amphi_meta::MetaStore;
 use amphi_meta::perm::Want;
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Errno, Ino, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_types::{Cred, Errno, Ino, ObjectId, Result, SessionId, TargetId, Timespec, TokenKey};
 use amphi_wire::keys::Squash;
 use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply, RequestId, TokenGrant, Tokens};
 use amphi_zone::{Lsn, Order};
@@ -323,12 +323,18 @@ impl<E: Env> RequestCx<E> {
     /// attributes.
     ///
     /// For a client whose users are mapped (`users`), only opens are accepted that one of these users could get now.
+    /// Locks that nobody calls back, of groups and of applications, are accepted on files that the session has open.
+    ///
+    /// Errors: `Io` if the session has ended meanwhile.
     pub async fn represent(
         &self,
         opens: Vec<(Ino, Access)>,
         locks: Vec<HeldLock>,
         users: Option<&Squash>,
     ) -> Result<Reply> {
+        // The check of the session's tree has waited, and the opens of a session that has ended would stay for ever.
+        self.alive()?;
+        let is_expected = self.target.reclaim.is_expected(self.session);
         // A repeated request must not wait for an operation that changes a file: that operation may wait for a lock
         // that was restored, and the mount gets no callback before it has this answer.
         let is_late = self.target.reclaim.begin_saying(self.session);
@@ -358,6 +364,14 @@ impl<E: Env> RequestCx<E> {
                 }
             }
         }
+        self.target.reclaim.expect_no_more(self.session);
+        let access = |ino: Ino| self.target.files.access(self.session, ino);
+        if is_expected {
+            // They were presented before the opens.
+            let is_open = |ino: Ino| access(ino).is_some_and(|access| access.read || access.write);
+            self.target.coherence.file_locks.keep_only(self.session, is_open);
+            super::file_lock::tell(&self.worker, &self.target);
+        }
         // This is done in the step in which the session becomes a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
         // If the session was evicted meanwhile, other sessions may have used the locks that it held.
@@ -370,7 +384,16 @@ impl<E: Env> RequestCx<E> {
                 };
                 let locks: Vec<_> =
                     locks.into_iter().map(|l| (owner(l.group), l.object, mode(l.mode), l.range)).collect();
-                let ids = self.target.coherence.locks.take_in(self.session, &locks);
+                // The target of the inode has presented opens of the session itself. A target of another stripe cannot
+                // ask it, because the session may be about to present its opens there.
+                let may_lock = |owner: Owner, object: ObjectId| match owner {
+                    Owner::Group(..) if object.ino.target() == self.target.id => {
+                        access(object.ino).is_some_and(|a| a.write)
+                    }
+                    Owner::Group(..) => is_expected,
+                    _ => true,
+                };
+                let ids = self.target.coherence.locks.take_in(self.session, &locks, may_lock);
                 self.worker.send_callbacks(&self.target);
                 ids
             }
