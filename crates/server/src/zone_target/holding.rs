@@ -58,7 +58,7 @@ impl<E: Env> Target<E> {
         };
         if !blocks.is_empty() {
             let reads = stream::iter(blocks.into_values()).map(|inos| self.bring_back(inos));
-            held.unread = reads.buffer_unordered(READS_AT_ONCE).concat().await;
+            held.unread = Box::pin(reads.buffer_unordered(READS_AT_ONCE).concat()).await;
         }
         held
     }
@@ -70,7 +70,7 @@ impl<E: Env> Target<E> {
         for ino in inos {
             while self.meta.borrow().is_away(ino) {
                 let key = self.meta.borrow().inode_key(ino);
-                if self.load(&key).await.is_err() {
+                if self.load(&key).await.is_err() && self.meta.borrow().is_away(ino) {
                     unread.push(ino);
                     break;
                 }
