@@ -1,7 +1,7 @@
 //! Inodes that are not in the memory of the server.
 
 use super::batch::part;
-use super::locks::{ask, counter, locked};
+use super::locks::{ask, counter, locked, make};
 use super::*;
 use crate::planted::{Mistake, plant};
 use amphi_env::sim::{CrashKind, DiskOpKind};
@@ -368,13 +368,14 @@ fn a_waiting_lock_keeps_no_inode() {
     let story = async {
         let server = place.start().await.unwrap();
         let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
-        let file = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let made = c.call(make("f")).await;
+        let Ok(Reply::Made { inode, lock: Some(held), .. }) = made else { panic!("{made:?}") };
+        let file = inode.attr.ino;
         other.call(Request::Open { ino: file, access: RW, exec: false }).await.unwrap();
-        let lock = || ask(ObjectId { ino: file, stripe: 0 }, LockMode::Write, 0, 4096, LockExtent::Exact);
-        let (held, _) = locked(&c, lock()).await;
+        let lock = ask(ObjectId { ino: file, stripe: 0 }, LockMode::Write, 0, 4096, LockExtent::Exact);
         c.held.deaf.set(true);
         let waiting = async {
-            let (_, range) = locked(&other, lock()).await;
+            let (_, range) = locked(&other, lock).await;
             assert_eq!(range.start, 0);
         };
         let making = async {
