@@ -259,7 +259,7 @@ fn each_stripe_gets_its_owner() {
             file
         };
         for n in 0..6 {
-            for (client, text) in [(&c, format!("c{n}")), (&user, format!("u{n}"))] {
+            for (client, text) in [(&c, format!("wide c{n}")), (&user, format!("wide u{n}"))] {
                 let file = striped(client, &text).await;
                 client.call(Request::Close { ino: file, access: RW, atime: None }).await.unwrap();
             }
