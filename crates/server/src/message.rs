@@ -281,7 +281,10 @@ pub enum QuotaRequest {
         /// No request waits for the share yet; it is requested ahead of need.
         ahead: bool,
     },
-    /// `Collected`: the part of the target's share that the account does not use is returned.
+    /// `Share` if the account is not limited, otherwise `Outcome(true)`. It is sent only to target 0.
+    IsLimited(Account),
+    /// `Collected`: the part of the target's share that the account does not use is returned. `Outcome(false)`: the
+    /// target does not know yet how much the account uses.
     Collect {
         /// The account.
         account: Account,

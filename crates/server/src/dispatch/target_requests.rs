@@ -21,7 +21,11 @@ use std::rc::Rc;
 /// Answers a question to `target`, which is this worker's.
 pub fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: TargetRequest) -> Replying {
     let (worker, target) = (worker.clone(), target.clone());
-    Box::pin(async move { reply(&worker, &target, question).await })
+    Box::pin(async move {
+        let reply = reply(&worker, &target, question).await;
+        target.let_inodes_go();
+        reply
+    })
 }
 
 async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: TargetRequest) -> Result<TargetReply> {
@@ -201,7 +205,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         }
         TargetRequest::Quota(question) => ops::quota::ledger::answer(worker, target, question).await,
         TargetRequest::QuotaIsOn => Ok(TargetReply::Outcome(target.counts.quota.ledger.borrow().is_on())),
-        TargetRequest::Owners(inos) => ops::quota::counting::owners(target, &inos).await,
+        TargetRequest::Owners(inos) => Ok(TargetReply::Owners(ops::quota::counting::owners(target, &inos).await)),
         TargetRequest::SetOwner(ino, owner) => {
             target.set_owner(ino, owner);
             Ok(TargetReply::Done)

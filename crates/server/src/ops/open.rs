@@ -270,9 +270,12 @@ impl<E: Env> RequestCx<E> {
         let apply = |target: &Target<E>, times: &[(Ino, Timespec)]| {
             let mut txn = Txn::default();
             let mut any = false;
+            let mut meta = target.meta.borrow_mut();
             for (ino, atime) in times {
-                any |= matches!(target.meta.borrow_mut().accessed(*ino, *atime, &mut txn), Ok(true));
+                // The time of an inode that cannot be read is lost.
+                any |= !meta.is_away(*ino) && matches!(meta.accessed(*ino, *atime, &mut txn), Ok(true));
             }
+            drop(meta);
             if any {
                 target.append(txn, Order::Plain);
             }
@@ -280,7 +283,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.coherence.tokens.on() {
             let (worker, target, session) = (self.worker.clone(), self.target.clone(), self.session);
             self.worker.env.spawn(async move {
-                let Ok(_here) = target.hold(times.iter().map(|(ino, _)| *ino)).await else { return };
+                let here = target.hold_readable(times.iter().map(|(ino, _)| *ino)).await;
                 let held = times.iter().map(|(ino, _)| (NameKey::Inode(*ino), Hold::Exclusive)).collect();
                 let _guard = target.queues.names.take(held).await;
                 if target.zone.reserve(0).await.is_err() {
@@ -291,6 +294,8 @@ impl<E: Env> RequestCx<E> {
                 let sent = || worker.send_revocations(&target);
                 let _changing = target.coherence.tokens.change(|| worker.now_ns(), session, keys, sent).await;
                 apply(&target, &times);
+                drop(here);
+                target.let_inodes_go();
             });
             return;
         }
@@ -357,7 +362,10 @@ impl<E: Env> RequestCx<E> {
                     None => self.cred.uid == 0 || meta.check_open(&self.cred, ino, want).is_ok(),
                 }
             };
-            let opens = opens.into_iter().filter(|(ino, access)| may(*ino, *access));
+            // An open is refused if the inode cannot be read and has to be checked, or marked as spread again.
+            let is_checked = users.is_some() || self.cred.uid != 0;
+            let is_known = |ino: Ino, access: Access| !(meta.is_away(ino) && (is_checked || access.write));
+            let opens = opens.into_iter().filter(|(ino, access)| is_known(*ino, *access) && may(*ino, *access));
             for (ino, access) in opens.chain(kept) {
                 if meta.is_away(ino) || meta.inode(ino).is_ok() {
                     table.open(self.session, ino, access);
@@ -419,8 +427,9 @@ impl<E: Env> RequestCx<E> {
     /// Marks files that have data on several targets as spread. Returns the last record of that, if any was not.
     fn spread_again(&self, inos: &[Ino]) -> Option<Lsn> {
         let mut meta = self.target.meta.borrow_mut();
-        let settled =
-            |meta: &MetaStore, ino| meta.inode(ino).is_ok_and(|i| i.objects.wide && !i.objects.spread && i.nlink > 0);
+        let settled = |meta: &MetaStore, ino| {
+            !meta.is_away(ino) && meta.inode(ino).is_ok_and(|i| i.objects.wide && !i.objects.spread && i.nlink > 0)
+        };
         let settled: Vec<Ino> = inos.iter().copied().filter(|ino| settled(&meta, *ino)).collect();
         let mut last = None;
         for some in settled.chunks(OPENS_A_STEP) {
