@@ -229,6 +229,51 @@ fn jobs_that_end_otherwise() {
     site.nothing_left();
 }
 
+/// Goal: files that could not be brought out are not lost: the job says what and why, keeps them, and they can be
+/// brought out to another place by the command that it prints, or are named when they are given up; what the program
+/// has not made is not waited for. Method: a target that the program of the job takes, so that the copy is refused.
+#[test]
+fn files_that_cannot_be_brought_out_stay() {
+    let site = Site::new();
+    let script = "echo bytes >$AMPHI_JOB_DIR/x; mkdir out/x; exit 3";
+    let begin = |log: &str| {
+        let log = std::fs::File::create(site.place.path(log)).expect("a log");
+        let mut job = site.job(&["--stage-out", "x:out/x", "--stage-out", "none:out/none", "--", "sh", "-c", script]);
+        job.env_remove("SLURM_JOB_ID").stderr(log).spawn().expect("amphi starts")
+    };
+    let said = |log: &str| std::fs::read_to_string(site.place.path(log)).expect("a log");
+    let mut job = begin("first");
+    eventually("the job keeps the files", || said("first").contains("to bring them out now"));
+    let text = said("first");
+    assert!(text.contains("stage-out of x to") && text.contains("stage-out of none to"), "{text}");
+    let id = text.split_once("amphi: job ").and_then(|(_, rest)| rest.split_once(':')).expect("the job").0.to_string();
+    let stage_out = |more: &[&str]| {
+        let mut command = amphi();
+        command.args(["job", "stage-out", &id, "--scratch"]).arg(site.scratch()).args(more);
+        let out = command.current_dir(site.place.path(".")).output().expect("amphi starts");
+        eprintln!("{}", String::from_utf8_lossy(&out.stderr));
+        out.status.code()
+    };
+    assert_eq!(stage_out(&[]), Some(1), "the target is still taken");
+    assert_eq!(job.try_wait().expect("wait"), None, "the job waits");
+    assert_eq!(stage_out(&["--to", "in"]), Some(0));
+    assert_eq!(job.wait().expect("wait").code(), Some(3), "that of the program");
+    assert_eq!(std::fs::read(site.place.path("in/x")).expect("brought out"), b"bytes\n");
+    let text = said("first");
+    let lost = text.lines().find(|line| line.contains("is lost")).expect("a line");
+    assert!(lost.contains("none to") && !lost.contains("x to"), "{lost}");
+    assert_eq!(stage_out(&[]), Some(2), "no such job");
+    site.nothing_left();
+
+    std::fs::remove_dir(site.place.path("out/x")).expect("remove");
+    let mut job = begin("second");
+    eventually("the job keeps the files", || said("second").contains("to bring them out now"));
+    signal(&job, Signal::TERM);
+    assert_eq!(job.wait().expect("wait").code(), Some(3), "that of the program");
+    assert!(said("second").contains("is lost: x to"), "{}", said("second"));
+    site.nothing_left();
+}
+
 fn parent_of(pid: Pid) -> Option<Pid> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     Pid::from_raw(stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?)
