@@ -107,6 +107,8 @@ pub enum Task {
     /// Note the copies out of the file system that are not complete; answered by `Unstaged`, with those whose source
     /// exists.
     Keep(Vec<Copy>),
+    /// Try the copies that were noted again. Not answered.
+    Retry,
     /// Tell which of the copies that were noted are still not complete; answered by `Unstaged`.
     Unstaged,
     /// Remove what there is of a job, of which this is not the keeper, and end; answered by `Ended`.

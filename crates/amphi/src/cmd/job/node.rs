@@ -48,6 +48,8 @@ enum Part {
     /// Server and mount in one process.
     Both,
     Stage,
+    /// `amphi job stage-out`.
+    Retry,
 }
 
 impl Part {
@@ -56,7 +58,7 @@ impl Part {
             Part::Server => "the server",
             Part::Mount => "the mount",
             Part::Both => "the file system",
-            Part::Stage => "the stage",
+            Part::Stage | Part::Retry => "the stage",
         }
     }
 }
@@ -125,7 +127,7 @@ impl Keeper {
                         Part::Server => self.report(Said::Serving { addresses }),
                         Part::Both => self.report(Said::Serving { addresses: Vec::new() }),
                         Part::Mount => self.report(Said::Mounted),
-                        Part::Stage => {}
+                        Part::Stage | Part::Retry => {}
                     }
                 }
                 Heard::Ended(part, output, errors) => {
@@ -136,6 +138,8 @@ impl Keeper {
                     match (part, serde_json::from_str(&output)) {
                         (Part::Stage, Ok(result)) => self.report(Said::Staged(result)),
                         (Part::Stage, Err(_)) => self.report(Said::Staged(no_result(&errors))),
+                        (Part::Retry, _) if errors.is_empty() => {}
+                        (Part::Retry, _) => say(&format!("amphi: {errors}")),
                         _ => self.report(Said::Lost(format!("{} has ended: {errors}", part.word()))),
                     }
                 }
@@ -162,6 +166,7 @@ impl Keeper {
             }
             Task::Stage(copy) => self.stage(copy),
             Task::Keep(copies) => self.keep(copies),
+            Task::Retry => self.retry(),
             Task::Unstaged => self.unstaged(),
             Task::Clean(_) | Task::End => Ok(()),
         }
@@ -256,9 +261,16 @@ impl Keeper {
         Ok(())
     }
 
+    fn retry(&mut self) -> Outcome {
+        let folder = self.place()?.1;
+        let scratch = folder.path().parent().unwrap_or(Path::new("/")).display().to_string();
+        let args = ["job", "stage-out", &folder.id(), "--scratch", &scratch].map(String::from);
+        self.begin(Part::Retry, args.to_vec())
+    }
+
     fn unstaged(&self) -> Outcome {
         let mut list = List::open(self.place()?.1)?;
-        let copies = if list.lock().is_ok() { Some(list.read()?) } else { None };
+        let copies = if list.is_busy() { None } else { Some(list.read()?) };
         self.report(Said::Unstaged(copies));
         Ok(())
     }

@@ -123,6 +123,15 @@ impl Told {
         say(&format!("amphi: job {}: {what}: {seconds:.2} s", self.id));
         self.steps.push(json!({ "step": what, "seconds": seconds }));
     }
+
+    /// Tells that a copy is complete which was not at first.
+    pub fn brought_out(&mut self, copy: &Copy) {
+        say(&format!("amphi: job {}: stage-out of {} is complete now", self.id, copy.text()));
+        for staged in self.staged.iter_mut().filter(|staged| staged["copy"] == copy.text()) {
+            staged["complete"] = true.into();
+            staged["error"] = Value::Null;
+        }
+    }
 }
 
 impl Run {
@@ -332,7 +341,7 @@ fn begin(world: &mut World, told: &mut Told, plan: &Plan) -> Outcome<(String, St
 /// Copies, and tells.
 ///
 /// Errors: the copy is not complete.
-pub fn stage(world: &mut World, told: &mut Told, way: &str, copy: &Copy, stay: impl FnMut(&Wish) -> bool) -> Outcome {
+fn stage(world: &mut World, told: &mut Told, way: &str, copy: &Copy, stay: impl FnMut(&Wish) -> bool) -> Outcome {
     let begun = monotonic();
     let result = world.ask(To::Node(0), &Task::Stage(copy.clone()), None, stay, |said| match said {
         Said::Staged(result) => Some(result),

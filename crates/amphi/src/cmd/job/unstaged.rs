@@ -1,17 +1,18 @@
 //! Files that could not be brought out of a job's file system: they are tried again while the job still has time.
 //!
-//! Owns: the list of such copies, which lies in the job's folder on its first node; the tries of `amphi job run`; and
-//! `amphi job stage-out`, by which the user brings them out, to another place if need be. Does not own: the copying.
+//! Owns: the list of such copies, which lies in the job's folder on its first node; how long `amphi job run` waits for
+//! them; and `amphi job stage-out`, by which they are brought out, to another place if need be. The user starts it, and
+//! every minute the keeper does. Does not own: the copying.
 //!
-//! Invariants: the list is changed under its lock, which `amphi job stage-out` holds as long as it copies; so
-//! `amphi job run` neither tries nor gives up meanwhile. A copy leaves the list when it is complete. What is still on
+//! Invariants: once the list is made, only `amphi job stage-out` changes it, and holds its lock as long as it copies. So
+//! no two of them copy at the same time, and `amphi job run` does not give up meanwhile. A copy leaves the list when it is complete. What is still on
 //! the list when the time is over is named once more before it is lost. The file system ends with the job in any case:
 //! its servers are processes of the job, which the batch system ends.
 
 use super::clean::{is_meant, places};
 use super::folder::{Folder, UNSTAGED};
 use super::messages::{Copy, Said, Task, To};
-use super::run::{Told, stage};
+use super::run::Told;
 use super::world::World;
 use amphi_env::real::monotonic;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -64,17 +65,18 @@ impl StageOut {
         };
         list.lock()?;
         let program = std::env::current_exe().during(|| "find this program".into())?;
-        let mut left = Vec::new();
-        for copy in list.read()? {
+        let (mut left, all) = (Vec::new(), list.read()?);
+        for (k, copy) in all.iter().enumerate() {
             let (from, to) = (copy.source.at(&folder.mount()), copy.target.at(&folder.mount()));
             let to = self.to.as_ref().map_or(to.clone(), |dir| dir.join(to.file_name().unwrap_or_default()));
-            say(&format!("amphi: {} to {}", from.display(), to.display()));
+            say(&format!("amphi job stage-out: {} to {}", from.display(), to.display()));
             let status = Command::new(&program).arg("stage").args(&copy.options).arg("--").args([&from, &to]).status();
             if !status.during(|| "start amphi stage".into())?.success() {
-                left.push(copy);
+                left.push(copy.clone());
+                continue;
             }
+            list.write(&[&left, &all[k + 1..]].concat())?;
         }
-        list.write(&left)?;
         match left.len() {
             0 => Ok(()),
             n => Err(Failure::broken(format!("{n} copies are not complete; the job still waits for them"))),
@@ -105,12 +107,14 @@ impl List {
         Ok(List { file: file.during(|| format!("open {}", path.display()))?, path })
     }
 
-    /// Locks it, as long as it is open.
-    ///
-    /// Errors: somebody else has locked it.
-    pub fn lock(&self) -> Outcome {
-        let busy = |_| Failure::refused(format!("{}: another amphi job stage-out copies", self.path.display()));
-        flock(&self.file, FlockOperation::NonBlockingLockExclusive).map_err(busy)
+    /// Locks it, as long as it is open, when no other `amphi job stage-out` copies any more.
+    fn lock(&self) -> Outcome {
+        flock(&self.file, FlockOperation::LockExclusive).during(|| format!("lock {}", self.path.display()))
+    }
+
+    /// Whether `amphi job stage-out` copies.
+    pub fn is_busy(&self) -> bool {
+        flock(&self.file, FlockOperation::NonBlockingLockShared).is_err()
     }
 
     /// The copies.
@@ -155,23 +159,16 @@ fn tries(world: &mut World, told: &mut Told, kept: &Kept<'_>, open: &mut Vec<Cop
         }
         let left = world.ask(To::Node(0), &Task::Unstaged, Some(ANSWER), |_| false, list)?;
         // None: `amphi job stage-out` copies.
-        let Some(mut left) = left.into_iter().flatten().next() else { continue };
-        let is_over = monotonic() >= until;
-        if monotonic() >= next && !is_over {
-            left.retain(|copy| match stage(world, told, "out", copy, |_| false) {
-                Ok(()) => false,
-                Err(e) => {
-                    say_error(&e.text);
-                    true
-                }
-            });
-            note(world, &left)?;
-            next = monotonic() + TRY_AGAIN;
-        }
-        let done = left.is_empty();
-        open.retain(|copy| missing.contains(copy) || left.contains(copy));
-        if done || is_over {
+        let Some(left) = left.into_iter().flatten().next() else { continue };
+        let is_left = |copy: &Copy| missing.contains(copy) || left.contains(copy);
+        open.iter().filter(|copy| !is_left(copy)).for_each(|copy| told.brought_out(copy));
+        open.retain(is_left);
+        if left.is_empty() || monotonic() >= until {
             return Ok(());
+        }
+        if monotonic() >= next {
+            world.give(To::Node(0), &Task::Retry)?;
+            next = monotonic() + TRY_AGAIN;
         }
     }
 }
