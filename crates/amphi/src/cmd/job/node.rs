@@ -269,7 +269,7 @@ impl Keeper {
     }
 
     fn unstaged(&self) -> Outcome {
-        let mut list = List::open(self.place()?.1)?;
+        let list = List::open(self.place()?.1)?;
         let copies = if list.is_busy() { None } else { Some(list.read()?) };
         self.report(Said::Unstaged(copies));
         Ok(())

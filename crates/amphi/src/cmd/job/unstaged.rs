@@ -18,10 +18,9 @@ use amphi_env::real::monotonic;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::say::{say, say_error};
 use clap::Args;
-use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open};
+use rustix::io::{pread, pwrite};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -54,8 +53,7 @@ impl StageOut {
         let places = places(&self.scratch);
         let all = places.iter().flat_map(|place| Folder::left_in(place).1).map(|path| Folder::at(&path));
         let mut meant = all.filter(|folder| is_meant(&self.job, &folder.id()));
-        let Some((folder, mut list)) = meant.find_map(|folder| List::open(&folder).ok().map(|list| (folder, list)))
-        else {
+        let Some((folder, list)) = meant.find_map(|folder| List::open(&folder).ok().map(|list| (folder, list))) else {
             let shown: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
             return Err(Failure::refused(format!(
                 "job {} waits for no copies in {}; they are on its first node, in the folder of its --scratch",
@@ -87,24 +85,25 @@ impl StageOut {
 /// The list in the folder of a job.
 pub struct List {
     path: PathBuf,
-    file: File,
+    file: OwnedFd,
 }
 
 impl List {
     /// Makes the list of a folder.
     pub fn make(folder: &Folder, copies: &[Copy]) -> Outcome {
-        let path = folder.path().join(UNSTAGED);
-        let mut options = std::fs::OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let mut list = List { file: file.during(|| format!("make {}", path.display()))?, path };
-        list.write(copies)
+        List::with(folder, OFlags::CREATE)?.write(copies)
     }
 
     /// The list of a folder that has one.
     pub fn open(folder: &Folder) -> Outcome<List> {
+        List::with(folder, OFlags::empty())
+    }
+
+    fn with(folder: &Folder, how: OFlags) -> Outcome<List> {
         let path = folder.path().join(UNSTAGED);
-        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path);
-        Ok(List { file: file.during(|| format!("open {}", path.display()))?, path })
+        let how = how | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = open(&path, how, Mode::RUSR | Mode::WUSR).during(|| format!("open {}", path.display()))?;
+        Ok(List { path, file })
     }
 
     /// Locks it, as long as it is open, when no other `amphi job stage-out` copies any more.
@@ -118,18 +117,25 @@ impl List {
     }
 
     /// The copies.
-    pub fn read(&mut self) -> Outcome<Vec<Copy>> {
-        let mut text = String::new();
-        let read = self.file.rewind().and_then(|()| self.file.read_to_string(&mut text));
-        read.during(|| format!("read {}", self.path.display()))?;
-        serde_json::from_str(&text).during(|| format!("read {}", self.path.display()))
+    pub fn read(&self) -> Outcome<Vec<Copy>> {
+        let (mut text, mut part) = (Vec::new(), [0; 4096]);
+        loop {
+            let read = pread(&self.file, &mut part, text.len() as u64);
+            match read.during(|| format!("read {}", self.path.display()))? {
+                0 => break,
+                n => text.extend_from_slice(&part[..n]),
+            }
+        }
+        serde_json::from_slice(&text).during(|| format!("read {}", self.path.display()))
     }
 
-    fn write(&mut self, copies: &[Copy]) -> Outcome {
+    fn write(&self, copies: &[Copy]) -> Outcome {
         let text = serde_json::to_vec(copies).during(|| "write a list of copies".into())?;
-        let file = &mut self.file;
-        let written = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(&text));
-        written.during(|| format!("write {}", self.path.display()))
+        ftruncate(&self.file, 0).during(|| format!("write {}", self.path.display()))?;
+        match pwrite(&self.file, &text, 0).during(|| format!("write {}", self.path.display()))? {
+            n if n == text.len() => Ok(()),
+            _ => Err(Failure::broken(format!("write {}: there is no room", self.path.display()))),
+        }
     }
 }
 
