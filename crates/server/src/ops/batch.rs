@@ -191,8 +191,8 @@ impl<E: Env> RequestCx<E> {
         }
         let planned = self.without_failed(planned, &outcomes);
         results.extend(outcomes);
-        let fresh = planned.iter().any(|p| p.plan.points_at_new_data());
-        let order = if fresh && !planted::is(Mistake::UnmarkedBatch) { Order::AfterData } else { Order::Plain };
+        let follows = planned.iter().any(|p| self.target.data.borrow().follows_data(&p.plan));
+        let order = if follows && !planted::is(Mistake::UnmarkedBatch) { Order::AfterData } else { Order::Plain };
         let lsn = {
             let (mut txn, mut freed, mut bytes) = (Txn::default(), Freed::default(), 0);
             for p in planned {

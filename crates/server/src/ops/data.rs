@@ -278,7 +278,7 @@ impl<E: Env> RequestCx<E> {
         assert_eq!(images.len(), edges.len(), "{object:?}: each shared block of {range:?} has its copy");
         let disk_ns = self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
         self.worker.counters.histograms.write.disk_us.note(disk_ns / 1000);
-        let follows = plan.points_at_new_data() && !planted::is(Mistake::UnorderedWrite);
+        let follows = self.target.data.borrow().follows_data(&plan) && !planted::is(Mistake::UnorderedWrite);
         let order = if follows { Order::AfterData } else { Order::Plain };
         let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = {

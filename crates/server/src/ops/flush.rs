@@ -115,7 +115,8 @@ impl<E: Env> Target<E> {
         add(&self.counts.worker.flush_runs, runs.len() as u64);
         let whole = matches!(runs[..], [run] if run.len() == UNIT);
         add(&self.counts.worker.flushes_whole, u64::from(whole));
-        let follows = plans.iter().any(WritePlan::points_at_new_data) && !planted::is(Mistake::UnmarkedFlush);
+        let follows = plans.iter().any(|plan| self.data.borrow().follows_data(plan));
+        let follows = follows && !planted::is(Mistake::UnmarkedFlush);
         let order = match follows {
             true => Order::AfterData,
             false => Order::Plain,

@@ -96,6 +96,16 @@ mod tests {
         Clean { scratch: vec![scratch.to_path_buf()], job: None, running: false, json: false }.run()
     }
 
+    /// The keeper of the folder ends. A process that another test is starting has a copy of its lock until it executes
+    /// its program, so this waits for the lock.
+    fn ends(folder: Folder) -> PathBuf {
+        let path = folder.path().to_path_buf();
+        drop(folder);
+        let lock = std::fs::File::open(path.join("lock")).expect("a lock");
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+        path
+    }
+
     /// Goal: folders of ended jobs go with all that is in them, what is not one of this user's stays, and so does that
     /// of a living keeper. Method: folders that are made as keepers make them.
     #[test]
@@ -106,9 +116,8 @@ mod tests {
         let ended = Folder::make(scratch, "8-bb", owner()).expect("made");
         std::fs::write(ended.path().join("data/target-0000.zone"), [0; 4096]).expect("write");
         ended.write_key("00").expect("written");
-        let path = ended.path().to_path_buf();
         assert!(Folder::make(scratch, "8-bb", owner()).expect_err("is there").text.contains("no shared one"));
-        drop(ended);
+        let path = ends(ended);
         std::fs::create_dir(scratch.join("amphi-job-4294967294-9-cc")).expect("mkdir");
         let clean = |job: Option<&str>| {
             let job = job.map(String::from);
@@ -149,8 +158,8 @@ mod tests {
         };
         let make = |id: &str, owner: Option<Owner>, is_old: bool| {
             let folder = Folder::make(scratch, id, self::owner()).expect("made");
-            let (path, lock) = (folder.path().to_path_buf(), folder.path().join("lock"));
-            drop(folder);
+            let path = ends(folder);
+            let lock = path.join("lock");
             std::fs::write(path.join("data/file"), b"1").expect("write");
             let file = std::fs::OpenOptions::new().write(true).truncate(true).open(&lock).expect("open");
             owner.iter().for_each(|owner| owner.write(&file, &lock).expect("write"));
@@ -190,8 +199,8 @@ mod tests {
         std::os::unix::fs::symlink("real", place.path().join("link")).expect("symlink");
         for way in ["link", "real/in/.."] {
             let folder = Folder::make(&real, "6-ff", owner()).expect("made");
-            let (path, mount) = (folder.path().to_path_buf(), folder.mount());
-            drop(folder);
+            let mount = folder.mount();
+            let path = ends(folder);
             let Ok(device) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") else { return };
             let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
             let options = CString::new(options).expect("no zeros");
