@@ -3,9 +3,9 @@
 //! Owns: the command line. `run` is the process that the user starts: it starts a keeper on each node, gives orders to
 //! the keepers, and runs the program. `node` is a keeper: it has the folder of the job on its node, the server and the
 //! mount there. `hold` does the same for a whole job of a batch system: its prolog starts one on each node, and `key`
-//! makes the key that they share. `messages` is what both say to each other, `channel` how it gets there, `folder` what a node has of a
-//! job and how it is removed, `owner` whose that is, `processes` how a job's processes are known and ended, `program`
-//! the user's program.
+//! makes the key that they share. `messages` is what both say to each other, `channel` how it gets there, `folder` what
+//! a node has of a job and how it is removed, `owner` whose that is, `processes` how a job's processes are known and
+//! ended, `program` the user's program.
 //!
 //! Invariants: a keeper ends, and takes everything of the job on its node along, when its standard input ends; so
 //! nothing of a job outlives `amphi job run`, however that ended. If the keeper was killed as well, `amphi job clean`
@@ -23,6 +23,7 @@ pub mod processes;
 mod program;
 mod run;
 mod staging;
+mod told;
 mod unstaged;
 mod world;
 

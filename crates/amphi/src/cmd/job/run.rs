@@ -12,6 +12,7 @@ use super::messages::{Copy, Plan, Said, Task, To};
 use super::owner::Owner;
 use super::program::{Program, exit_code};
 use super::staging::Staging;
+use super::told::Told;
 use super::unstaged::{Kept, retry};
 use super::world::{Event, Wish, World};
 use amphi_env::Time;
@@ -103,35 +104,6 @@ struct Files {
     /// Set a tunable of the mounts or (server.*) of the servers; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<String>,
-}
-
-/// The progress of the steps, as the command prints it.
-pub struct Told {
-    /// The job.
-    pub id: String,
-    begun: Time,
-    steps: Vec<Value>,
-    staged: Vec<Value>,
-    program: Value,
-    ended_by: &'static str,
-}
-
-impl Told {
-    /// Tells of a step that has ended.
-    fn step(&mut self, what: &str, begun: Time) {
-        let seconds = monotonic().since(begun).as_secs_f64();
-        say(&format!("amphi: job {}: {what}: {seconds:.2} s", self.id));
-        self.steps.push(json!({ "step": what, "seconds": seconds }));
-    }
-
-    /// Tells that a copy is complete which was not at first.
-    pub fn brought_out(&mut self, copy: &Copy) {
-        say(&format!("amphi: job {}: stage-out of {} is complete now", self.id, copy.text()));
-        for staged in self.staged.iter_mut().filter(|staged| staged["copy"] == copy.text()) {
-            staged["complete"] = true.into();
-            staged["error"] = Value::Null;
-        }
-    }
 }
 
 impl Run {

@@ -4,15 +4,15 @@
 //! them; and `amphi job stage-out`, by which they are brought out, to another place if need be. The user starts it, and
 //! every minute the keeper does. Does not own: the copying.
 //!
-//! Invariants: once the list is made, only `amphi job stage-out` changes it, and holds its lock as long as it copies. So
-//! no two of them copy at the same time, and `amphi job run` does not give up meanwhile. A copy leaves the list when it is complete. What is still on
-//! the list when the time is over is named once more before it is lost. The file system ends with the job in any case:
-//! its servers are processes of the job, which the batch system ends.
+//! Invariants: once the list is made, only `amphi job stage-out` changes it, and holds its lock as long as it copies.
+//! So no two of them copy at the same time, and `amphi job run` does not give up meanwhile. A copy leaves the list when
+//! it is complete. What is still on the list when the time is over is named once more before it is lost. The file
+//! system ends with the job in any case: its servers are processes of the job, which the batch system ends.
 
 use super::clean::{is_meant, places};
 use super::folder::{Folder, UNSTAGED};
 use super::messages::{Copy, Said, Task, To};
-use super::run::Told;
+use super::told::Told;
 use super::world::World;
 use amphi_env::real::monotonic;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -211,8 +211,9 @@ impl Kept<'_> {
         let (mount, scratch) = (self.mount, self.scratch);
         let (limit, pause) = (self.limit.as_secs(), TRY_AGAIN.as_secs());
         say(&format!(
-            "amphi: job {id}: the files stay in {mount} on {host} for {limit} s, and every {pause} s this is tried again"
-        ));
+        //!         "amphi: job {id}: the files stay in {mount} on {host} for {limit} s, and every {pause} s this is tried
+        //! again"
+                ));
         say(&format!(
             "amphi: job {id}: to bring them out now, or elsewhere: {srun}amphi job stage-out {id} --scratch {scratch} \
              [--to DIR]; to give them up: SIGTERM to amphi job run"
