@@ -5,6 +5,7 @@ use crate::json_shapes::described;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::cell::RefCell;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -400,5 +401,74 @@ fn a_job_of_two_nodes() {
     let out = site.run(&all.iter().map(String::as_str).collect::<Vec<_>>());
     assert_ne!(out.status.code(), Some(0));
     assert!(!site.place.path("began").exists());
+    site.nothing_left();
+}
+
+/// Goal: the nodes of a whole job of a batch system make one file system without orders from each other, with a key
+/// that they all make; `amphi job clean --running` ends it on each node, and only that job's; a node without the others
+/// says so and leaves nothing. Method: two "nodes" on this machine, as their prologs and epilogs start and end them.
+#[test]
+fn a_job_whose_nodes_hold_it() {
+    let site = Site::new();
+    let secret = site.place.path("secret");
+    std::fs::write(&secret, "0b6d1f6e4a5c9c3e").expect("write");
+    std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+    for node in ["n1", "n2"] {
+        std::fs::create_dir(site.scratch().join(node)).expect("mkdir");
+    }
+    let scratch = format!("{}/{{host}}", site.scratch().display());
+    let key = |job: &str| {
+        let out = amphi().args(["job", "key", "--secret"]).arg(&secret).args(["cluster", job]).output();
+        String::from_utf8(out.expect("amphi starts").stdout).expect("digits")
+    };
+    assert_ne!(key("5"), key("6"));
+    let hold = |job: &str, node: &str, nodes: &str, within: &str| {
+        let mut command = amphi();
+        command.args(["job", "hold", "--job", job, "--node", node, "--nodes", nodes, "--scratch", &scratch]);
+        command.args(["--address", "127.0.0.1", "--size", "512M", "--within", within]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("amphi starts");
+        child.stdin.take().expect("piped").write_all(key(job).as_bytes()).expect("write");
+        child
+    };
+    let line_of = |child: &mut std::process::Child| {
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        line.trim_end().to_string()
+    };
+    let mut nodes = ["n1", "n2"].map(|node| hold("5", node, "n1,n2", "60"));
+    let mounts = nodes.each_mut().map(|child| {
+        let line = line_of(child);
+        PathBuf::from(line.strip_prefix("ready ").unwrap_or_else(|| panic!("{line}")))
+    });
+    assert_eq!(mounts[0].display().to_string().replace("/n1/", "/n2/"), mounts[1].display().to_string());
+    std::fs::write(mounts[0].join("x"), b"bytes").expect("write");
+    assert_eq!(std::fs::read(mounts[1].join("x")).expect("read"), b"bytes");
+    site.kept.borrow_mut().extend(site.place.memory());
+
+    let clean = |job: &str, more: &[&str]| {
+        let mut command = amphi();
+        command.args(["job", "clean", "--job", job]).args(more);
+        for node in ["n1", "n2"] {
+            command.arg("--scratch").arg(site.scratch().join(node));
+        }
+        assert!(command.status().expect("amphi starts").success());
+    };
+    let mut other = hold("6", "n1", "n1", "60");
+    let line = line_of(&mut other);
+    let mount = PathBuf::from(line.strip_prefix("ready ").unwrap_or_else(|| panic!("{line}")));
+    clean("5", &[]);
+    assert!(mounts[0].join("x").exists(), "its keepers run");
+    clean("5", &["--running"]);
+    nodes.iter_mut().for_each(|child| drop(child.wait().expect("wait")));
+    assert!(mounts.iter().all(|mount| !mount.exists()));
+    std::fs::write(mount.join("y"), b"1").expect("the other job goes on");
+    clean("6", &["--running"]);
+    other.wait().expect("wait");
+    site.nothing_left();
+
+    let mut alone = hold("7", "n1", "n1,n2", "3");
+    let line = line_of(&mut alone);
+    assert_eq!(line, "failed 1 of 2 nodes were ready within 3 s");
+    assert_eq!(alone.wait().expect("wait").code(), Some(1));
     site.nothing_left();
 }

@@ -49,10 +49,10 @@ pub struct Hold {
     /// Which of them this one is
     #[arg(long, value_name = "HOST")]
     node: String,
-    /// Folder of the node in which the job gets one of its own
+    /// Folder of the node in which the job gets one of its own; {host} stands for the name of the node
     #[arg(long, value_name = "DIR")]
     scratch: String,
-    /// Host in the addresses of servers, {host} stands for the name of the node
+    /// Host in the addresses of servers, {host} as above
     #[arg(long, value_name = "NAME", default_value = "{host}")]
     address: String,
     /// Space on this node [default: 90 % of what is free]
@@ -138,7 +138,8 @@ impl Hold {
 
     /// Starts the keeper, with the mark by which `Folder::remove` finds it.
     fn keeper(&self, plan: &Plan, at: usize) -> Outcome<Kept> {
-        let folder = Folder::of(&real(Path::new(&self.scratch))?, &plan.id);
+        let scratch = self.scratch.replace("{host}", &self.node);
+        let folder = Folder::of(&real(Path::new(&scratch))?, &plan.id);
         let folder = folder.path().display().to_string();
         if folder.contains(char::is_whitespace) {
             return Err(Failure::refused(format!("{folder}: a folder for jobs must have no blanks in its path")));
