@@ -22,6 +22,24 @@ static FAILED: AtomicU32 = AtomicU32::new(0);
 /// As `FAILED`, for rings.
 static FAILED_WRITERS: AtomicU32 = AtomicU32::new(0);
 const FAILED_MAX: u32 = 3;
+/// How often a mount has not answered in time. A descriptor then asks again after further reads or writes, whose number
+/// doubles each time. From `LATE_MAX` on that counts as a failure, so a process waits for two seconds at most in all.
+static LATE: AtomicU32 = AtomicU32::new(0);
+const LATE_MAX: u32 = 10;
+
+/// Why there is no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    ForGood,
+    /// The mount was busy, or a signal came.
+    ThisTime,
+}
+
+impl Lack {
+    fn of(failure: sys::Failure) -> Lack {
+        if failure.is_late() && LATE.fetch_add(1, Relaxed) < LATE_MAX { Lack::ThisTime } else { Lack::ForGood }
+    }
+}
 
 /// Finds out what a descriptor is whose word is `seen`, and stores that.
 #[cold]
@@ -66,15 +84,14 @@ fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> 
         return foreign();
     }
     let Some(identity) = ask(fd, command) else { return foreign() };
+    let note_answer = if is_writer { table::note_writer_answer } else { table::note_answer };
+    note_answer(identity.is_shared != 0);
     if is_writer {
-        table::note_writer_answer(identity.is_shared != 0);
         if identity.is_shared == 0 {
             // Perhaps later.
             table::doubt(place, seen);
             return None;
         }
-    } else {
-        table::note_answer(identity.is_shared != 0);
     }
     if identity.version != VERSION as u32 || identity.is_shared == 0 || identity.handle as usize >= HANDLES {
         return foreign();
@@ -82,9 +99,17 @@ fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> 
     if !is_own_memory() {
         return None;
     }
-    let Some((board, map)) = memory_of(&identity, is_writer) else {
-        failed.fetch_add(1, Relaxed);
-        return foreign();
+    let (board, map) = match memory_of(&identity, is_writer) {
+        Ok(maps) => maps,
+        Err(Lack::ThisTime) => {
+            note_answer(false);
+            table::doubt(place, seen);
+            return None;
+        }
+        Err(Lack::ForGood) => {
+            failed.fetch_add(1, Relaxed);
+            return foreign();
+        }
     };
     sys::find_clock();
     if ask(fd, command) != Some(identity) {
@@ -100,26 +125,37 @@ fn ask(fd: i32, command: u32) -> Option<Identity> {
 }
 
 /// The board, and the export or the ring, mapped.
-fn memory_of(identity: &Identity, is_writer: bool) -> Option<(usize, usize)> {
+fn memory_of(identity: &Identity, is_writer: bool) -> Result<(usize, usize), Lack> {
     let (first, second) = identity.socket.split_at(8);
-    let socket = [u64::from_ne_bytes(first.try_into().ok()?), u64::from_ne_bytes(second.try_into().ok()?)];
+    let half = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).map_err(|_| Lack::ForGood);
+    let socket = [half(first)?, half(second)?];
     let board = maps::known_board(socket);
     let known = if is_writer { maps::known_ring } else { maps::known_export };
     if let Some(board) = board
         && let Some(map) = known(board, identity.export)
     {
-        return Some((board, map));
+        return Ok((board, map));
     }
     if board.is_none() && !sys::address_space_is_unlimited() {
         // Memory mapped here would be missing to the program.
         FAILED.store(FAILED_MAX, Relaxed);
         FAILED_WRITERS.store(FAILED_MAX, Relaxed);
-        return None;
+        return Err(Lack::ForGood);
     }
     let wanted = if is_writer { WANT_RING } else { WANT_EXPORT } | if board.is_none() { WANT_BOARD } else { 0 };
     let request = Request { magic: REQUEST_MAGIC, wanted, secret: identity.secret };
-    let connection = sys::connect([SOCKET_PREFIX, &identity.socket]).ok()?;
-    let [first, second] = sys::exchange(&connection, &request.to_bytes()).ok()?;
+    let connection = sys::connect([SOCKET_PREFIX, &identity.socket]).map_err(Lack::of)?;
+    let answer = sys::exchange(&connection, &request.to_bytes()).map_err(Lack::of)?;
+    mapped(answer, (board, socket), identity, is_writer).ok_or(Lack::ForGood)
+}
+
+/// Maps what a mount has sent.
+fn mapped(
+    [first, second]: [Option<sys::Owned>; 2],
+    (board, socket): (Option<usize>, [u64; 2]),
+    identity: &Identity,
+    is_writer: bool,
+) -> Option<(usize, usize)> {
     let (board, memory) = match board {
         Some(board) => (board, first?),
         None => (maps::add_board(&first?, socket)?, second?),

@@ -10,6 +10,15 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure(pub i32);
 
+impl Failure {
+    /// Whether a call has not been answered in time, or was interrupted by a signal.
+    pub(crate) fn is_late(self) -> bool {
+        const EINTR: i32 = 4;
+        const EAGAIN: i32 = 11;
+        [EINTR, EAGAIN].contains(&self.0)
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod numbers {
     pub const READ: usize = 0;

@@ -35,6 +35,7 @@ mod overwrites;
 mod ping_pong;
 mod pipeline;
 mod policy;
+mod posts;
 mod server;
 mod servers;
 mod shards;

@@ -4,8 +4,9 @@
 //! `preload/posts.c` holds the programs. Tests check how many writes were posted, so that none passes because nothing
 //! was.
 
-use crate::harness::{Daemon, Place, Random, eventually, is_mounted, pattern};
+use crate::harness::{Daemon, Place, Random, eventually, is_mounted, pattern, run};
 use crate::preload::{text, under};
+use crate::two_mounts::Pair;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -261,6 +262,68 @@ fn another_mount_sees_posted_writes() {
         daemon.stop();
     }
     place.fsck();
+}
+
+/// Goal: in shared mode programs post as well, and another mount sees each write that has returned: its bytes and the
+/// length that it gave the file. Promises S1 and S2. Method: one writer; from time to time the other mount asks for the
+/// length, reads the file, or writes to it.
+#[test]
+fn posts_are_seen_by_the_other_mount() {
+    let pair = Pair::new(1, &[], &["--set", "hybrid.contended_ms=0"]);
+    let (here, there) = (pair.a.join("f"), pair.b.join("f"));
+    let posted = writes_are_seen(&here, 1500, 1, |round, expected| {
+        if round % 10 == 5 {
+            assert_eq!(fs::metadata(&there).expect("stat").len(), expected.len() as u64, "round {round}");
+        }
+        if round % 40 == 20 {
+            assert!(fs::read(&there).expect("read") == expected, "round {round}");
+        }
+        if round % 100 == 99 {
+            let file = fs::OpenOptions::new().write(true).open(&there).expect("open");
+            file.write_all_at(&expected[..1], 0).expect("write");
+        }
+    });
+    assert!(posted > 400, "{posted} posted");
+    let stats = run(&["stats", &pair.a.display().to_string()]);
+    assert!(String::from_utf8_lossy(&stats.stdout).contains("posted_shared"));
+    pair.stop();
+}
+
+/// Goal: a program that is stopped while it posts keeps no other mount from the file, and what it was told is written
+/// is there. Promises S2 and S23. Method: SIGSTOP at random moments; the other mount reads all of it.
+#[test]
+fn stopped_programs_delay_nobody() {
+    let pair = Pair::new(1, &[], &["--set", "hybrid.contended_ms=0"]);
+    let counter = pair.place.path("counter");
+    fs::write(&counter, [0; 4096]).expect("write");
+    let mut child = program("counts", &pair.a).arg(&counter).spawn().expect("run");
+    let returned = || {
+        let bytes = fs::read(&counter).expect("read");
+        u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"))
+    };
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
+        assert!(sent.expect("kill").success());
+    };
+    let mut random = Random::new(11);
+    for _ in 0..30 {
+        let enough = returned() + random.below(3000);
+        eventually("it writes", || returned() > enough);
+        signal("-STOP");
+        let state = format!("/proc/{}/stat", child.id());
+        eventually("it is stopped", || fs::read_to_string(&state).is_ok_and(|stat| stat.contains(") T ")));
+        let count = returned();
+        let found = fs::read(pair.b.join("file")).expect("read");
+        for n in count.saturating_sub(1999)..count {
+            let at = (n % 2000) as usize * 512;
+            let record = u64::from_ne_bytes(found[at..at + 8].try_into().expect("eight bytes"));
+            assert_eq!(record, n + 1, "record {n} of {count}");
+        }
+        signal("-CONT");
+    }
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    pair.stop();
 }
 
 /// Goal: a full target is reported by the write that does not fit, and what has returned is there. Promise S15. Method:

@@ -28,6 +28,8 @@ use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+/// The set-user-id and set-group-id bits.
+const SET_ID: u16 = 0o6000;
 /// How often it is found out where a file ends that is written there.
 const LEARN_NS: u64 = 1_000_000_000;
 
@@ -130,8 +132,9 @@ async fn set_attr(
                 write_behind::drained(file).await;
             }
             let begun = sharing::begin(&mount);
+            let sets_id = set.perm.is_some_and(|perm| perm & SET_ID != 0);
             let pins = match &begun {
-                None if set.mtime.is_some() => written_back(&mount, &ctx.cred, ino, file.as_ref()).await?,
+                None if set.mtime.is_some() || sets_id => written_back(&mount, &ctx.cred, ino, file.as_ref()).await?,
                 _ => Vec::new(),
             };
             let mut told = change(&mount, &ctx.cred, ino, set).await?;
@@ -150,8 +153,14 @@ async fn set_attr(
 }
 
 /// Before times are set in shared mode, this makes all mounts write back their caches, with the times of their writes.
-/// While the locks are pinned, no mount writes anything new.
-async fn written_back(mount: &Arc<Mount>, cred: &Cred, ino: Ino, file: Option<&Arc<Inode>>) -> Result<Vec<Pin>> {
+/// While the locks are pinned, no mount writes anything new. The same before anything is set that a write removes: where
+/// programs post writes, they do so under locks (`ops::posts`).
+pub(crate) async fn written_back(
+    mount: &Arc<Mount>,
+    cred: &Cred,
+    ino: Ino,
+    file: Option<&Arc<Inode>>,
+) -> Result<Vec<Pin>> {
     if let Some(file) = file {
         return beyond(mount, file, 0).await;
     }

@@ -4,6 +4,8 @@
 //! first byte until the last byte is in the cache or on the target, or it goes to one object under the target's own
 //! lock.
 
+pub(crate) mod posted;
+
 use crate::api::{Ctx, Hints, WriteTo};
 use crate::coherence::attributes;
 use crate::coherence::lease;
