@@ -190,3 +190,22 @@ fn from_bytes(bytes: &[u8; size_of::<Identity>()]) -> Identity {
         slots: long(56),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a mount that did not answer in time, or a signal, does not leave a descriptor to the kernel for good, but a
+    /// process waits only for a bounded time; a socket that cannot be reached does. Method: the errors of the calls.
+    #[test]
+    fn a_busy_mount_is_asked_again() {
+        const ECONNREFUSED: i32 = 111;
+        assert_eq!(Lack::of(sys::Failure(ECONNREFUSED)), Lack::ForGood);
+        for late in [4, 11, 4, 11, 11] {
+            assert_eq!(Lack::of(sys::Failure(late)), Lack::ThisTime);
+        }
+        LATE.store(LATE_MAX, Relaxed);
+        assert_eq!(Lack::of(sys::Failure(11)), Lack::ForGood);
+        LATE.store(0, Relaxed);
+    }
+}
