@@ -1,7 +1,7 @@
 //! Writes that programs post on one mount of several (docs/design/preload.md). A small front end takes them, in the way
 //! in which `fuse` does.
 
-use super::sharing::{Cluster, create, in_cluster, lookup, open, read, root, write};
+use super::sharing::{Cluster, create, in_cluster_of, lookup, open, read, root, write};
 use crate::api::{Fallocate, Hints, OpenFlags, PostedWrites};
 use crate::locks;
 use crate::telemetry::stats::Count;
@@ -209,6 +209,11 @@ impl PostedWrites for Front {
     }
 }
 
+/// A cluster whose targets have space to set aside for posts.
+fn in_roomy_cluster(seed: u64, story: impl AsyncFnOnce(&Cluster)) {
+    in_cluster_of(seed, 1 << 30, story);
+}
+
 /// Waits until the file is not contended any more.
 async fn calm(c: &Cluster) {
     c.env.sleep(Duration::from_secs(5)).await;
@@ -331,7 +336,7 @@ async fn story(c: &Cluster, seed: u64, mistake: Mistake) -> u64 {
 fn posts_are_seen_by_other_mounts() {
     let mut posted = 0;
     for seed in 1..13 {
-        in_cluster(seed, async |c| posted += story(c, seed, Mistake::None).await);
+        in_roomy_cluster(seed, async |c| posted += story(c, seed, Mistake::None).await);
     }
     assert!(posted > 1200, "{posted} posted");
 }
@@ -343,7 +348,7 @@ fn late_takers_are_found() {
     for mistake in [Mistake::IgnoresGlimpses, Mistake::GivesLocksFirst, Mistake::CallsOvertakePosts] {
         let finds = |seed| {
             let run = || {
-                in_cluster(seed, async |c| {
+                in_roomy_cluster(seed, async |c| {
                     story(c, seed, mistake).await;
                 })
             };
@@ -369,7 +374,7 @@ async fn posting(c: &Cluster, len: usize, mistake: Mistake) -> (Client, Client, 
 #[test]
 fn nothing_is_posted_beside_privileges() {
     for gives_capabilities in [false, true] {
-        in_cluster(3, async |c| {
+        in_roomy_cluster(3, async |c| {
             let (_a, b, here, front) = posting(c, 100, Mistake::None).await;
             assert_eq!(front.try_post(0, b"before"), Ok(true));
             if gives_capabilities {
@@ -393,7 +398,7 @@ fn nothing_is_posted_beside_privileges() {
 /// mount has the file open for writing. Method: each of them in turn.
 #[test]
 fn a_posting_needs_its_locks() {
-    in_cluster(5, async |c| {
+    in_roomy_cluster(5, async |c| {
         let (a, b, here, front) = posting(c, 100, Mistake::None).await;
         assert_eq!(front.try_post(100, b"longer"), Ok(true));
         let there = open(&b, "f", OpenFlags::READ_WRITE).await;
@@ -420,7 +425,7 @@ fn a_posting_needs_its_locks() {
 /// not wait leaves it. Method: a cached read, a write of one unit, a read of bytes that are not cached, an append.
 #[test]
 fn calls_that_wait_end_a_posting() {
-    in_cluster(7, async |c| {
+    in_roomy_cluster(7, async |c| {
         let (a, _b, here, front) = posting(c, 300_000, Mistake::None).await;
         a.fsync(&root(), &here, false).await.expect("fsync");
         assert_eq!(front.try_post(70_000, b"posted"), Ok(true));
@@ -445,7 +450,7 @@ fn calls_that_wait_end_a_posting() {
 /// Method: the session ends while posts are in the ring.
 #[test]
 fn the_end_of_the_session_ends_a_posting() {
-    in_cluster(9, async |c| {
+    in_roomy_cluster(9, async |c| {
         let (a, _b, here, front) = posting(c, 100, Mistake::None).await;
         assert_eq!(front.try_post(0, b"lost"), Ok(true));
         let target = here.ino().target();
