@@ -86,12 +86,10 @@ fn found(fd: i32, place: &AtomicU64, seen: u64, command: u32) -> Option<Shared> 
     let Some(identity) = ask(fd, command) else { return foreign() };
     let note_answer = if is_writer { table::note_writer_answer } else { table::note_answer };
     note_answer(identity.is_shared != 0);
-    if is_writer {
-        if identity.is_shared == 0 {
-            // Perhaps later.
-            table::doubt(place, seen);
-            return None;
-        }
+    if is_writer && identity.is_shared == 0 {
+        // Perhaps later.
+        table::doubt(place, seen);
+        return None;
     }
     if identity.version != VERSION as u32 || identity.is_shared == 0 || identity.handle as usize >= HANDLES {
         return foreign();
